@@ -1,0 +1,58 @@
+"""Programs take turns: locks between threads, tasks, processes and machines.
+
+The names below are the whole public face. Those that most programs do not need are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from .errors import (
+    Busy,
+    CorruptLock,
+    HoldfastError,
+    LockLost,
+    NotALockFile,
+    NotLocked,
+    NotOwner,
+    Timeout,
+    UnsafePath,
+    Unsupported,
+    WouldDeadlock,
+)
+from .locks.base import Hold
+from .locks.kernel import Lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .locks.semaphore import Semaphore
+    from .status import Status
+
+__all__ = [
+    "Busy",
+    "CorruptLock",
+    "Hold",
+    "HoldfastError",
+    "Lock",
+    "LockLost",
+    "NotALockFile",
+    "NotLocked",
+    "NotOwner",
+    "Semaphore",
+    "Status",
+    "Timeout",
+    "UnsafePath",
+    "Unsupported",
+    "WouldDeadlock",
+]
+
+__version__ = "0.1.0"
+
+_LOADED_ON_USE = {"Semaphore": ".locks.semaphore", "Status": ".status"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOADED_ON_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(_LOADED_ON_USE[name], __name__), name)
+    return found

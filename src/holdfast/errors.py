@@ -1,0 +1,83 @@
+"""Everything that Holdfast raises on purpose.
+
+    HoldfastError
+    ├── Timeout           (also a TimeoutError)   waited as long as it was told to
+    │   └── Busy                                  one try was asked for, and somebody has it
+    ├── LockLost                                  the path no longer names what this hold locked
+    ├── NotLocked                                 released twice, or never held
+    ├── NotOwner                                  held, but not by you (a forked child, another process)
+    ├── WouldDeadlock                             this thread or task has it and would wait for itself
+    ├── CorruptLock                               a lock file that cannot be understood
+    ├── NotALockFile                              the path is a directory, a device or a file with content
+    ├── UnsafePath        (also a ValueError)     an empty path, a NUL byte, …
+    └── Unsupported                               this file system or platform cannot give what was asked
+
+Each message names the path, who is in the way where that is known, and what to do next. A failing system call
+stays the OSError that it is: "the disk is broken" is never reported as "somebody has the lock".
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Busy",
+    "CorruptLock",
+    "HoldfastError",
+    "LockLost",
+    "NotALockFile",
+    "NotLocked",
+    "NotOwner",
+    "Timeout",
+    "UnsafePath",
+    "Unsupported",
+    "WouldDeadlock",
+]
+
+
+class HoldfastError(Exception):
+    """The root of the tree. `path` is the lock's path as the caller spelled it, where there is one."""
+
+    path: str | None
+
+    def __init__(self, message: str = "", *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class Timeout(HoldfastError, TimeoutError):
+    """The lock did not come free in the time given."""
+
+
+class Busy(Timeout):
+    """One try was asked for (`timeout=0`), and somebody else has the lock."""
+
+
+class LockLost(HoldfastError):
+    """The hold is no longer good: its file was removed or replaced while it was held."""
+
+
+class NotLocked(HoldfastError):
+    """There is nothing to release: the hold has been released already."""
+
+
+class NotOwner(HoldfastError):
+    """The hold belongs to somebody else, for instance to the parent of a forked child."""
+
+
+class WouldDeadlock(HoldfastError):
+    """The caller already holds what it is about to wait for."""
+
+
+class CorruptLock(HoldfastError):
+    """A lock file whose content does not follow its format."""
+
+
+class NotALockFile(HoldfastError):
+    """The path names something that is not ours to lock or to remove. It was left untouched."""
+
+
+class UnsafePath(HoldfastError, ValueError):
+    """A path that cannot be used safely as the name of a lock."""
+
+
+class Unsupported(HoldfastError):
+    """The file system or the platform cannot keep the promise that was asked for."""

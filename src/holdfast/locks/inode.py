@@ -1,0 +1,300 @@
+"""What `Lock` and `Semaphore` share: kernel locks on the file that a path names, and the removal of that file.
+
+Two rules make it safe to have such files come and go:
+
+*One name, one inode.* A kernel lock counts only if the path still names the file that was locked; look after locking,
+and if it is another one, close and begin again.
+
+    A holds x      B opens x      A unlinks x, closes      B gets the lock, of a file that nobody else will ever open
+                                                           C creates x, locks it: two holders, had B not looked
+
+*Nobody unlinks what somebody may hold.* Removing needs the whole lock, exclusively, on the file that the path names.
+The last one out removes: it lets go and looks whether it can have all of it. While it does, a byte past the end of
+the file says so (`mark_removal`), and whoever finds the lock taken for that reason tries again instead of reporting
+it busy. After a crash the next holder removes the file.
+
+A hold that came through a queue leaves the file for the next one. If that one has given up meanwhile, one of the two
+sees the other's departure and sweeps: the waiter first leaves the queue and then looks at the lock, the holder first
+unlocks and then looks at the queue.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from time import monotonic, sleep
+
+from .. import gate, system
+from ..errors import NotALockFile, WouldDeadlock
+from ..paths import LOCAL, mount_of
+from ..wait import SAFETY_LOOK, Backoff, Readable, check_deadline, sooner
+from . import base
+from .queue import Queue, wait_in_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from ..paths import Mount
+    from ..wait import Step, Steps
+
+    InodeHoldType = TypeVar("InodeHoldType", bound="InodeHold")
+else:
+    InodeHoldType = None
+
+_MANY_RETRIES = 100
+_PATIENCE_WITH_REMOVER = 1000
+
+
+class InodeHold(base.Hold):
+    """A hold that is good as long as the path names the file it locked."""
+
+    __slots__ = ("_came_through_queue", "_ranged")
+
+    def _still_named(self) -> bool:
+        entry = self._book.holds.get(self._serial)
+        return entry is not None and self.lock._names(entry[1])  # type: ignore[attr-defined]
+
+
+class InodeLock(base.BaseLock[InodeHoldType]):
+    """Finding, waiting for and removing the file. A subclass says what it means to have the lock."""
+
+    __slots__ = ("_queue",)
+
+    removes_file = True
+    exclusive = True
+
+    def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
+        base.BaseLock.__init__(self, path, kind, timeout, fair and system.HAS_FIFOS, mode)
+        self._queue = self._file + ".queue"
+
+    # What a subclass says.
+
+    def _attempt(self, queued: bool = False) -> InodeHoldType | None:
+        """One try for the lock, at the file that the path names."""
+        raise NotImplementedError
+
+    def _check_file(self, fd: int, st: os.stat_result) -> None:
+        """Refuse a file that is not a lock file of this kind. Rule 8: what is not ours is left as it is."""
+        raise NotImplementedError
+
+    def _take(self, fd: int, ranged: bool) -> bool:
+        """Try to lock an open file."""
+        raise NotImplementedError
+
+    def _take_all(self, fd: int, ranged: bool) -> bool:
+        """Try to lock all of an open file, so that nobody else has any of it."""
+        raise NotImplementedError
+
+    def _hold(self, fd: int, inode: gate.Inode, ranged: bool) -> InodeHoldType:
+        raise NotImplementedError
+
+    def _block(self, fd: int, ranged: bool) -> Step | None:
+        """How to wait for the lock in the kernel, if that can be done."""
+        return None
+
+    def _refuse_deadlock(self, *, asynchronous: bool) -> list[gate.Entry]:
+        """Raise if the caller would wait for itself; else give the holds that it has on this lock."""
+        raise NotImplementedError
+
+    # Finding the file.
+
+    def _open(self) -> int:
+        try:
+            return system.open_fd(self._file, system.O_LOCK, self.mode)
+        except OSError as error:
+            return self._open_otherwise(error)
+
+    def _open_otherwise(self, error: OSError) -> int:
+        """The plain open failed: find the way around, or say why there is none."""
+        if error.errno == errno.ELOOP and os.path.islink(self._file):
+            self._locate(os.path.realpath(self.path))
+            return system.open_fd(self._file, system.O_LOCK, self.mode)
+        if isinstance(error, PermissionError):
+            return system.open_denied(self._file, error)
+        if isinstance(error, IsADirectoryError):
+            raise self._not_a_lock_file() from None
+        if isinstance(error, FileNotFoundError):
+            text = "the directory for this lock does not exist; make it first"
+            raise FileNotFoundError(errno.ENOENT, text, self.path) from None
+        raise error
+
+    def _locate(self, file: str) -> None:
+        self._file = file
+        self._queue = file + ".queue"
+
+    def _names(self, inode: gate.Inode) -> bool:
+        """Does the path name this inode now? Asked by the path as it was given, so that a swapped link is noticed."""
+        try:
+            st = system.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (st.st_dev, st.st_ino) == inode
+
+    def _file_was_replaced(self, retries: int) -> None:
+        self._metrics.identity_retries.bump()
+        if self._file != self.path:
+            self._locate(self.path)  # perhaps the symlink was changed: resolve it again
+        if retries % _MANY_RETRIES == 0:
+            import logging
+
+            logging.getLogger("holdfast").warning(
+                "%s: the lock file was replaced %d times while this process tried to lock it; something creates and "
+                "deletes it all the time",
+                self.path,
+                retries,
+            )
+
+    def _mount(self, device: int) -> Mount:
+        mount = LOCAL if device & 0xFFF00 else mount_of(device, self._file)
+        if mount.refusal:
+            raise mount.refuse(self.path)
+        return mount
+
+    def _not_a_lock_file(self) -> NotALockFile:
+        return NotALockFile(
+            f"{self.path} is a directory, a device or a file with content of its own. A lock needs a path to itself "
+            "(often the same name with .lock after it); this one was left untouched.",
+            path=self.path,
+        )
+
+    def _is_being_removed(self, fd: int, inode: gate.Inode) -> bool:
+        """Was the lock taken only by somebody who removes the file? Then it is free as soon as that is done.
+
+        Look at the mark first: a remover that had the lock when we tried, and whose mark is gone now, has removed the
+        file, so the path does not name it any more.
+        """
+        for _ in range(_PATIENCE_WITH_REMOVER):  # it may have been stopped in the middle
+            if not system.removal_marked(fd):
+                break
+            sleep(0.000_01)
+        return not self._names(inode)
+
+    def _held_by_caller(self, *, asynchronous: bool) -> list[gate.Entry]:
+        if not gate.book.holds:
+            return []
+        try:
+            st = system.stat(self.path)
+        except OSError:
+            return []
+        return gate.book.holds_of_caller((st.st_dev, st.st_ino), asynchronous=asynchronous)
+
+    # Removing it.
+
+    def _remove(self) -> None:
+        """Unlink the file, all of which the caller has, and which it has just compared with the path."""
+        try:
+            system.unlink(self._file)
+        except (FileNotFoundError, PermissionError):
+            self._metrics.cleanups_skipped.bump()
+        else:
+            self._metrics.cleanups.bump()
+
+    def _remove_unused(self, fd: int, inode: gate.Inode, ranged: bool) -> None:
+        """Remove the file if nobody uses it. `fd` has nothing of it but the mark of a removal."""
+        if not self._take_all(fd, ranged):
+            self._metrics.cleanups_skipped.bump()
+        elif self._names(inode):
+            self._remove()
+
+    def _sweep(self) -> None:
+        """Remove a file that was left for somebody who has gone."""
+        try:
+            fd = system.open_fd(self._file, system.O_EXISTING)
+        except OSError:
+            return
+        try:
+            st = system.fstat(fd)
+            self._check_file(fd, st)
+            system.mark_removal(fd)
+            self._remove_unused(fd, (st.st_dev, st.st_ino), self._mount(st.st_dev).ranged)
+        except NotALockFile:
+            pass
+        finally:
+            system.close(fd)
+
+    # Waiting for it.
+
+    def _try_despite_queue(self) -> InodeHoldType | None:
+        if self.fair and not Queue(self._queue, self.mode).is_alive():
+            return self._attempt()
+        return None
+
+    def _steps(self, deadline: float | None, *, asynchronous: bool) -> Steps[InodeHoldType]:
+        mine = self._refuse_deadlock(asynchronous=asynchronous)
+        queued = self.fair and not mine
+        hold = None
+        try:
+            queue = Queue(self._queue, self.mode) if queued else None
+            hold = yield from wait_in_line(self, deadline, asynchronous, queue)
+        finally:
+            if hold is None and self.removes_file:
+                self._sweep()
+        if queued and self.exclusive:
+            gate.book.begin_turn(self._file)
+        return hold
+
+    def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[InodeHoldType]:
+        """Wait for the lock itself: nobody is before us but its holders."""
+        retries = 0
+        while True:
+            hold = yield from self._wait_for_file(deadline, asynchronous)
+            if hold is not None:
+                return hold
+            retries += 1
+            self._file_was_replaced(retries)
+
+    def _wait_for_file(self, deadline: float | None, asynchronous: bool) -> Steps[InodeHoldType | None]:
+        """Wait for the file that the path names now. None: it names another one meanwhile."""
+        fd = self._open()
+        gate.book.open_fds.add(fd)
+        hold = watch = None
+        backoff = Backoff()
+        try:
+            st = system.fstat(fd)
+            self._check_file(fd, st)
+            inode = (st.st_dev, st.st_ino)
+            mount = self._mount(st.st_dev)
+            while True:
+                taken = self._take(fd, mount.ranged)
+                if not self._names(inode):
+                    return None
+                if taken:
+                    hold = self._hold(fd, inode, mount.ranged)
+                    return hold
+                check_deadline(deadline)
+                step = None
+                if deadline is None and not asynchronous:
+                    step = self._block(fd, mount.ranged)
+                if step is None and watch is None and mount.events:
+                    watch = make_watch(self._file)
+                    if watch is not None:
+                        continue  # registered: try once more, and only then sleep
+                if step is None and watch is not None:
+                    step = Readable(watch.fd, sooner(monotonic() + SAFETY_LOOK, deadline))
+                yield step or backoff.pause(deadline)
+                if watch is not None:
+                    watch.drain()
+        finally:
+            gate.book.open_fds.discard(fd)
+            if hold is None:
+                system.close(fd)
+            if watch is not None:
+                # After the lock is taken, never before: closing it takes its time.
+                watch.close(reuse=hold is not None)
+
+
+def make_watch(path: str) -> system.Watch | None:
+    """A watch, or None where none can be had: there are too many, or the file is gone already."""
+    try:
+        return system.Watch(path)
+    except OSError:
+        return None
+
+
+def would_deadlock(path: str, asynchronous: bool, what: str) -> WouldDeadlock:
+    return WouldDeadlock(
+        f"{path}: this {'task' if asynchronous else 'thread'} {what} already and would wait for itself. Release first, "
+        "or pass the hold along.",
+        path=path,
+    )

@@ -1,0 +1,194 @@
+"""`Lock`: held while an open descriptor holds a kernel lock on a file. A crash releases it.
+
+The file is empty and carries no state; it is there only to be locked. Acquiring:
+
+    1. look whether somebody queues for it (one system call), and if so join them: see `queue`
+    2. open it, creating it if need be, and refuse it if it has content: it is somebody's data
+    3. take the kernel lock on the descriptor, shared or exclusive
+    4. compare the descriptor with what the path names now; if they differ, close and begin again: see `inode`
+
+Releasing an exclusive lock unlinks the file before it unlocks. A sharer unlocks and removes the file if nobody else
+has it. With `keep=True` the file stays, and stays one inode: cheaper, and right where other tools expect to find it.
+
+What is not promised: that the file is gone at once when holders crash, or when removal is not permitted (another
+user's file in a sticky directory). Programs that delete the file behind our back cause a second holder; we find
+that out on `check` and `release` (LockLost), and never delete the second holder's file.
+"""
+
+from __future__ import annotations
+
+from time import time
+
+from .. import gate, system
+from ..wait import Granted
+from .inode import InodeHold, InodeLock, would_deadlock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+
+    from ..status import Status
+    from ..wait import Step
+    from . import base
+
+_FORMAT, _REGULAR = 0o170000, 0o100000
+
+
+class KernelHold(InodeHold):
+    """A held `Lock`."""
+
+    __slots__ = ()
+
+    lock: Lock
+
+    def __init__(self, lock: Lock, fd: int, inode: gate.Inode, ranged: bool, queued: bool) -> None:
+        # What `Hold` does, without the call: this is the path that everybody takes.
+        self.lock = lock
+        self.acquired_at = time()
+        self._outer = None
+        self._book = book = gate.book
+        self._serial = book.write_down(fd, inode, lock.shared)
+        self._ranged = ranged
+        self._came_through_queue = queued
+        lock._count()
+
+    def _release(self, entry: gate.Entry) -> bool:
+        lock = self.lock
+        fd, inode, shared, _, _ = entry
+        set_lock = system.lock_range if self._ranged else system.lock
+        named = left_for_next = False
+        try:
+            named = lock._names(inode)
+            if named and not lock.keep:
+                if shared:
+                    system.mark_removal(fd)
+                    set_lock(fd, system.UN)
+                    lock._remove_unused(fd, inode, self._ranged)
+                elif self._came_through_queue and system.access(lock._queue, 0):
+                    left_for_next = True
+                else:
+                    lock._remove()
+        finally:
+            # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
+            try:
+                set_lock(fd, system.UN)
+            finally:
+                system.close(fd)
+        if left_for_next and not system.access(lock._queue, 0):
+            lock._sweep()
+        return named
+
+
+class Lock(InodeLock[KernelHold]):
+    """A lock on a path, for all processes of this machine, and of others where the file system allows it.
+
+    shared: any number of sharers at once, or one exclusive holder
+    timeout: how long `acquire` and `with` wait: None for ever, 0 one try, else seconds
+    keep: leave the file in place instead of removing it with the last holder
+    fair: first come, first served; False lets whoever is quickest go first
+    mode: permissions of the file, where it has to be made
+    """
+
+    __slots__ = ("_count", "_op", "keep", "shared")
+
+    def __init__(
+        self,
+        path: base.StrPath,
+        *,
+        shared: bool = False,
+        timeout: float | None = None,
+        keep: bool = False,
+        fair: bool = True,
+        mode: int = 0o644,
+    ) -> None:
+        InodeLock.__init__(self, path, "lock", timeout, fair, mode)
+        self.shared = shared
+        self.keep = keep
+        self._op = system.SH_NB if shared else system.EX_NB
+        self._count = self._metrics.acquisitions.bump
+
+    @property
+    def removes_file(self) -> bool:  # type: ignore[override]
+        return not self.keep
+
+    @property
+    def exclusive(self) -> bool:  # type: ignore[override]
+        return not self.shared
+
+    def status(self) -> Status:
+        from ..status import of_kernel_lock
+
+        return of_kernel_lock(self.path, self._queue)
+
+    def _try(self) -> KernelHold | None:
+        if not self.fair or not system.access(self._queue, 0):
+            return self._attempt()
+        turn = gate.book.turns.get(self._file)
+        if turn is not None and not self.shared and turn.take():
+            return self._attempt(queued=True)
+        # A caller that shares already may share again: to queue behind a writer that waits for it would be a deadlock.
+        if self.shared and self._held_by_caller(asynchronous=False):
+            return self._attempt()
+        return None
+
+    def _attempt(self, queued: bool = False) -> KernelHold | None:
+        retries = 0
+        while True:
+            try:
+                fd = system.open_fd(self._file, system.O_LOCK, self.mode)
+            except OSError as error:
+                fd = self._open_otherwise(error)
+            try:
+                st = system.fstat(fd)
+                if st.st_size or st.st_mode & _FORMAT != _REGULAR:
+                    raise self._not_a_lock_file()
+                inode = (st.st_dev, st.st_ino)
+                ranged = False if st.st_dev & 0xFFF00 else self._mount(st.st_dev).ranged
+                try:
+                    (system.lock_range if ranged else system.lock)(fd, self._op)
+                except BlockingIOError:
+                    if not self._is_being_removed(fd, inode):
+                        system.close(fd)
+                        return None
+                else:
+                    named = system.stat(self.path)
+                    if named.st_ino == st.st_ino and named.st_dev == st.st_dev:
+                        return KernelHold(self, fd, inode, ranged, queued)
+            except FileNotFoundError:
+                pass  # unlinked between our open and our lock
+            except BaseException:
+                system.close(fd)
+                raise
+            system.close(fd)
+            retries += 1
+            self._file_was_replaced(retries)
+
+    def _check_file(self, fd: int, st: os.stat_result) -> None:
+        if st.st_size or st.st_mode & _FORMAT != _REGULAR:
+            raise self._not_a_lock_file()
+
+    def _take(self, fd: int, ranged: bool) -> bool:
+        return _try_lock(fd, self._op, ranged)
+
+    def _take_all(self, fd: int, ranged: bool) -> bool:
+        return _try_lock(fd, system.EX_NB, ranged)
+
+    def _hold(self, fd: int, inode: gate.Inode, ranged: bool) -> KernelHold:
+        return KernelHold(self, fd, inode, ranged, True)
+
+    def _block(self, fd: int, ranged: bool) -> Step:
+        return Granted(system.lock_range if ranged else system.lock, fd, self._op & ~system.NB)
+
+    def _refuse_deadlock(self, *, asynchronous: bool) -> list[gate.Entry]:
+        mine = self._held_by_caller(asynchronous=asynchronous)
+        if any(not (self.shared and shared) for _, _, shared, _, _ in mine):
+            raise would_deadlock(self.path, asynchronous, "holds the lock")
+        return mine
+
+
+def _try_lock(fd: int, op: int, ranged: bool) -> bool:
+    try:
+        (system.lock_range if ranged else system.lock)(fd, op)
+    except BlockingIOError:
+        return False
+    return True

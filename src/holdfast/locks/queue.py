@@ -1,0 +1,226 @@
+"""Fairness: a queue in front of a lock, first come, first served, over all processes and threads.
+
+The queue of `x` is the directory `x.queue`. Each waiter has a ticket in it, a FIFO whose name is a number, one more
+than the highest when it came. It keeps the FIFO open for writing and holds a kernel lock on it. Whoever comes next
+opens that FIFO for reading: the kernel reports its end when the waiter in front closes it, and also when it dies. So
+each waiter sleeps on exactly one other, no matter how many there are, and nothing polls.
+
+    x.queue/000000000007   the first: waits for the lock itself
+    x.queue/000000000008   waits for 7
+    x.queue/000000000009   waits for 8. If 8 gives up or is killed: looks again, and waits for 7
+
+Leaving: unlink the ticket, write a byte to the FIFO (a child may have inherited a copy that keeps it open), close.
+The last one out removes the directory; whoever was about to put a ticket into it makes it again.
+
+A ticket nobody holds the kernel lock of belongs to a dead waiter. It is removed by whoever finds it, under rule 2: lock
+it, see that the name still means this file, unlink.
+
+The queue orders; it excludes nobody. So what can go wrong costs a place in the line at the worst. Where no ticket can
+be had (the directory is not writable, the disk is full, the file system knows no FIFOs), one waits without. A waiter
+that is stopped (SIGSTOP) at the head would hold up all others although the lock is free: so everybody tries the lock
+itself once in a while (`SAFETY_LOOK`).
+"""
+
+from __future__ import annotations
+
+import errno
+from time import monotonic
+
+from .. import gate, system
+from ..wait import SAFETY_LOOK, AsyncBell, Bell, Readable, Rung, check_deadline, sooner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol, TypeVar
+
+    from ..wait import Steps
+
+    Hold = TypeVar("Hold", covariant=True)  # noqa: PLC0105
+
+    class Waiter(Protocol[Hold]):
+        """What a lock offers to those who wait for it."""
+
+        _file: str
+
+        def _attempt(self, queued: bool = False) -> Hold | None: ...
+        def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[Hold]: ...
+
+
+# How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
+TICKETS_PER_PROCESS = 32
+
+_NO_QUEUE_HERE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EMFILE}
+
+
+class Queue:
+    """One waiter's view of the queue at `path`, and its ticket."""
+
+    __slots__ = ("_alone", "_fd", "_mode", "_name", "path")
+
+    def __init__(self, path: str, mode: int) -> None:
+        self.path = path
+        self._mode = mode
+        self._fd = -1
+        self._name = ""
+        self._alone = False
+
+    def tickets(self) -> list[str]:
+        """Ticket names, in no order. Nothing else in the directory counts."""
+        try:
+            return [name for name in system.listdir(self.path) if len(name) == 12 and name.isdecimal()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def is_alive(self) -> bool:
+        """Does anybody queue? Clears away the tickets of the dead."""
+        for name in self.tickets():
+            fd = self._open_ticket(name)
+            if fd >= 0:
+                alive = not self._remove_if_dead(name, fd)
+                system.close(fd)
+                if alive:
+                    return True
+        self._remove_directory()
+        return False
+
+    def join(self) -> bool:
+        """Take a ticket. False: there is no queue to be had here."""
+        try:
+            while not self._take_ticket():
+                pass
+        except OSError as error:
+            if error.errno not in _NO_QUEUE_HERE:
+                raise
+            return False
+        return True
+
+    def _take_ticket(self) -> bool:
+        names = self.tickets()
+        if not names:
+            self._make_directory()
+        self._name = f"{int(max(names)) + 1 if names else 1:012d}"
+        path = f"{self.path}/{self._name}"
+        try:
+            system.mkfifo(path, self._mode)
+            fd = system.open_fd(path, system.O_EXISTING)
+        except (FileExistsError, FileNotFoundError):
+            return False  # somebody was quicker, or removed the directory, or our ticket, which looked dead
+        gate.book.open_fds.add(fd)
+        self._fd = fd
+        try:
+            system.lock(fd, system.EX_NB)
+            if self._names(self._name, fd):
+                return True
+        except BlockingIOError:
+            pass  # somebody is about to remove it: it looked dead
+        except BaseException:
+            self._drop_ticket()
+            raise
+        self._drop_ticket()
+        return False
+
+    def _make_directory(self) -> None:
+        # Whoever may use the lock may queue for it: where it is readable, the directory can be searched too.
+        try:
+            system.mkdir(self.path, self._mode | (self._mode & 0o444) >> 2 | 0o700)
+        except FileExistsError:
+            pass
+
+    def _drop_ticket(self) -> None:
+        fd, self._fd = self._fd, -1
+        gate.book.open_fds.discard(fd)
+        system.close(fd)
+
+    def _names(self, name: str, fd: int) -> bool:
+        try:
+            named = system.stat(f"{self.path}/{name}")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        st = system.fstat(fd)
+        return (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino)
+
+    def _open_ticket(self, name: str) -> int:
+        try:
+            return system.open_fd(f"{self.path}/{name}", system.O_READ)
+        except OSError:
+            return -1  # gone, or not ours to read
+
+    def _remove_if_dead(self, name: str, fd: int) -> bool:
+        """True: the ticket belongs to nobody, and is gone now."""
+        try:
+            system.lock(fd, system.EX_NB)
+        except BlockingIOError:
+            return False
+        if self._names(name, fd):
+            try:
+                system.unlink(f"{self.path}/{name}")
+            except (FileNotFoundError, PermissionError):
+                pass
+        return True
+
+    def _remove_directory(self) -> None:
+        try:
+            system.rmdir(self.path)
+        except OSError:
+            pass  # not empty, gone, or not ours
+
+    def wait(self, waiter: Waiter[Hold], deadline: float | None) -> Steps[Hold | None]:
+        """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
+        while True:
+            names = self.tickets()
+            before = [name for name in names if name < self._name]
+            if not before:
+                self._alone = len(names) == 1
+                return None
+            fd = self._open_ticket(max(before))
+            if fd < 0:
+                continue
+            gate.book.open_fds.add(fd)
+            try:
+                if self._remove_if_dead(max(before), fd):
+                    continue
+                check_deadline(deadline)
+                look_again = monotonic() + SAFETY_LOOK
+                yield Readable(fd, sooner(look_again, deadline))
+            finally:
+                gate.book.open_fds.discard(fd)
+                system.close(fd)
+            if monotonic() >= look_again:
+                hold = waiter._attempt(queued=True)
+                if hold is not None:
+                    return hold
+
+    def leave(self) -> None:
+        if self._fd < 0:
+            return
+        try:
+            try:
+                system.unlink(f"{self.path}/{self._name}")
+            except FileNotFoundError:
+                pass
+            system.write(self._fd, b"\0")
+        except OSError:
+            pass
+        self._drop_ticket()
+        if self._alone or len(self.tickets()) == 0:
+            self._remove_directory()
+
+
+def wait_in_line(waiter: Waiter[Hold], deadline: float | None, asynchronous: bool, queue: Queue | None) -> Steps[Hold]:
+    """The way to a lock that was not free: the line of this process, the queue of all of them, the lock itself."""
+    width = TICKETS_PER_PROCESS if queue is not None else 1
+    place = gate.Place(gate.book, waiter._file, width, AsyncBell if asynchronous else Bell)
+    try:
+        while not place.admitted:
+            check_deadline(deadline)
+            assert place.bell is not None
+            yield Rung(place.bell, deadline)
+        if queue is not None and queue.join():
+            hold = yield from queue.wait(waiter, deadline)
+            if hold is not None:
+                return hold
+        return (yield from waiter._wait_in_front(deadline, asynchronous))
+    finally:
+        if queue is not None:
+            queue.leave()
+        place.leave()

@@ -1,0 +1,187 @@
+"""`Semaphore`: up to `permits` holders at once. A crash frees what its process held.
+
+One file, whose content is `permits=<n>` and a line feed. A holder has a kernel lock on one byte far past the end of it,
+a slot (docs/formats.md has the positions). Whoever can lock all the slots knows that nobody holds any: that is the
+right to write the number into an empty file, and to remove the file.
+
+    slot 0   slot 1   slot 2   slot 3        acquire: open, compare the number, lock a free slot,
+    A        B        free     C                      compare the descriptor with the path
+                                             release: if nobody else has a slot, unlink; unlock, close
+
+The number is written once and never changed: a file with another number that nobody uses is removed and made anew; one
+that somebody uses is an error.
+
+Waiting is for any of the slots, which no blocking system call can do: the first in the queue sleeps on the file's
+events, the others each on the waiter before them.
+"""
+
+from __future__ import annotations
+
+from time import sleep
+
+from .. import gate, system
+from ..errors import Unsupported
+from . import base
+from .inode import InodeHold, InodeLock, would_deadlock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+
+    from ..status import Status
+
+_FORMAT, _REGULAR = 0o170000, 0o100000
+MOST_PERMITS = 1 << 20
+_PREFIX = b"permits="
+_LONGEST = len(_PREFIX) + 8
+_PATIENCE_WITH_CREATOR = 1000
+
+
+class SemaphoreHold(InodeHold):
+    """One of the permits of a `Semaphore`, held."""
+
+    __slots__ = ()
+
+    lock: Semaphore
+
+    def __init__(self, lock: Semaphore, fd: int, inode: gate.Inode, queued: bool) -> None:
+        base.Hold.__init__(self, lock, fd, inode, True)
+        self._ranged = True
+        self._came_through_queue = queued
+        lock._metrics.acquisitions.bump()
+
+    def _release(self, entry: gate.Entry) -> bool:
+        lock = self.lock
+        fd, inode, _, _, _ = entry
+        named = left_for_next = False
+        try:
+            named = lock._names(inode)
+            if named:
+                system.mark_removal(fd)
+                system.unlock_slots(fd, MOST_PERMITS)
+                if self._came_through_queue and system.access(lock._queue, 0):
+                    left_for_next = True
+                else:
+                    lock._remove_unused(fd, inode, True)
+        finally:
+            try:
+                system.unlock_slots(fd, MOST_PERMITS)
+            finally:
+                system.close(fd)
+        if left_for_next and not system.access(lock._queue, 0):
+            lock._sweep()
+        return named
+
+
+class Semaphore(InodeLock[SemaphoreHold]):
+    """A lock that `permits` callers can have at the same time. All who use the path must agree on the number."""
+
+    __slots__ = ("permits",)
+
+    exclusive = False
+
+    def __init__(
+        self,
+        path: base.StrPath,
+        permits: int,
+        *,
+        timeout: float | None = None,
+        fair: bool = True,
+        mode: int = 0o644,
+    ) -> None:
+        InodeLock.__init__(self, path, "semaphore", timeout, fair, mode)
+        if not isinstance(permits, int) or not 1 <= permits <= MOST_PERMITS:
+            raise ValueError(f"permits is a number from 1 to {MOST_PERMITS}, not {permits!r}")
+        self.permits = permits
+
+    def status(self) -> Status:
+        from ..status import of_semaphore
+
+        return of_semaphore(self.path, self._queue, self.permits)
+
+    def _try(self) -> SemaphoreHold | None:
+        if not self.fair or not system.access(self._queue, 0):
+            return self._attempt()
+        return None
+
+    def _attempt(self, queued: bool = False) -> SemaphoreHold | None:
+        retries = 0
+        while True:
+            fd = self._open()
+            hold = None
+            try:
+                st = system.fstat(fd)
+                inode = (st.st_dev, st.st_ino)
+                self._mount(st.st_dev)
+                self._check_file(fd, st)
+                if self._take(fd, True):
+                    if self._names(inode):
+                        hold = SemaphoreHold(self, fd, inode, queued)
+                        return hold
+                elif not self._is_being_removed(fd, inode):
+                    return None
+            finally:
+                if hold is None:
+                    system.close(fd)
+            retries += 1
+            self._file_was_replaced(retries)
+
+    def _check_file(self, fd: int, st: os.stat_result) -> None:
+        """See that the file says our number, writing it if it says none."""
+        if st.st_mode & _FORMAT != _REGULAR:
+            raise self._not_a_lock_file()
+        number = parse(system.read(fd, _LONGEST + 1) or self._number_of_new(fd))
+        if number is None:
+            raise self._not_a_lock_file()
+        if number != self.permits:
+            self._refuse_number(fd, (st.st_dev, st.st_ino), number)
+
+    def _number_of_new(self, fd: int) -> bytes:
+        """The file is new, or left by a crash before it was written: whoever has all slots writes, the others wait."""
+        content = b"%s%d\n" % (_PREFIX, self.permits)
+        system.mark_removal(fd)
+        for _ in range(_PATIENCE_WITH_CREATOR):
+            if system.try_all_slots(fd, MOST_PERMITS):
+                there = system.read(fd, _LONGEST + 1)
+                if not there:
+                    system.write(fd, content)
+                system.unlock_slots(fd, MOST_PERMITS)
+                system.unmark_removal(fd)
+                return there or content
+            sleep(0.000_1)
+        return b""
+
+    def _refuse_number(self, fd: int, inode: gate.Inode, number: int) -> None:
+        """Another number: remove the file if nobody uses it any more, so that the caller finds it replaced."""
+        system.mark_removal(fd)
+        if not system.try_all_slots(fd, MOST_PERMITS):
+            raise Unsupported(
+                f"{self.path}: this semaphore has {number} permits for those who use it now, and {self.permits} were "
+                "asked for. All its users must give the same number; change it in all of them while none of them runs.",
+                path=self.path,
+            )
+        if self._names(inode):
+            self._remove()
+        system.unlock_slots(fd, MOST_PERMITS)
+
+    def _take(self, fd: int, ranged: bool) -> bool:
+        return any(system.try_slot(fd, slot) for slot in range(self.permits))
+
+    def _take_all(self, fd: int, ranged: bool) -> bool:
+        return system.try_all_slots(fd, MOST_PERMITS)
+
+    def _hold(self, fd: int, inode: gate.Inode, ranged: bool) -> SemaphoreHold:
+        return SemaphoreHold(self, fd, inode, True)
+
+    def _refuse_deadlock(self, *, asynchronous: bool) -> list[gate.Entry]:
+        if len(self._held_by_caller(asynchronous=asynchronous)) >= self.permits:
+            raise would_deadlock(self.path, asynchronous, "has all the permits")
+        return []
+
+
+def parse(content: bytes) -> int | None:
+    """The number in a semaphore's file, or None if it is not one."""
+    digits = content.removeprefix(_PREFIX)
+    if len(content) > _LONGEST or digits == content or not digits.endswith(b"\n") or not digits[:-1].isdigit():
+        return None
+    return int(digits)

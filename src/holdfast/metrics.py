@@ -1,0 +1,169 @@
+"""Counters of what the locks of this process did, per kind of lock.
+
+Counting costs one call of a C function, which is atomic under the interpreter lock, so nothing is ever lost or
+locked; formatting happens only when somebody reads. Read with `snapshot()`, or hand the counters to a monitoring
+system: `export_prometheus()` needs the extra `holdfast[prometheus]`, `export_opentelemetry()` needs
+`holdfast[opentelemetry]`.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock as Lock
+from itertools import count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from prometheus_client.registry import Collector, CollectorRegistry
+
+__all__ = ["export_opentelemetry", "export_prometheus", "snapshot"]
+
+WAIT_BUCKETS = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    60.0,
+)
+
+COUNTERS = {
+    "acquisitions": "Locks acquired",
+    "contended": "Acquisitions that had to wait",
+    "timeouts": "Waits that ended without the lock",
+    "identity_retries": "Locks taken on a file that was no longer the one at the path, and taken again",
+    "cleanups": "Lock files removed on release or after a wait",
+    "cleanups_skipped": "Lock files left in place because somebody else uses them or removal is not permitted",
+    "breaks": "Locks taken away from their holder by hand or because they were stale",
+    "losses": "Holds found to be lost",
+}
+
+
+class Counter:
+    """Counts calls of `bump`. `itertools.count` is the one exact counter that needs no lock."""
+
+    __slots__ = ("_count", "bump")
+
+    def __init__(self) -> None:
+        self._count = count()
+        self.bump: Callable[[], int] = self._count.__next__
+
+    @property
+    def value(self) -> int:
+        return int(repr(self._count)[6:-1])
+
+
+class Kind:
+    """The counters of one kind of lock."""
+
+    __slots__ = ("_buckets", "_mutex", "_seconds", "name", *COUNTERS)
+
+    acquisitions: Counter
+    contended: Counter
+    timeouts: Counter
+    identity_retries: Counter
+    cleanups: Counter
+    cleanups_skipped: Counter
+    breaks: Counter
+    losses: Counter
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._buckets = [Counter() for _ in range(len(WAIT_BUCKETS) + 1)]
+        self._seconds = 0.0
+        self._mutex = Lock()
+        for counter in COUNTERS:
+            setattr(self, counter, Counter())
+
+    def waited(self, seconds: float) -> None:
+        from bisect import bisect_left
+
+        self.contended.bump()
+        self._buckets[bisect_left(WAIT_BUCKETS, seconds)].bump()
+        with self._mutex:
+            self._seconds += seconds
+        for listener in _wait_listeners:
+            listener(self.name, seconds)
+
+    def snapshot(self) -> dict[str, Any]:
+        values: dict[str, Any] = {name: getattr(self, name).value for name in COUNTERS}
+        values["wait_seconds"] = {
+            "buckets": dict(zip((*WAIT_BUCKETS, float("inf")), (b.value for b in self._buckets), strict=True)),
+            "sum": self._seconds,
+        }
+        return values
+
+
+_wait_listeners: list[Callable[[str, float], None]] = []
+kinds: dict[str, Kind] = {}
+
+
+def kind(name: str) -> Kind:
+    return kinds.setdefault(name, Kind(name))
+
+
+def snapshot() -> dict[str, dict[str, Any]]:
+    """All counters, by kind of lock. `wait_seconds` counts per bucket (upper bound in seconds), not cumulatively."""
+    return {name: counters.snapshot() for name, counters in kinds.items()}
+
+
+def export_prometheus(registry: CollectorRegistry | None = None) -> Collector:
+    """Register a collector with prometheus_client and return it (for `registry.unregister`)."""
+    from prometheus_client import REGISTRY
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+    from prometheus_client.registry import Collector
+
+    class HoldfastCollector(Collector):
+        def collect(self) -> Any:
+            taken = snapshot()
+            for name, text in COUNTERS.items():
+                family = CounterMetricFamily(f"holdfast_{name}", text, labels=["kind"])
+                for kind_name, values in taken.items():
+                    family.add_metric([kind_name], values[name])
+                yield family
+            waits = HistogramMetricFamily("holdfast_wait_seconds", "Time waited for a lock", labels=["kind"])
+            for kind_name, values in taken.items():
+                cumulative, buckets = 0, []
+                for bound, n in values["wait_seconds"]["buckets"].items():
+                    cumulative += n
+                    buckets.append(("+Inf" if bound == float("inf") else str(bound), cumulative))
+                waits.add_metric([kind_name], buckets, values["wait_seconds"]["sum"])
+            yield waits
+
+    collector = HoldfastCollector()
+    (registry or REGISTRY).register(collector)
+    return collector
+
+
+def export_opentelemetry(provider: MeterProvider | None = None) -> Callable[[], None]:
+    """Publish the counters through OpenTelemetry. Returns a function that stops feeding the wait histogram."""
+    from opentelemetry.metrics import Observation, get_meter
+
+    meter = get_meter("holdfast", meter_provider=provider)
+
+    def observe(name: str) -> Callable[[CallbackOptions], list[Observation]]:
+        return lambda _: [Observation(getattr(k, name).value, {"kind": k.name}) for k in list(kinds.values())]
+
+    for name, text in COUNTERS.items():
+        meter.create_observable_counter(f"holdfast.{name}", [observe(name)], description=text)
+    histogram = meter.create_histogram("holdfast.wait", unit="s", description="Time waited for a lock")
+
+    def listener(kind_name: str, seconds: float) -> None:
+        histogram.record(seconds, {"kind": kind_name})
+
+    _wait_listeners.append(listener)
+    return lambda: _wait_listeners.remove(listener)

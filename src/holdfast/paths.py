@@ -1,0 +1,113 @@
+"""Names of locks, and what the file system under them can promise.
+
+A lock is known by its path. Relative paths are fixed when the lock object is made, so that a later chdir does not
+turn one lock into another. A symlink at the end of a path stands for its target, also when the target does not exist
+yet; that is resolved when the lock is taken, because links may change in between.
+
+`mount_of` answers the question that decides how to lock: is this a local file system, a network one whose servers
+know byte ranges but not flock, or one that is known to grant the same lock twice?
+"""
+
+from __future__ import annotations
+
+import os
+from time import monotonic
+
+from . import system
+from .errors import UnsafePath, Unsupported
+
+# flock stays on the client here, or reaches the server as another kind of lock than a local flock on the server.
+_BY_RANGE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs"})
+# No event arrives from another machine.
+_REMOTE = _BY_RANGE | {"9p", "afs", "ceph", "fuse.ceph", "fuse.glusterfs", "gfs2", "lustre", "ocfs2", "beegfs", "gpfs"}
+_NO_LOCKS = {"fuse.sshfs": "sshfs keeps locks on the client"}
+_LOCAL_ONLY_OPTIONS = {
+    "nobrl": "the mount option nobrl keeps byte-range locks on the client",
+    "nolock": "the mount option nolock keeps locks on the client",
+    "local_lock=all": "the mount option local_lock=all keeps locks on the client",
+    "local_lock=posix": "the mount option local_lock=posix keeps byte-range locks on the client",
+}
+_TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used again after an unmount
+
+
+class Mount:
+    """How to lock on one mounted file system."""
+
+    __slots__ = ("events", "kind", "ranged", "refusal", "where")
+
+    def __init__(self, kind: str = "", where: str = "/", options: str = "") -> None:
+        self.kind = kind
+        self.where = where
+        self.events = kind not in _REMOTE
+        self.ranged = kind in _BY_RANGE
+        self.refusal = _NO_LOCKS.get(kind)
+        if self.ranged:
+            given = set(options.split(","))
+            self.refusal = next((why for option, why in _LOCAL_ONLY_OPTIONS.items() if option in given), None)
+
+    def refuse(self, path: str) -> Unsupported:
+        return Unsupported(
+            f"{path}: no kernel lock on {self.where} ({self.kind}): {self.refusal}, so that two machines would both be "
+            "granted it. Use holdfast.LockFile there, or an engine (Redis, PostgreSQL, etcd).",
+            path=path,
+        )
+
+
+LOCAL = Mount()
+_by_device: dict[int, Mount] = {}
+_good_until = 0.0
+
+
+def mount_of(device: int, path: str) -> Mount:
+    """The mount that `path` is on; `device` is the `st_dev` of its file."""
+    global _good_until
+    if device & 0xFFF00:  # a block device: always local. The others share major number 0
+        return LOCAL
+    now = monotonic()
+    if now > _good_until:
+        _by_device.clear()
+        _good_until = now + _TABLE_IS_GOOD_FOR
+    found = _by_device.get(device)
+    if found is None:
+        found = _by_device[device] = find_mount(system.mount_table(), device, path)
+    return found
+
+
+def find_mount(table: str, device: int, path: str) -> Mount:
+    """Look `path` up in the text of /proc/self/mountinfo: by device number, else by the longest mount point above it.
+
+    A btrfs subvolume has a device number that is in no table, hence the second way. Later lines cover earlier ones.
+    """
+    wanted = f"{device >> 8 & 0xFFF}:{device & 0xFF | device >> 12 & 0xFFF00}"
+    path = os.path.realpath(path)
+    best, best_rank = LOCAL, (False, -1)
+    for line in table.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, tail = left.split(), right.split()
+        if len(fields) < 6 or len(tail) < 2:
+            continue
+        where = _unescape(fields[4])
+        above = path == where or path.startswith(where.rstrip("/") + "/")
+        rank = (fields[2] == wanted, len(where) if above else -1)
+        if rank >= best_rank and rank > (False, -1):
+            options = fields[5] + "," + (tail[2] if len(tail) > 2 else "")
+            best, best_rank = Mount(tail[0], where, options), rank
+    return best
+
+
+def _unescape(field: str) -> str:
+    """mountinfo writes space, tab, newline and backslash as octal."""
+    head, *rest = field.split("\\")
+    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
+
+
+def absolute(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """The path as it was given, made absolute. Neither '..' nor a link is resolved: that happens in use."""
+    name = os.fsdecode(path)
+    if not name:
+        raise UnsafePath("an empty path cannot name a lock", path=name)
+    if "\0" in name:
+        raise UnsafePath(f"{name!r}: a path cannot contain a NUL byte", path=name)
+    if name.endswith(os.sep):
+        raise UnsafePath(f"{name}: this names a directory; a lock is a file", path=name)
+    return name if os.path.isabs(name) else os.path.join(os.getcwd(), name)

@@ -1,0 +1,137 @@
+"""What Linux and macOS share: files, flock, open-file-description ranges, FIFOs.
+
+Positions of the byte ranges, all far past any content and below 2**63 (docs/formats.md):
+
+    0 … 2**62 - 1     the lock itself, where ranges stand in for flock (NFS, CIFS)
+    2**62             the removal byte: somebody holds the file exclusively only in order to remove it
+    2**62 + 16 + n    slot n of a semaphore
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import sys
+
+EX, SH, NB, UN = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB, fcntl.LOCK_UN
+EX_NB, SH_NB = EX | NB, SH | NB
+
+# O_NOFOLLOW: we resolve a symlink at the end ourselves, so that we never unlink the link instead of its target.
+_O_COMMON = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
+O_EXISTING = os.O_RDWR | _O_COMMON
+O_READ = os.O_RDONLY | _O_COMMON
+O_LOCK = O_EXISTING | os.O_CREAT
+
+open_fd = os.open
+close = os.close
+fstat = os.fstat
+stat = os.stat
+unlink = os.unlink
+access = os.access
+listdir = os.listdir
+mkdir = os.mkdir
+rmdir = os.rmdir
+mkfifo = os.mkfifo
+link = os.link
+read = os.read
+write = os.write
+touch = os.utime
+lock = fcntl.flock
+
+HAS_FIFOS = True
+
+RANGE_START, RANGE_LENGTH = 0, 1 << 62
+REMOVAL_BYTE = 1 << 62
+FIRST_SLOT = (1 << 62) + 16
+
+_KINDS = {SH: fcntl.F_RDLCK, EX: fcntl.F_WRLCK, UN: fcntl.F_UNLCK}
+
+if sys.platform == "darwin":
+    # Python does not name these on macOS; the numbers are those of <sys/fcntl.h>.
+    _SETLK, _SETLKW, _GETLK = 90, 91, 92
+    _STRUCT = struct.Struct("qqihh")
+
+    def _pack(kind: int, start: int, length: int) -> bytes:
+        return _STRUCT.pack(start, length, 0, kind, 0)
+
+    def _unpack(answer: bytes) -> tuple[int, int, int]:
+        start, length, _, kind, _ = _STRUCT.unpack(answer)
+        return kind, start, length
+else:
+    _SETLK, _SETLKW, _GETLK = fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW, fcntl.F_OFD_GETLK
+    _STRUCT = struct.Struct("hhqqi")
+
+    def _pack(kind: int, start: int, length: int) -> bytes:
+        return _STRUCT.pack(kind, 0, start, length, 0)
+
+    def _unpack(answer: bytes) -> tuple[int, int, int]:
+        kind, _, start, length, _ = _STRUCT.unpack(answer)
+        return kind, start, length
+
+
+def _range(fd: int, op: int, start: int, length: int) -> None:
+    try:
+        fcntl.fcntl(fd, _SETLK if op & NB else _SETLKW, _pack(_KINDS[op & ~NB], start, length))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):  # EACCES is how CIFS says it
+            raise BlockingIOError(errno.EAGAIN, "busy") from None
+        raise
+
+
+def _try_range(fd: int, start: int, length: int) -> bool:
+    try:
+        _range(fd, EX_NB, start, length)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_range(fd: int, op: int) -> None:
+    """What `lock` does, with a byte range: for file systems whose flock does not reach the other machines."""
+    _range(fd, op, RANGE_START, RANGE_LENGTH)
+
+
+def mark_removal(fd: int) -> None:
+    """Say that what follows is a removal. A read lock: several may be at it, and a read-only descriptor can say so."""
+    _range(fd, SH_NB, REMOVAL_BYTE, 1)
+
+
+def unmark_removal(fd: int) -> None:
+    _range(fd, UN, REMOVAL_BYTE, 1)
+
+
+def removal_marked(fd: int) -> bool:
+    """Does somebody hold the file only to remove it? Exactly our byte: another tool's whole-file lock is no removal."""
+    kind, start, length = _unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, REMOVAL_BYTE, 1)))
+    return kind != fcntl.F_UNLCK and (start, length) == (REMOVAL_BYTE, 1)
+
+
+def try_slot(fd: int, slot: int) -> bool:
+    return _try_range(fd, FIRST_SLOT + slot, 1)
+
+
+def try_all_slots(fd: int, slots: int) -> bool:
+    """True: nobody else has a slot, and nobody gets one before this descriptor is closed."""
+    return _try_range(fd, FIRST_SLOT, slots)
+
+
+def unlock_slots(fd: int, slots: int) -> None:
+    _range(fd, UN, FIRST_SLOT, slots)
+
+
+def open_denied(path: str, error: OSError) -> int:
+    """Open a lock file that we may not create or not write: another user's, perhaps in a sticky directory.
+
+    With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so ask again
+    without it. flock is content with a descriptor that can only read; ranges answer EBADF themselves.
+    """
+    for flags in (O_EXISTING, O_READ):
+        try:
+            return open_fd(path, flags)
+        except PermissionError:
+            continue
+        except FileNotFoundError:
+            break
+    raise error
