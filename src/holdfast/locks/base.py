@@ -246,12 +246,14 @@ class BaseLock(Generic[HoldType]):
 
     # A lock may be entered by several threads and tasks at once, so each finds its own hold again by who it is.
     def __enter__(self) -> HoldType:
-        return self._enter(self.acquire())
+        hold = self.acquire()
+        who = gate.caller()
+        hold._outer = self._entered.get(who)
+        self._entered[who] = hold
+        return hold
 
     async def __aenter__(self) -> HoldType:
-        return self._enter(await self.aacquire())
-
-    def _enter(self, hold: HoldType) -> HoldType:
+        hold = await self.aacquire()
         who = gate.caller()
         hold._outer = self._entered.get(who)
         self._entered[who] = hold
@@ -264,7 +266,10 @@ class BaseLock(Generic[HoldType]):
         hold = self._entered.pop(who)
         if hold._outer is not None:
             self._entered[who] = hold._outer
-        hold.__exit__(kind, error, trace)
+        if error is None and hold._book is gate.book:
+            hold.release()
+        else:
+            hold.__exit__(kind, error, trace)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

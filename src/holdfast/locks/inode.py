@@ -25,8 +25,8 @@ import os
 from time import monotonic, sleep
 
 from .. import gate, system
-from ..errors import NotALockFile, WouldDeadlock
-from ..paths import LOCAL, mount_of
+from ..errors import HoldfastError, NotALockFile, WouldDeadlock
+from ..paths import mount_of
 from ..wait import SAFETY_LOOK, Backoff, Readable, check_deadline, sooner
 from . import base
 from .queue import Queue, wait_in_line
@@ -35,14 +35,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from ..paths import Mount
     from ..wait import Step, Steps
 
     InodeHoldType = TypeVar("InodeHoldType", bound="InodeHold")
 else:
     InodeHoldType = None
 
-_MANY_RETRIES = 100
+_MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
 _PATIENCE_WITH_REMOVER = 1000
 
 
@@ -135,21 +134,15 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         self._metrics.identity_retries.bump()
         if self._file != self.path:
             self._locate(self.path)  # perhaps the symlink was changed: resolve it again
-        if retries % _MANY_RETRIES == 0:
+        if retries in _MANY_RETRIES:
             import logging
 
             logging.getLogger("holdfast").warning(
-                "%s: the lock file was replaced %d times while this process tried to lock it; something creates and "
-                "deletes it all the time",
+                "%s: the lock file was replaced %d times while this process tried to lock it. Others are quicker "
+                "all the time (fair=True or keep=True helps), or something deletes the file",
                 self.path,
                 retries,
             )
-
-    def _mount(self, device: int) -> Mount:
-        mount = LOCAL if device & 0xFFF00 else mount_of(device, self._file)
-        if mount.refusal:
-            raise mount.refuse(self.path)
-        return mount
 
     def _not_a_lock_file(self) -> NotALockFile:
         return NotALockFile(
@@ -164,11 +157,11 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         Look at the mark first: a remover that had the lock when we tried, and whose mark is gone now, has removed the
         file, so the path does not name it any more.
         """
-        for _ in range(_PATIENCE_WITH_REMOVER):  # it may have been stopped in the middle
+        for waited in range(_PATIENCE_WITH_REMOVER):  # it may have been stopped in the middle
             if not system.removal_marked(fd):
-                break
+                return waited > 0 or not self._names(inode)
             sleep(0.000_01)
-        return not self._names(inode)
+        return False
 
     def _held_by_caller(self, *, asynchronous: bool) -> list[gate.Entry]:
         if not gate.book.holds:
@@ -207,8 +200,8 @@ class InodeLock(base.BaseLock[InodeHoldType]):
             st = system.fstat(fd)
             self._check_file(fd, st)
             system.mark_removal(fd)
-            self._remove_unused(fd, (st.st_dev, st.st_ino), self._mount(st.st_dev).ranged)
-        except NotALockFile:
+            self._remove_unused(fd, (st.st_dev, st.st_ino), mount_of(st.st_dev, self._file).ranged)
+        except HoldfastError:
             pass
         finally:
             system.close(fd)
@@ -254,7 +247,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
             st = system.fstat(fd)
             self._check_file(fd, st)
             inode = (st.st_dev, st.st_ino)
-            mount = self._mount(st.st_dev)
+            mount = mount_of(st.st_dev, self._file)
             while True:
                 taken = self._take(fd, mount.ranged)
                 if not self._names(inode):
@@ -269,6 +262,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
                 if step is None and watch is None and mount.events:
                     watch = make_watch(self._file)
                     if watch is not None:
+                        gate.book.open_fds.add(watch.fd)
                         continue  # registered: try once more, and only then sleep
                 if step is None and watch is not None:
                     step = Readable(watch.fd, sooner(monotonic() + SAFETY_LOOK, deadline))
@@ -280,6 +274,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
             if hold is None:
                 system.close(fd)
             if watch is not None:
+                gate.book.open_fds.discard(watch.fd)
                 # After the lock is taken, never before: closing it takes its time.
                 watch.close(reuse=hold is not None)
 

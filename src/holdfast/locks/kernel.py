@@ -20,6 +20,7 @@ from __future__ import annotations
 from time import time
 
 from .. import gate, system
+from ..paths import mount_of
 from ..wait import Granted
 from .inode import InodeHold, InodeLock, would_deadlock
 
@@ -58,7 +59,8 @@ class KernelHold(InodeHold):
         set_lock = system.lock_range if self._ranged else system.lock
         named = left_for_next = False
         try:
-            named = lock._names(inode)
+            st = system.stat(lock.path)
+            named = (st.st_dev, st.st_ino) == inode
             if named and not lock.keep:
                 if shared:
                     system.mark_removal(fd)
@@ -68,6 +70,8 @@ class KernelHold(InodeHold):
                     left_for_next = True
                 else:
                     lock._remove()
+        except (FileNotFoundError, NotADirectoryError):
+            named = False
         finally:
             # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
             try:
@@ -143,11 +147,12 @@ class Lock(InodeLock[KernelHold]):
                 if st.st_size or st.st_mode & _FORMAT != _REGULAR:
                     raise self._not_a_lock_file()
                 inode = (st.st_dev, st.st_ino)
-                ranged = False if st.st_dev & 0xFFF00 else self._mount(st.st_dev).ranged
+                ranged = False if st.st_dev & 0xFFF00 else mount_of(st.st_dev, self._file).ranged
                 try:
                     (system.lock_range if ranged else system.lock)(fd, self._op)
                 except BlockingIOError:
-                    if not self._is_being_removed(fd, inode):
+                    # Once more in the end: whoever looked at the lock only to remove the file may have let it be.
+                    if not self._is_being_removed(fd, inode) and not self._take(fd, ranged):
                         system.close(fd)
                         return None
                 else:

@@ -55,14 +55,13 @@ _NO_QUEUE_HERE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ED
 class Queue:
     """One waiter's view of the queue at `path`, and its ticket."""
 
-    __slots__ = ("_alone", "_fd", "_mode", "_name", "path")
+    __slots__ = ("_fd", "_mode", "_name", "path")
 
     def __init__(self, path: str, mode: int) -> None:
         self.path = path
         self._mode = mode
         self._fd = -1
         self._name = ""
-        self._alone = False
 
     def tickets(self) -> list[str]:
         """Ticket names, in no order. Nothing else in the directory counts."""
@@ -74,12 +73,14 @@ class Queue:
     def is_alive(self) -> bool:
         """Does anybody queue? Clears away the tickets of the dead."""
         for name in self.tickets():
-            fd = self._open_ticket(name)
-            if fd >= 0:
-                alive = not self._remove_if_dead(name, fd)
-                system.close(fd)
-                if alive:
-                    return True
+            try:
+                fd = system.open_fd(f"{self.path}/{name}", system.O_READ)
+            except (FileNotFoundError, PermissionError):
+                continue
+            alive = not self._remove_if_dead(name, fd)
+            system.close(fd)
+            if alive:
+                return True
         self._remove_directory()
         return False
 
@@ -139,12 +140,6 @@ class Queue:
         st = system.fstat(fd)
         return (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino)
 
-    def _open_ticket(self, name: str) -> int:
-        try:
-            return system.open_fd(f"{self.path}/{name}", system.O_READ)
-        except OSError:
-            return -1  # gone, or not ours to read
-
     def _remove_if_dead(self, name: str, fd: int) -> bool:
         """True: the ticket belongs to nobody, and is gone now."""
         try:
@@ -166,18 +161,23 @@ class Queue:
 
     def wait(self, waiter: Waiter[Hold], deadline: float | None) -> Steps[Hold | None]:
         """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
+        ignored = set()  # dead ones that we may not remove, and those of other users that we may not look at
         while True:
-            names = self.tickets()
-            before = [name for name in names if name < self._name]
+            before = [name for name in self.tickets() if name < self._name and name not in ignored]
             if not before:
-                self._alone = len(names) == 1
                 return None
-            fd = self._open_ticket(max(before))
-            if fd < 0:
+            name = max(before)
+            try:
+                fd = system.open_fd(f"{self.path}/{name}", system.O_READ)
+            except FileNotFoundError:
+                continue
+            except PermissionError:
+                ignored.add(name)
                 continue
             gate.book.open_fds.add(fd)
             try:
-                if self._remove_if_dead(max(before), fd):
+                if self._remove_if_dead(name, fd):
+                    ignored.add(name)
                     continue
                 check_deadline(deadline)
                 look_again = monotonic() + SAFETY_LOOK
@@ -202,8 +202,7 @@ class Queue:
         except OSError:
             pass
         self._drop_ticket()
-        if self._alone or len(self.tickets()) == 0:
-            self._remove_directory()
+        self._remove_directory()
 
 
 def wait_in_line(waiter: Waiter[Hold], deadline: float | None, asynchronous: bool, queue: Queue | None) -> Steps[Hold]:

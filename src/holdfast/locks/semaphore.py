@@ -21,6 +21,7 @@ from time import sleep
 
 from .. import gate, system
 from ..errors import Unsupported
+from ..paths import mount_of
 from . import base
 from .inode import InodeHold, InodeLock, would_deadlock
 
@@ -112,13 +113,13 @@ class Semaphore(InodeLock[SemaphoreHold]):
             try:
                 st = system.fstat(fd)
                 inode = (st.st_dev, st.st_ino)
-                self._mount(st.st_dev)
+                mount_of(st.st_dev, self._file)
                 self._check_file(fd, st)
                 if self._take(fd, True):
                     if self._names(inode):
                         hold = SemaphoreHold(self, fd, inode, queued)
                         return hold
-                elif not self._is_being_removed(fd, inode):
+                elif not self._is_being_removed(fd, inode) and not self._take(fd, True):
                     return None
             finally:
                 if hold is None:
