@@ -8,6 +8,7 @@ RUN = $(VENV)/bin/python
 $(VENV)/ready: pyproject.toml scripts/groups.py
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q --disable-pip-version-check -e . $$($(RUN) scripts/groups.py test lint)
+	$(RUN) -m compileall -q src
 	@touch $@
 
 $(VENV)/bench-ready: $(VENV)/ready

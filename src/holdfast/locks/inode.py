@@ -215,7 +215,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
 
     def _steps(self, deadline: float | None, *, asynchronous: bool) -> Steps[InodeHoldType]:
         mine = self._refuse_deadlock(asynchronous=asynchronous)
-        queued = self.fair and not mine
+        queued = self.fair and not mine and self._is_local()
         hold = None
         try:
             queue = Queue(self._queue, self.mode) if queued else None
@@ -226,6 +226,13 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         if queued and self.exclusive:
             gate.book.begin_turn(self._file)
         return hold
+
+    def _is_local(self) -> bool:
+        """Tickets are FIFOs, which do not reach other machines: there, whoever is quickest goes first."""
+        try:
+            return mount_of(system.stat(os.path.dirname(self._file)).st_dev, self._file).events
+        except OSError:
+            return False
 
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[InodeHoldType]:
         """Wait for the lock itself: nobody is before us but its holders."""
