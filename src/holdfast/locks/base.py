@@ -154,8 +154,8 @@ class Hold:
         if entry is not None:
             import warnings
 
+            self._release(entry)  # first: where warnings are errors, nothing comes after them
             warnings.warn(f"a hold on {self.lock.path} was never released", ResourceWarning, stacklevel=2, source=self)
-            self._release(entry)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.lock!r}{', released' if self.released else ''}>"
