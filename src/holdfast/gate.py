@@ -18,7 +18,8 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from _thread import RLock, get_ident
+from _thread import RLock
+from _thread import _local as ThreadLocal
 from collections import deque
 from itertools import count
 from time import monotonic
@@ -32,9 +33,21 @@ if TYPE_CHECKING:
     Inode = tuple[int, int]  # st_dev, st_ino
     Task = weakref.ref[object]
     # A live hold: descriptor, what it locks, shared or not, and who took it. A tuple: it is made on every acquire.
-    Entry = tuple[int, Inode, bool, int, Task | None]
+    Entry = tuple[int, Inode, bool, object, Task | None]
 
 _modules = sys.modules
+
+
+_local = ThreadLocal()
+
+
+def current_thread() -> object:
+    """The running thread, as an object that no later thread is mistaken for: their numbers are used again."""
+    try:
+        return _local.me
+    except AttributeError:
+        me = _local.me = object()
+        return me
 
 
 def current_task() -> object | None:
@@ -55,8 +68,8 @@ def current_task() -> object | None:
 def caller() -> object:
     """Something to know the running task or thread by."""
     if "asyncio" in _modules or "trio" in _modules:
-        return current_task() or get_ident()
-    return get_ident()
+        return current_task() or current_thread()
+    return current_thread()
 
 
 class Turn:
@@ -73,12 +86,12 @@ class Turn:
     SECONDS = 0.001
 
     def __init__(self) -> None:
-        self.thread = get_ident()
+        self.thread = current_thread()
         self.left = self.ACQUISITIONS
         self.until = monotonic() + self.SECONDS
 
     def take(self) -> bool:
-        if self.left <= 0 or self.thread != get_ident() or monotonic() > self.until:
+        if self.left <= 0 or self.thread is not current_thread() or monotonic() > self.until:
             return False
         self.left -= 1
         return True
@@ -87,46 +100,62 @@ class Turn:
 class Line:
     """First come, first served in memory: at most `width` inside, the others wait for their bell."""
 
-    __slots__ = ("inside", "waiting")
+    __slots__ = ("entering", "inside", "waiting", "width")
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
+        self.width = width
         self.inside = 0
+        self.entering: Place | None = None  # admitted, and not settled yet. The next one would overtake it
         self.waiting: deque[Place] = deque()
+
+    def admit(self) -> None:
+        if self.waiting and self.entering is None and self.inside < self.width:
+            place = self.entering = self.waiting.popleft()
+            self.inside += 1
+            place.admitted = True
+            assert place.bell is not None
+            place.bell.ring()
 
 
 class Place:
-    """A place in a line. `leave` must be called, whether it was ever admitted or not."""
+    """A place in a line.
 
-    __slots__ = ("_book", "_path", "admitted", "bell")
+    Once `admitted`, say `settle` when others may follow (a ticket is taken), and `leave` in any case in the end.
+    """
+
+    __slots__ = ("_book", "_line", "_path", "admitted", "bell")
 
     def __init__(self, book: Book, path: str, width: int, make_bell: Callable[[], Bell]) -> None:
         self._book = book
         self._path = path
         self.bell: Bell | None = None
         with book.mutex:
-            line = book.lines.setdefault(path, Line())
-            self.admitted = line.inside < width and not line.waiting
+            self._line = line = book.lines.setdefault(path, Line(width))
+            self.admitted = line.inside < line.width and not line.waiting and line.entering is None
             if self.admitted:
                 line.inside += 1
+                line.entering = self
             else:
                 self.bell = make_bell()
                 line.waiting.append(self)
 
-    def leave(self) -> None:
+    def settle(self) -> None:
         with self._book.mutex:
-            line = self._book.lines.get(self._path)
-            if line is None:
-                return
-            if not self.admitted:
-                line.waiting.remove(self)
-            elif line.waiting:
-                successor = line.waiting.popleft()
-                successor.admitted = True
-                assert successor.bell is not None
-                successor.bell.ring()
-            else:
+            if self._line.entering is self:
+                self._line.entering = None
+                self._line.admit()
+
+    def leave(self) -> None:
+        line = self._line
+        with self._book.mutex:
+            if self.admitted:
                 line.inside -= 1
-            if not line.inside and not line.waiting:
+            else:
+                line.waiting.remove(self)
+            if line.entering is self:
+                line.entering = None
+            line.admit()
+            if not line.inside and not line.waiting and self._book.lines.get(self._path) is line:
                 del self._book.lines[self._path]
 
 
@@ -149,7 +178,7 @@ class Book:
         serial = self.new_serial()
         task = current_task() if "asyncio" in _modules or "trio" in _modules else None
         # Weak: a task that is dropped with its hold must be collectable, or the hold would never be missed.
-        self.holds[serial] = (fd, inode, shared, get_ident(), None if task is None else weakref.ref(task))
+        self.holds[serial] = (fd, inode, shared, current_thread(), None if task is None else weakref.ref(task))
         return serial
 
     def begin_turn(self, path: str) -> None:
@@ -159,13 +188,13 @@ class Book:
 
     def holds_of_caller(self, inode: Inode, *, asynchronous: bool) -> list[Entry]:
         """The live holds on `inode` that cannot be released while the caller waits."""
-        thread = get_ident()
+        thread = current_thread()
         task = current_task() if asynchronous else None
         return [
             entry
             for entry in list(self.holds.values())
             if entry[1] == inode
-            and entry[3] == thread
+            and entry[3] is thread
             # A blocked thread stops all its tasks; a task that waits stops only itself and the code below its loop.
             and (not asynchronous or entry[4] is None or entry[4]() is task)
         ]

@@ -1,20 +1,83 @@
-"""Who is that? What this machine can tell about a process."""
+"""Who am I, who is that, and is it still there?
+
+A pid alone says little: it is used again, means something else in another container, and nothing at all on another
+machine. A process is known by its pid together with its start time, its pid namespace, and the boot of the kernel that
+it runs on. Two containers on one machine have one boot id.
+"""
 
 from __future__ import annotations
 
+import os
+
 from . import system
+from .record import sanitise
+
+
+class Identity:
+    """What a record says about the process that wrote it."""
+
+    __slots__ = ("boot", "host", "pid", "start")
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.start = start_of(pid)
+        self.boot = boot_id()
+        self.host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
+
+
+_me: Identity | None = None
+_boot_id: str | None = None
+
+
+def me() -> Identity:
+    global _me
+    if _me is None:
+        _me = Identity(os.getpid())
+    return _me
+
+
+def _forget_me() -> None:
+    global _me
+    _me = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_me)
+
+
+def boot_id() -> str | None:
+    global _boot_id
+    if _boot_id is None:
+        _boot_id = system.read_text("/proc/sys/kernel/random/boot_id").strip() or None
+    return _boot_id
+
+
+def start_of(pid: int) -> str | None:
+    """When a process of our pid namespace began, with that namespace; None if there is no such process any more."""
+    stat = system.read_text(f"/proc/{pid}/stat")
+    # The command name stands in parentheses and may contain anything, also spaces and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 20 or fields[0] in "ZX":  # a zombie has let go of everything
+        return None
+    return f"{fields[19]}:{_namespace()}"
+
+
+def namespace_of(start: str) -> str:
+    """The pid namespace in a start time."""
+    return start.rpartition(":")[2]
+
+
+def _namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def command_of(pid: int) -> str | None:
     """The command line of a process of this machine, or None where it cannot be had. Safe to print."""
     words = system.read_text(f"/proc/{pid}/cmdline").split("\0")
-    text = printable(" ".join(words).strip())
-    return text or None
-
-
-def printable(text: str) -> str:
-    """Control characters become spaces: what another process calls itself must not steer a terminal."""
-    return "".join(" " if ord(c) < 32 or ord(c) == 127 else c for c in text)
+    return sanitise(" ".join(words).strip()) or None
 
 
 def describe(pid: int) -> str:

@@ -59,7 +59,15 @@ _good_until = 0.0
 
 
 def mount_of(device: int, path: str) -> Mount:
-    """The mount that `path` is on; `device` is the `st_dev` of its file. Raises Unsupported for one that can't lock."""
+    """The mount that `path` is on, for a kernel lock. Raises Unsupported where there would be two holders."""
+    mount = mount_at(device, path)
+    if mount.refusal:
+        raise mount.refuse(path)
+    return mount
+
+
+def mount_at(device: int, path: str) -> Mount:
+    """The mount that `path` is on; `device` is the `st_dev` of its file."""
     global _good_until
     if device & 0xFFF00:  # a block device: always local. The others share major number 0
         return LOCAL
@@ -69,10 +77,7 @@ def mount_of(device: int, path: str) -> Mount:
         _good_until = now + _TABLE_IS_GOOD_FOR
     found = _by_device.get(device)
     if found is None:
-        found = find_mount(system.mount_table(), device, path)
-        if found.refusal:
-            raise found.refuse(path)
-        _by_device[device] = found
+        found = _by_device[device] = find_mount(system.mount_table(), device, path)
     return found
 
 

@@ -2,8 +2,8 @@
 
 Nothing is stored in a kernel lock's file, so all of this is asked of the system: /proc/locks names the process that
 took each lock, by device and inode. The device is the one of the mount table, not `st_dev`, which differs on btrfs and
-overlay. Open-file-description locks have no process there, and a lock may have been inherited from a process that is
-gone; then /proc/*/fdinfo is searched for whoever has the file open with a lock on it.
+overlay. Each process that is named is then asked through /proc/*/fdinfo, which is exact. Open-file-description locks
+name no process, and a lock may have been inherited from one that is gone: then all of them are asked.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import time
 from dataclasses import asdict, dataclass
 
 from . import system
-from .owner import command_of, describe
+from .owner import command_of, describe, me
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from .locks.judge import Judgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,11 @@ class Holder:
     pid: int | None
     shared: bool = False
     command: str | None = None
+    host: str | None = None
 
     def __str__(self) -> str:
+        if self.host is not None:
+            return f"pid {self.pid} on {self.host}"
         return "a process that this system does not show" if self.pid is None else describe(self.pid)
 
 
@@ -47,11 +52,18 @@ class Status:
     waiters: tuple[Holder, ...] = ()
     since: float | None = None
     permits: int | None = None
+    tag: str | None = None
+    token: int | None = None
+    alive: bool | None = None
+    stale: bool = False
+    corrupt: bool = False
 
     def explain(self) -> str:
         """In words, for an error message: who has it, for how long, how many wait."""
         if not self.held:
             return "it was held a moment ago and is free now" if not self.waiters else "others are first in its queue"
+        if self.corrupt:
+            return "its file cannot be understood, so it counts as held until it is old"
         who = ", ".join(str(holder) for holder in self.holders[:3])
         if len(self.holders) > 3:
             who += f" and {len(self.holders) - 3} more"
@@ -115,45 +127,20 @@ def _place(fd: int, st: os.stat_result) -> tuple[str, int]:
     return f"{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}", inode
 
 
-def _has_open(pid: int, st: os.stat_result) -> bool | None:
-    """Does the process have the file open? None: we may not know."""
+def _locks_of(pid: int | str, place: tuple[str, int]) -> list[_Line] | None:
+    """The locks on a file that a process has through its descriptors. None: we may not look.
+
+    Unlike /proc/locks, which is given out page by page while it changes, this is exact.
+    """
     try:
-        fds = os.listdir(f"/proc/{pid}/fd")
+        fds = os.listdir(f"/proc/{pid}/fdinfo")
     except FileNotFoundError:
-        return False
+        return []
     except OSError:
         return None
-    for fd in fds:
-        try:
-            there = os.stat(f"/proc/{pid}/fd/{fd}")
-        except OSError:
-            continue
-        if (there.st_dev, there.st_ino) == (st.st_dev, st.st_ino):
-            return True
-    return False
-
-
-def _search(device: str, inode: int, families: tuple[str, ...], first: int) -> list[tuple[int, _Line]]:
-    """Everybody who has a lock on the file, by looking into every process that we may look into."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        try:
-            fds = os.listdir(f"/proc/{name}/fdinfo")
-        except OSError:
-            continue
-        for fd in fds:
-            for text in system.read_text(f"/proc/{name}/fdinfo/{fd}").splitlines():
-                line = _parse(text.removeprefix("lock:").strip()) if text.startswith("lock:") else None
-                if (
-                    line
-                    and (line.device, line.inode) == (device, inode)
-                    and line.family in families
-                    and line.start >= first
-                ):
-                    found.append((int(name), line))
-    return found
+    texts = (text for fd in fds for text in system.read_text(f"/proc/{pid}/fdinfo/{fd}").splitlines())
+    lines = _lines("\n".join(text.removeprefix("lock:").strip() for text in texts if text.startswith("lock:")))
+    return [line for line in lines if (line.device, line.inode) == place]
 
 
 def _holder(pid: int | None, shared: bool) -> Holder:
@@ -161,30 +148,38 @@ def _holder(pid: int | None, shared: bool) -> Holder:
 
 
 def _holders(fd: int, st: os.stat_result, families: tuple[str, ...], first: int = 0) -> tuple[Holder, ...]:
-    device, inode = _place(fd, st)
-    held = [
-        line
-        for line in _lines(system.read_text("/proc/locks"))
-        if (line.device, line.inode) == (device, inode)
-        and line.family in families
-        and not line.blocked
-        and line.start >= first
-        and line.start != system.REMOVAL_BYTE
-    ]
-    if any(line.pid <= 0 or _has_open(line.pid, st) is False for line in held):
-        seen = _search(device, inode, families, first)
-        held_by = [(pid, line.shared) for pid, line in seen if line.start != system.REMOVAL_BYTE]
-        unseen = len(held) - len({(line.start, pid) for pid, line in seen})
-        if held_by:
-            return tuple(_holder(pid, shared) for pid, shared in held_by)
-        if unseen <= 0:
-            return ()
-        return tuple(_holder(None, line.shared) for line in held)
-    return tuple(_holder(line.pid, line.shared) for line in held)
+    """Who has a lock on the open file: those whom /proc/locks names, and if it names none, whoever can be found."""
+    place = _place(fd, st)
+
+    def counts(line: _Line) -> bool:
+        return (
+            (line.device, line.inode) == place
+            and line.family in families
+            and not line.blocked
+            and line.start >= first
+            and line.start != system.REMOVAL_BYTE
+        )
+
+    named = [line for line in _lines(system.read_text("/proc/locks")) if counts(line)]
+    found: list[Holder] = []
+    for pid in sorted({line.pid for line in named if line.pid > 0}):
+        locks = _locks_of(pid, place)
+        if locks is None:  # another user's: believe what /proc/locks says
+            locks = [line for line in named if line.pid == pid][:1]
+        found.extend(_holder(pid, line.shared) for line in locks if counts(line))
+    if not found and named:
+        # Open-file-description locks name nobody, and one who took a lock may be gone, its descriptor inherited.
+        for name in os.listdir("/proc"):
+            if name.isdecimal():
+                found.extend(_holder(int(name), line.shared) for line in _locks_of(name, place) or () if counts(line))
+        if not found:
+            found.extend(_holder(None, line.shared) for line in named)
+    return tuple(found)
 
 
-def _waiters(queue: str) -> tuple[Holder, ...]:
+def _waiters(file: str) -> tuple[Holder, ...]:
     """Those who have a ticket, in the order in which they will be served."""
+    queue = file + ".queue"
     found: list[Holder] = []
     try:
         names = sorted(os.listdir(queue))
@@ -202,10 +197,11 @@ def _waiters(queue: str) -> tuple[Holder, ...]:
     return tuple(found)
 
 
-def of_kernel_lock(path: str, queue: str) -> Status:
-    waiters = _waiters(queue)
+def of_kernel_lock(path: str, *, keep: bool) -> Status:
+    file = os.path.realpath(path)
+    waiters = _waiters(file)
     try:
-        fd = system.open_fd(os.path.realpath(path), system.O_READ)
+        fd = system.open_fd(file, system.O_READ)
     except OSError:
         return Status(path, "lock", held=False, waiters=waiters)
     try:
@@ -216,7 +212,12 @@ def of_kernel_lock(path: str, queue: str) -> Status:
     finally:
         system.close(fd)
     return Status(
-        path, "lock", held=bool(holders), holders=holders, waiters=waiters, since=st.st_mtime if holders else None
+        path,
+        "lock",
+        held=bool(holders),
+        holders=holders,
+        waiters=waiters,
+        since=st.st_mtime if holders and not keep else None,
     )
 
 
@@ -233,10 +234,11 @@ def _is_free(fd: int) -> bool:
     return True
 
 
-def of_semaphore(path: str, queue: str, permits: int) -> Status:
-    waiters = _waiters(queue)
+def of_semaphore(path: str, permits: int) -> Status:
+    file = os.path.realpath(path)
+    waiters = _waiters(file)
     try:
-        fd = system.open_fd(os.path.realpath(path), system.O_READ)
+        fd = system.open_fd(file, system.O_READ)
     except OSError:
         return Status(path, "semaphore", held=False, waiters=waiters, permits=permits)
     try:
@@ -244,3 +246,26 @@ def of_semaphore(path: str, queue: str, permits: int) -> Status:
     finally:
         system.close(fd)
     return Status(path, "semaphore", held=bool(holders), holders=holders, waiters=waiters, permits=permits)
+
+
+def of_lock_file(path: str, found: Judgement | None) -> Status:
+    waiters = _waiters(os.path.realpath(path))
+    if found is None:
+        return Status(path, "file", held=False, waiters=waiters)
+    if found.record is None:
+        return Status(path, "file", held=True, waiters=waiters, stale=found.stale, corrupt=True)
+    record = found.record
+    here = record.host is None or record.host == me().host
+    holder = Holder(record.pid, False, command_of(record.pid) if here else None, None if here else record.host)
+    return Status(
+        path,
+        "file",
+        held=True,
+        holders=(holder,),
+        waiters=waiters,
+        since=float(record.timestamp),
+        tag=record.tag,
+        token=record.token,
+        alive=found.alive,
+        stale=found.stale,
+    )

@@ -152,9 +152,11 @@ class Hold:
         except AttributeError:  # never got as far as being held, or the interpreter is going down
             return
         if entry is not None:
-            import warnings
-
             self._release(entry)  # first: where warnings are errors, nothing comes after them
+            try:
+                import warnings
+            except ImportError:
+                return  # the interpreter is going down
             warnings.warn(f"a hold on {self.lock.path} was never released", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
@@ -194,17 +196,16 @@ class BaseLock(Generic[HoldType]):
 
     def acquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
         """Wait for the lock: for ever (None), for some seconds, or not at all (0). Raises Timeout."""
+        timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
         hold = self._try()
         if hold is not None:
             return hold
-        if timeout is DEFAULT:
-            timeout = self.timeout
         if timeout == 0:
             hold = self._try_despite_queue()
             if hold is not None:
                 return hold
             raise self._timed_out(0)
-        return wait.drive(self._wait(check_timeout(timeout), asynchronous=False))
+        return wait.drive(self._wait(timeout, asynchronous=False))
 
     async def atry_acquire(self) -> HoldType | None:
         from anyio.lowlevel import checkpoint
@@ -214,14 +215,13 @@ class BaseLock(Generic[HoldType]):
 
     async def aacquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
         """`acquire` for asyncio and trio. Cancelling it leaves nothing behind."""
+        timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
         hold = await self.atry_acquire()
         if hold is not None:
             return hold
-        if timeout is DEFAULT:
-            timeout = self.timeout
         if timeout == 0:
             raise self._timed_out(0)
-        return await wait.adrive(self._wait(check_timeout(timeout), asynchronous=True))
+        return await wait.adrive(self._wait(timeout, asynchronous=True))
 
     def _wait(self, timeout: float | None, *, asynchronous: bool) -> wait.Steps[HoldType]:
         """`_steps` with what every wait has: a deadline, a measurement, and an error that says who is in the way."""

@@ -99,6 +99,8 @@ class InodeLock(base.BaseLock[InodeHoldType]):
     # Finding the file.
 
     def _open(self) -> int:
+        if self._file != self.path:
+            self._locate(os.path.realpath(self.path))  # a symlink, which may have been changed since
         try:
             return system.open_fd(self._file, system.O_LOCK, self.mode)
         except OSError as error:
@@ -106,9 +108,10 @@ class InodeLock(base.BaseLock[InodeHoldType]):
 
     def _open_otherwise(self, error: OSError) -> int:
         """The plain open failed: find the way around, or say why there is none."""
-        if error.errno == errno.ELOOP and os.path.islink(self._file):
+        if error.errno == errno.ELOOP and self._file == self.path:
             self._locate(os.path.realpath(self.path))
-            return system.open_fd(self._file, system.O_LOCK, self.mode)
+            if self._file != self.path:
+                return self._open()
         if isinstance(error, PermissionError):
             return system.open_denied(self._file, error)
         if isinstance(error, IsADirectoryError):
@@ -132,8 +135,6 @@ class InodeLock(base.BaseLock[InodeHoldType]):
 
     def _file_was_replaced(self, retries: int) -> None:
         self._metrics.identity_retries.bump()
-        if self._file != self.path:
-            self._locate(self.path)  # perhaps the symlink was changed: resolve it again
         if retries in _MANY_RETRIES:
             import logging
 

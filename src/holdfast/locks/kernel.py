@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from . import base
 
 _FORMAT, _REGULAR = 0o170000, 0o100000
+_FRESH = 0.1  # seconds
 
 
 class KernelHold(InodeHold):
@@ -61,7 +62,7 @@ class KernelHold(InodeHold):
         try:
             st = system.stat(lock.path)
             named = (st.st_dev, st.st_ino) == inode
-            if named and not lock.keep:
+            if named and not lock.keep and not st.st_size:  # what got content meanwhile is not ours to remove
                 if shared:
                     system.mark_removal(fd)
                     set_lock(fd, system.UN)
@@ -122,7 +123,7 @@ class Lock(InodeLock[KernelHold]):
     def status(self) -> Status:
         from ..status import of_kernel_lock
 
-        return of_kernel_lock(self.path, self._queue)
+        return of_kernel_lock(self.path, keep=self.keep)
 
     def _try(self) -> KernelHold | None:
         if not self.fair or not system.access(self._queue, 0):
@@ -131,7 +132,7 @@ class Lock(InodeLock[KernelHold]):
         if turn is not None and not self.shared and turn.take():
             return self._attempt(queued=True)
         # A caller that shares already may share again: to queue behind a writer that waits for it would be a deadlock.
-        if self.shared and self._held_by_caller(asynchronous=False):
+        if self.shared and self._held_by_caller(asynchronous=gate.current_task() is not None):
             return self._attempt()
         return None
 
@@ -139,7 +140,7 @@ class Lock(InodeLock[KernelHold]):
         retries = 0
         while True:
             try:
-                fd = system.open_fd(self._file, system.O_LOCK, self.mode)
+                fd = system.open_fd(self._file, system.O_LOCK, self.mode) if self._file is self.path else self._open()
             except OSError as error:
                 fd = self._open_otherwise(error)
             try:
@@ -158,7 +159,10 @@ class Lock(InodeLock[KernelHold]):
                 else:
                     named = system.stat(self.path)
                     if named.st_ino == st.st_ino and named.st_dev == st.st_dev:
-                        return KernelHold(self, fd, inode, ranged, queued)
+                        hold = KernelHold(self, fd, inode, ranged, queued)
+                        if hold.acquired_at - st.st_mtime > _FRESH and not self.keep:
+                            _say_when(fd)
+                        return hold
             except FileNotFoundError:
                 pass  # unlinked between our open and our lock
             except BaseException:
@@ -179,6 +183,8 @@ class Lock(InodeLock[KernelHold]):
         return _try_lock(fd, system.EX_NB, ranged)
 
     def _hold(self, fd: int, inode: gate.Inode, ranged: bool) -> KernelHold:
+        if not self.keep:
+            _say_when(fd)
         return KernelHold(self, fd, inode, ranged, True)
 
     def _block(self, fd: int, ranged: bool) -> Step:
@@ -189,6 +195,14 @@ class Lock(InodeLock[KernelHold]):
         if any(not (self.shared and shared) for _, _, shared, _, _ in mine):
             raise would_deadlock(self.path, asynchronous, "holds the lock")
         return mine
+
+
+def _say_when(fd: int) -> None:
+    """Have the file's modification time say when it was acquired, for `status`, where it was not made just now."""
+    try:
+        system.touch(fd)
+    except OSError:
+        pass  # another user's file
 
 
 def _try_lock(fd: int, op: int, ranged: bool) -> bool:

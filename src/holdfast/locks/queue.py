@@ -17,8 +17,8 @@ it, see that the name still means this file, unlink.
 
 The queue orders; it excludes nobody. So what can go wrong costs a place in the line at the worst. Where no ticket can
 be had (the directory is not writable, the disk is full, the file system knows no FIFOs), one waits without. A waiter
-that is stopped (SIGSTOP) at the head would hold up all others although the lock is free: so everybody tries the lock
-itself once in a while (`SAFETY_LOOK`).
+that is stopped (SIGSTOP) at the head would hold up all others although the lock is free: so everybody looks at the lock
+itself once in a while (`SAFETY_LOOK`), and passes a first one that did not take a free lock from one look to the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
     from ..wait import Steps
 
-    Hold = TypeVar("Hold", covariant=True)  # noqa: PLC0105
+    from .base import Hold as AnyHold
+
+    Hold = TypeVar("Hold", bound=AnyHold, covariant=True)  # noqa: PLC0105
 
     class Waiter(Protocol[Hold]):
         """What a lock offers to those who wait for it."""
@@ -161,6 +163,7 @@ class Queue:
 
     def wait(self, waiter: Waiter[Hold], deadline: float | None) -> Steps[Hold | None]:
         """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
+        suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
         ignored = set()  # dead ones that we may not remove, and those of other users that we may not look at
         while True:
             before = [name for name in self.tickets() if name < self._name and name not in ignored]
@@ -187,8 +190,12 @@ class Queue:
                 system.close(fd)
             if monotonic() >= look_again:
                 hold = waiter._attempt(queued=True)
-                if hold is not None:
+                if hold is not None and suspect == min(before):
                     return hold
+                suspect = ""
+                if hold is not None:
+                    hold.release()
+                    suspect = min(before)
 
     def leave(self) -> None:
         if self._fd < 0:
@@ -214,7 +221,9 @@ def wait_in_line(waiter: Waiter[Hold], deadline: float | None, asynchronous: boo
             check_deadline(deadline)
             assert place.bell is not None
             yield Rung(place.bell, deadline)
-        if queue is not None and queue.join():
+        joined = queue is not None and queue.join()
+        place.settle()
+        if queue is not None and joined:
             hold = yield from queue.wait(waiter, deadline)
             if hold is not None:
                 return hold

@@ -98,7 +98,7 @@ class Semaphore(InodeLock[SemaphoreHold]):
     def status(self) -> Status:
         from ..status import of_semaphore
 
-        return of_semaphore(self.path, self._queue, self.permits)
+        return of_semaphore(self.path, self.permits)
 
     def _try(self) -> SemaphoreHold | None:
         if not self.fair or not system.access(self._queue, 0):

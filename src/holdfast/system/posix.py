@@ -3,7 +3,8 @@
 Positions of the byte ranges, all far past any content and below 2**63 (docs/formats.md):
 
     0 … 2**62 - 1     the lock itself, where ranges stand in for flock (NFS, CIFS)
-    2**62             the removal byte: somebody holds the file exclusively only in order to remove it
+    2**62             the removal byte: whoever has it may remove the file, or is about to
+    2**62 + 1         the liveness byte: locked as long as the process that holds a lock file lives
     2**62 + 16 + n    slot n of a semaphore
 """
 
@@ -23,6 +24,10 @@ _O_COMMON = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
 O_EXISTING = os.O_RDWR | _O_COMMON
 O_READ = os.O_RDONLY | _O_COMMON
 O_LOCK = O_EXISTING | os.O_CREAT
+O_NEW = O_LOCK | os.O_EXCL
+O_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+O_SYNCABLE_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+O_TMPFILE = os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE if hasattr(os, "O_TMPFILE") else 0
 
 open_fd = os.open
 close = os.close
@@ -37,6 +42,10 @@ mkfifo = os.mkfifo
 link = os.link
 read = os.read
 write = os.write
+pread = os.pread
+pwrite = os.pwrite
+fsync = os.fsync
+fchmod = os.fchmod
 touch = os.utime
 lock = fcntl.flock
 
@@ -44,6 +53,7 @@ HAS_FIFOS = True
 
 RANGE_START, RANGE_LENGTH = 0, 1 << 62
 REMOVAL_BYTE = 1 << 62
+LIVENESS_BYTE = REMOVAL_BYTE + 1
 FIRST_SLOT = (1 << 62) + 16
 
 _KINDS = {SH: fcntl.F_RDLCK, EX: fcntl.F_WRLCK, UN: fcntl.F_UNLCK}
@@ -106,6 +116,58 @@ def removal_marked(fd: int) -> bool:
     """Does somebody hold the file only to remove it? Exactly our byte: another tool's whole-file lock is no removal."""
     kind, start, length = _unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, REMOVAL_BYTE, 1)))
     return kind != fcntl.F_UNLCK and (start, length) == (REMOVAL_BYTE, 1)
+
+
+_LOCK_REMOVAL = _pack(fcntl.F_WRLCK, REMOVAL_BYTE, 1)
+_LOCK_LIVENESS = _pack(fcntl.F_WRLCK, LIVENESS_BYTE, 1)
+
+
+def lock_removal(fd: int) -> None:
+    """Take the right to remove a lock file. Others have it for microseconds, so this waits."""
+    fcntl.fcntl(fd, _SETLKW, _LOCK_REMOVAL)
+
+
+def lock_liveness(fd: int) -> None:
+    """Lock the liveness byte of a file that nobody else knows yet."""
+    fcntl.fcntl(fd, _SETLK, _LOCK_LIVENESS)
+
+
+def liveness_locked(fd: int) -> bool:
+    kind, _, _ = _unpack(fcntl.fcntl(fd, _GETLK, _LOCK_LIVENESS))
+    return kind != fcntl.F_UNLCK
+
+
+def link_open_file(fd: int, folder: int, name: str) -> None:
+    """Give a name to a file that has none. Needs a directory descriptor for the source too, else it is EXDEV."""
+    os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
+
+
+def replace_file(folder: int, name: str, content: bytes, mode: int, durable: bool) -> None:
+    """Write a whole file in place of another, in one step."""
+    private = f"{name}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
+    fd = open_fd(private, O_NEW, mode, dir_fd=folder)
+    try:
+        write(fd, content)
+        if durable:
+            fsync(fd)
+        os.rename(private, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        unlink(private, dir_fd=folder)
+        raise
+    finally:
+        close(fd)
+
+
+def process_exists(pid: int) -> bool:
+    if pid <= 0:
+        return False  # 0 and below mean process groups to kill(2)
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def try_slot(fd: int, slot: int) -> bool:

@@ -1,0 +1,69 @@
+"""Renewing holds in the background: one thread per process, which ends when there is nothing left to renew.
+
+A hold whose lock was taken away is told so once (`on_lost`), and not renewed any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from time import monotonic
+
+from ..errors import HoldfastError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .existence import FileHold
+
+_condition = threading.Condition()
+_due: dict[weakref.ref[FileHold], float] = {}
+_thread: threading.Thread | None = None
+
+
+def beat(hold: FileHold, every: float) -> None:
+    """Renew `hold` every so many seconds, until it is released, lost or forgotten."""
+    global _thread
+    with _condition:
+        _due[weakref.ref(hold)] = monotonic() + every
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_run, name="holdfast-heartbeat", daemon=True)
+            _thread.start()
+        _condition.notify()
+
+
+def _run() -> None:
+    global _thread
+    while True:
+        with _condition:
+            if not _due:
+                _thread = None
+                return
+            first = min(_due, key=_due.__getitem__)
+            left = _due[first] - monotonic()
+            if left > 0:
+                _condition.wait(left)
+                continue
+            del _due[first]
+        _renew(first)
+
+
+def _renew(reference: weakref.ref[FileHold]) -> None:
+    hold = reference()
+    if hold is None or hold.released:
+        return
+    every, on_lost = hold.lock.heartbeat, hold.lock.on_lost
+    try:
+        hold.renew()
+    except HoldfastError:
+        if hold.lost and on_lost is not None:
+            on_lost(hold)
+    except OSError:
+        _again(reference, every)  # the disk may come back; if it does not, the lock grows old
+    else:
+        _again(reference, every)
+
+
+def _again(reference: weakref.ref[FileHold], every: float | None) -> None:
+    if every is not None:
+        with _condition:
+            _due[reference] = monotonic() + every

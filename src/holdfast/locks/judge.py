@@ -1,0 +1,101 @@
+"""Is a lock file stale? What can be known about its holder, and what follows from that under each policy.
+
+    "proof"          a holder proved dead is replaced at once, one proved alive keeps its lock however old it is; where
+                     neither can be proved, age decides
+    "old"            age decides alone, whoever lives (sema)
+    "dead-and-old"   both: the pid does not exist, and the lock is old (semats)
+
+Old means strictly older than `stale_after`; a timestamp in the future is not old. A file that cannot be understood may
+be one that another tool has created and not yet written, so it counts as held until its modification time is old.
+"""
+
+from __future__ import annotations
+
+import time
+
+from .. import owner, record, system
+from ..errors import CorruptLock
+from ..paths import mount_at
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from ..record import Record
+
+    Policy = Literal["proof", "old", "dead-and-old"]
+
+POLICIES = ("proof", "old", "dead-and-old")
+
+
+class Judgement:
+    """What is known about the holder of a lock file at one moment.
+
+    `record` is None for a file that cannot be understood. `alive` is None where nothing can be proved. `stale_in` is in
+    how many seconds age alone will make it stale, None for never.
+    """
+
+    __slots__ = ("age", "alive", "record", "stale", "stale_in")
+
+    def __init__(
+        self, found: Record | None, age: float, alive: bool | None, *, stale: bool, stale_in: float | None
+    ) -> None:
+        self.record = found
+        self.age = age
+        self.alive = alive
+        self.stale = stale
+        self.stale_in = stale_in
+
+    def __str__(self) -> str:
+        if self.record is None:
+            return "somebody whose record cannot be read"
+        text = f"pid {self.record.pid}"
+        if self.record.host and self.record.host != owner.me().host:
+            text += f" on {self.record.host}"
+        if self.record.tag:
+            text += f" ({self.record.tag})"
+        return f"{text}, {self.age:.0f} s old"
+
+
+def judge(fd: int, path: str, policy: Policy, stale_after: float | None) -> Judgement:
+    """Judge the lock file that `fd` has open and that `path` names."""
+    st = system.fstat(fd)
+    now = time.time()
+    try:
+        found = record.parse(system.pread(fd, record.MOST_BYTES + 1, 0))
+    except CorruptLock:
+        return decide(None, now - st.st_mtime, None, policy, stale_after)
+    alive = _liveness(fd, st.st_dev, path, found)
+    if policy == "dead-and-old" and alive is None:
+        alive = system.process_exists(found.pid)
+    return decide(found, now - found.timestamp, alive, policy, stale_after)
+
+
+def decide(
+    found: Record | None, age: float, alive: bool | None, policy: Policy, stale_after: float | None
+) -> Judgement:
+    old = stale_after is not None and age > stale_after
+    old_in = None if stale_after is None else max(0.0, stale_after - age)
+    if found is None or policy == "old":
+        return Judgement(found, age, alive, stale=old, stale_in=old_in)
+    if policy == "dead-and-old":
+        return Judgement(found, age, alive, stale=old and not alive, stale_in=old_in)
+    if alive is None:
+        return Judgement(found, age, alive, stale=old, stale_in=old_in)
+    return Judgement(found, age, alive, stale=not alive, stale_in=None)
+
+
+def _liveness(fd: int, device: int, path: str, found: Record) -> bool | None:
+    """Is the holder alive? None: that cannot be proved."""
+    boot = owner.boot_id()
+    if found.boot is None or boot is None:
+        return None
+    mount = mount_at(device, path)
+    if found.boot != boot:
+        # Another machine, or an earlier life of this one: only on a disk of our own is it certainly the latter.
+        return False if mount.events and mount.refusal is None else None
+    if found.owner is not None and mount.refusal is None:
+        return system.liveness_locked(fd)
+    if found.start is not None and owner.namespace_of(found.start) == owner.namespace_of(owner.me().start or ""):
+        return owner.start_of(found.pid) == found.start
+    return None

@@ -1,0 +1,146 @@
+"""What lock files say: reading and writing the `sema` format (docs/formats.md).
+
+    pid=4711
+    timestamp=1735420800
+    tag=deploy-v1.2.3
+    host=build7                             ours from here on; readers that do not know them ignore them
+    boot=0f4c9d2e-…                         which run of which kernel
+    start=8812345:4026531836                start time of the process in clock ticks, and its pid namespace
+    owner=9f86d081884c7d65                  the holder keeps the liveness byte of this file locked
+    token=1735420800123456789               fencing token, always 20 digits, so that it can be written in place
+
+Lines end in LF, and may end in CRLF when read. A line is split at its first '='; white space around key and value does
+not count; empty lines, lines without '=' and unknown keys are ignored; of two lines with one key the last counts. `pid`
+and `timestamp` are needed, and are plain decimal numbers.
+
+Whatever cannot be understood is `CorruptLock`, and nothing else: these bytes may come from anybody.
+"""
+
+from __future__ import annotations
+
+from .errors import CorruptLock
+
+MOST_BYTES = 64 * 1024
+LONGEST_TAG = 10_000
+_LARGEST_PID = 2**32 - 1
+_LARGEST_NUMBER = 2**63 - 1
+TOKEN_DIGITS = 20
+
+_CONTROL = dict.fromkeys((*range(32), 127), " ")
+
+
+class Record:
+    """The content of a lock file."""
+
+    __slots__ = ("boot", "host", "owner", "pid", "start", "tag", "timestamp", "token")
+
+    def __init__(
+        self,
+        pid: int,
+        timestamp: int,
+        tag: str | None = None,
+        host: str | None = None,
+        boot: str | None = None,
+        start: str | None = None,
+        owner: str | None = None,
+        token: int | None = None,
+    ) -> None:
+        self.pid = pid
+        self.timestamp = timestamp
+        self.tag = tag
+        self.host = host
+        self.boot = boot
+        self.start = start
+        self.owner = owner
+        self.token = token
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("pid", "timestamp", "tag", "host", "token"))
+        return f"Record({fields})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def sanitise(text: str) -> str:
+    """Control characters become spaces: they could forge a line in the file, or steer the terminal that shows it."""
+    return text.translate(_CONTROL)
+
+
+def check_tag(tag: str | None) -> str | None:
+    if tag is None:
+        return None
+    if len(tag) > LONGEST_TAG:
+        raise ValueError(f"a tag has at most {LONGEST_TAG} characters, not {len(tag)}")
+    return sanitise(tag).encode("utf-8", "replace").decode("utf-8")
+
+
+def parse(content: bytes) -> Record:
+    if len(content) > MOST_BYTES:
+        raise CorruptLock(f"more than {MOST_BYTES} bytes")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptLock(f"not UTF-8 at byte {error.start}") from None
+    fields = {}
+    for line in text.split("\n"):
+        key, equals, value = line.partition("=")
+        if equals:
+            fields[key.strip()] = value.strip()
+    token = fields.get("token", "")
+    return Record(
+        _number(fields, "pid", _LARGEST_PID),
+        _number(fields, "timestamp", _LARGEST_NUMBER),
+        sanitise(fields["tag"]) if "tag" in fields else None,
+        _printable(fields.get("host")),
+        fields.get("boot"),
+        fields.get("start"),
+        fields.get("owner"),
+        int(token) if _is_number(token, _LARGEST_NUMBER) else None,
+    )
+
+
+def _printable(text: str | None) -> str | None:
+    return None if text is None else sanitise(text)
+
+
+def _is_number(text: str, largest: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= largest
+
+
+def _number(fields: dict[str, str], key: str, largest: int) -> int:
+    text = fields.get(key)
+    if text is None:
+        raise CorruptLock(f"no {key}")
+    if not _is_number(text, largest):
+        raise CorruptLock(f"{key} is not a plain number that fits: {sanitise(text[:40])!r}")
+    return int(text)
+
+
+def template(record: Record) -> bytes:
+    """The bytes of a record for `%` with a timestamp and an owner, everything else being as given."""
+    fixed = compose(record).replace(b"%", b"%%").replace(b"owner=%%b", b"owner=%b")
+    return fixed.replace(b"timestamp=%d" % record.timestamp, b"timestamp=%d", 1)
+
+
+def compose(record: Record) -> bytes:
+    lines = [f"pid={record.pid}\ntimestamp={record.timestamp}\n"]
+    if record.tag is not None:
+        lines.append(f"tag={record.tag}\n")
+    lines += [
+        f"{key}={value}\n"
+        for key, value in (
+            ("host", record.host),
+            ("boot", record.boot),
+            ("start", record.start),
+            ("owner", record.owner),
+        )
+        if value is not None
+    ]
+    if record.token is not None:
+        lines.append(f"token={record.token:0{TOKEN_DIGITS}d}\n")
+    return "".join(lines).encode()

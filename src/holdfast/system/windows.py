@@ -1,0 +1,322 @@
+"""Windows: LockFileEx on byte ranges, and files that are opened so that they can be deleted.
+
+The positions of the ranges are those of `posix`; `lock` is the range below 2**62, so that it meets the whole-file locks
+that Rust's `File::lock` and others take. Where Windows differs, this module makes up for it:
+
+* A range that a handle has locked cannot be locked by it again, and only exactly what was locked can be unlocked. So
+  we remember what each descriptor has locked, and asking twice is harmless, as with flock.
+* Nobody can ask who has a range. The removal byte is looked at by trying it, and looking can meet looking.
+* A blocked LockFileEx hears neither Ctrl-C nor a deadline, and whoever is blocked goes before everybody who polls,
+  so that a waiter with a deadline might starve. So everybody polls.
+* Locks are mandatory: a locked byte cannot be read or written by others. Ours lie past all content.
+* Share modes are locks too: .NET's `FileShare.None` keeps others from opening the file. That is busy, not an error.
+* A deleted file keeps its name until the last handle is closed, unless the deletion has POSIX semantics (NTFS since
+  Windows 10 1709). Whoever opens the name meanwhile is refused, and tries again.
+
+Locks belong to the handle and go with it, however its process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import msvcrt
+import os
+import sys
+from _thread import get_native_id
+from ctypes import wintypes
+from time import sleep
+
+assert sys.platform == "win32"
+
+SH, EX, NB, UN = 1, 2, 4, 8
+EX_NB, SH_NB = EX | NB, SH | NB
+
+O_READ = os.O_RDONLY
+O_EXISTING = os.O_RDWR
+O_LOCK = O_EXISTING | os.O_CREAT
+
+fstat = os.fstat
+stat = os.stat
+access = os.access
+listdir = os.listdir
+mkdir = os.mkdir
+rmdir = os.rmdir
+link = os.link
+write = os.write
+touch = os.utime
+
+HAS_FIFOS = False
+
+RANGE_START, RANGE_LENGTH = 0, 1 << 62
+REMOVAL_BYTE = 1 << 62
+FIRST_SLOT = (1 << 62) + 16
+# Plus the number of the thread, which is unique on a machine: where nobody but that thread ever locks anything.
+_OWN_BYTE = (1 << 62) + (1 << 40)
+
+_LOCK, _MARK, _SLOT = "lock", "mark", "slot"
+
+_GENERIC_READ, _GENERIC_WRITE, _DELETE = 0x80000000, 0x40000000, 0x00010000
+_SHARE_EVERYTHING = 7
+_OPEN_EXISTING, _OPEN_ALWAYS = 3, 4
+_OPEN_REPARSE_POINT, _IS_REPARSE_POINT = 0x00200000, 0x400
+_INVALID_HANDLE = ctypes.c_void_p(-1).value
+_FAIL_IMMEDIATELY, _EXCLUSIVE = 1, 2
+_DISPOSITION, _DISPOSITION_EX = 4, 21
+_DELETE_WITH_POSIX_SEMANTICS = 3
+
+_ACCESS_DENIED, _SHARING_VIOLATION = 5, 32
+_BUSY = (33, 997)  # ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
+_STATUS_DELETE_PENDING = 0xC0000056
+
+_PATIENCE_WITH_DELETION = 100
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.016
+
+# Descriptor: what it has locked, as kind, start and length.
+_locked: dict[int, dict[str, tuple[int, int, int]]] = {}
+
+
+class _Overlapped(ctypes.Structure):
+    _fields_ = (
+        ("Internal", ctypes.c_void_p),
+        ("InternalHigh", ctypes.c_void_p),
+        ("Offset", wintypes.DWORD),
+        ("OffsetHigh", wintypes.DWORD),
+        ("hEvent", wintypes.HANDLE),
+    )
+
+
+_kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+_ntdll = ctypes.WinDLL("ntdll")
+
+_HANDLE, _DWORD, _POINTER = wintypes.HANDLE, wintypes.DWORD, ctypes.c_void_p
+_kernel32.CreateFileW.restype = _HANDLE
+_kernel32.CreateFileW.argtypes = (wintypes.LPCWSTR, _DWORD, _DWORD, _POINTER, _DWORD, _DWORD, _HANDLE)
+_kernel32.CloseHandle.argtypes = (_HANDLE,)
+_kernel32.LockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _DWORD, _POINTER)
+_kernel32.UnlockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _POINTER)
+_kernel32.SetFileInformationByHandle.argtypes = (_HANDLE, ctypes.c_int, _POINTER, _DWORD)
+_ntdll.RtlGetLastNtStatus.restype = _DWORD
+
+
+def _error(code: int, path: str | None = None) -> OSError:
+    return OSError(0, ctypes.FormatError(code), path, code)
+
+
+def _busy(why: str, path: str | None = None) -> BlockingIOError:
+    return BlockingIOError(errno.EAGAIN, why, path)
+
+
+def _open(path: str, access: int, disposition: int) -> int:
+    """A handle that shares everything and that no child inherits. A link at the end of the path is not followed."""
+    for _ in range(_PATIENCE_WITH_DELETION):
+        handle: int = _kernel32.CreateFileW(
+            path, access, _SHARE_EVERYTHING, None, disposition, _OPEN_REPARSE_POINT, None
+        )
+        if handle != _INVALID_HANDLE:
+            return handle
+        code = ctypes.get_last_error()
+        if code == _SHARING_VIOLATION:
+            raise _busy("opened by a program that does not share it", path)
+        if code != _ACCESS_DENIED:
+            raise _error(code, path)
+        status = _ntdll.RtlGetLastNtStatus()  # at once: the next system call overwrites it
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if status != _STATUS_DELETE_PENDING:
+            raise _error(code, path)
+        sleep(_FIRST_PAUSE)
+    raise _busy("deleted, and still open somewhere", path)
+
+
+def open_fd(path: str, flags: int, mode: int = 0o777) -> int:
+    """os.open with sharing. BlockingIOError: somebody has it open for itself alone. `mode` means nothing here."""
+    writes = flags & os.O_RDWR
+    handle = _open(
+        path,
+        _GENERIC_READ | _GENERIC_WRITE if writes else _GENERIC_READ,
+        _OPEN_ALWAYS if flags & os.O_CREAT else _OPEN_EXISTING,
+    )
+    try:
+        fd = msvcrt.open_osfhandle(handle, os.O_NOINHERIT | writes)
+    except BaseException:
+        _kernel32.CloseHandle(handle)
+        raise
+    if os.fstat(fd).st_file_attributes & _IS_REPARSE_POINT and os.path.islink(path):
+        os.close(fd)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return fd
+
+
+def open_denied(path: str, error: OSError) -> int:
+    """Open a lock file that we may not write. LockFileEx is content with a handle that can only read."""
+    try:
+        return open_fd(path, O_READ)
+    except (PermissionError, FileNotFoundError):
+        raise error from None
+
+
+def close(fd: int) -> None:
+    _locked.pop(fd, None)
+    os.close(fd)
+
+
+def unlink(path: str) -> None:
+    """Delete a file that others may have open. PermissionError: one of them does not share the deletion."""
+    try:
+        handle = _open(path, _DELETE, _OPEN_EXISTING)
+    except BlockingIOError as error:
+        raise PermissionError(errno.EACCES, error.strerror, path) from None
+    try:
+        flags, yes = _DWORD(_DELETE_WITH_POSIX_SEMANTICS), ctypes.c_ubyte(1)
+        change = _kernel32.SetFileInformationByHandle
+        if not change(handle, _DISPOSITION_EX, ctypes.byref(flags), ctypes.sizeof(flags)) and not change(
+            handle, _DISPOSITION, ctypes.byref(yes), ctypes.sizeof(yes)
+        ):
+            raise _error(ctypes.get_last_error(), path)
+    finally:
+        _kernel32.CloseHandle(handle)
+
+
+def read(fd: int, size: int) -> bytes:
+    try:
+        return os.read(fd, size)
+    except PermissionError:
+        raise _busy("another program has the content locked") from None
+
+
+def mkfifo(path: str, mode: int = 0o666) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+
+
+def _overlapped(start: int) -> ctypes._CArgObject:
+    return ctypes.byref(_Overlapped(Offset=start & 0xFFFFFFFF, OffsetHigh=start >> 32))
+
+
+def _lock_file(fd: int, kind: int, start: int, length: int) -> None:
+    flags = _FAIL_IMMEDIATELY | (_EXCLUSIVE if kind == EX else 0)
+    low, high = length & 0xFFFFFFFF, length >> 32
+    if not _kernel32.LockFileEx(msvcrt.get_osfhandle(fd), flags, 0, low, high, _overlapped(start)):
+        code = ctypes.get_last_error()
+        raise _busy("busy") if code in _BUSY else _error(code)
+
+
+def _unlock_file(fd: int, start: int, length: int) -> None:
+    low, high = length & 0xFFFFFFFF, length >> 32
+    if not _kernel32.UnlockFileEx(msvcrt.get_osfhandle(fd), 0, low, high, _overlapped(start)):
+        raise _error(ctypes.get_last_error())
+
+
+def _range(fd: int, op: int, purpose: str, start: int, length: int) -> None:
+    mine = _locked.setdefault(fd, {})
+    have, want = mine.get(purpose), (op & ~NB, start, length)
+    if have == want:
+        return
+    if have is not None:  # as with flock, what one had is lost even if the other cannot be had
+        del mine[purpose]
+        _unlock_file(fd, *have[1:])
+    if op != UN:
+        _lock_file(fd, *want)
+        mine[purpose] = want
+
+
+def _try_range(fd: int, purpose: str, start: int, length: int) -> bool:
+    try:
+        _range(fd, EX_NB, purpose, start, length)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_free(fd: int, byte: int) -> bool:
+    try:
+        _lock_file(fd, EX, byte, 1)
+    except BlockingIOError:
+        return False
+    _unlock_file(fd, byte, 1)
+    return True
+
+
+def _covered(fd: int) -> bool:
+    """Is there a lock on everything? That is another program's."""
+    return not _is_free(fd, _OWN_BYTE + get_native_id())
+
+
+def lock(fd: int, op: int) -> None:
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return _range(fd, op, _LOCK, RANGE_START, RANGE_LENGTH)
+        except BlockingIOError:
+            if op & NB:
+                raise
+        sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+lock_range = lock
+
+
+def mark_removal(fd: int) -> None:
+    while True:
+        try:
+            return _range(fd, SH_NB, _MARK, REMOVAL_BYTE, 1)
+        except BlockingIOError:
+            if _covered(fd):
+                raise
+        sleep(_FIRST_PAUSE)  # somebody is just looking
+
+
+def unmark_removal(fd: int) -> None:
+    _range(fd, UN, _MARK, REMOVAL_BYTE, 1)
+
+
+def removal_marked(fd: int) -> bool:
+    return not _is_free(fd, REMOVAL_BYTE) and not _covered(fd)
+
+
+def try_slot(fd: int, slot: int) -> bool:
+    return _try_range(fd, _SLOT, FIRST_SLOT + slot, 1)
+
+
+def try_all_slots(fd: int, slots: int) -> bool:
+    return _try_range(fd, _SLOT, FIRST_SLOT, slots)
+
+
+def slots_taken(fd: int, slots: int) -> bool:
+    """Has anybody else a slot? Asked by taking all for a moment, with the mark that lets others try again."""
+    try:
+        mark_removal(fd)
+    except BlockingIOError:
+        return True
+    taken = not try_all_slots(fd, slots)
+    unlock_slots(fd, slots)
+    unmark_removal(fd)
+    return taken
+
+
+def unlock_slots(fd: int, slots: int) -> None:
+    """Let go of what this descriptor has, be it one slot or all."""
+    _range(fd, UN, _SLOT, FIRST_SLOT, slots)
+
+
+class Watch:
+    """There is none: Windows tells nobody that a range was unlocked. Waits look again after ever longer pauses."""
+
+    fd: int
+
+    def __init__(self, path: str) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+
+    def drain(self) -> None: ...
+
+    def close(self, *, reuse: bool = False) -> None: ...
+
+
+def read_text(path: str) -> str:
+    """There is no /proc here."""
+    return ""
+
+
+def mount_table() -> str:
+    return ""
