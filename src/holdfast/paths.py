@@ -116,6 +116,8 @@ def absolute(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
         raise UnsafePath("an empty path cannot name a lock", path=name)
     if "\0" in name:
         raise UnsafePath(f"{name!r}: a path cannot contain a NUL byte", path=name)
-    if name.endswith(os.sep):
+    if name.endswith((os.sep, os.altsep or os.sep)):
         raise UnsafePath(f"{name}: this names a directory; a lock is a file", path=name)
+    if os.name == "nt":  # Windows itself takes '..' as text, and has a current directory on every drive
+        return os.path.abspath(name)
     return name if os.path.isabs(name) else os.path.join(os.getcwd(), name)

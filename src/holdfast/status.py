@@ -149,6 +149,9 @@ def _holder(pid: int | None, shared: bool) -> Holder:
 
 def _holders(fd: int, st: os.stat_result, families: tuple[str, ...], first: int = 0) -> tuple[Holder, ...]:
     """Who has a lock on the open file: those whom /proc/locks names, and if it names none, whoever can be found."""
+    table = system.read_text("/proc/locks")
+    if not table:
+        return ()  # no locks, or a system that names no holders
     place = _place(fd, st)
 
     def counts(line: _Line) -> bool:
@@ -160,7 +163,7 @@ def _holders(fd: int, st: os.stat_result, families: tuple[str, ...], first: int 
             and line.start != system.REMOVAL_BYTE
         )
 
-    named = [line for line in _lines(system.read_text("/proc/locks")) if counts(line)]
+    named = [line for line in _lines(table) if counts(line)]
     found: list[Holder] = []
     for pid in sorted({line.pid for line in named if line.pid > 0}):
         locks = _locks_of(pid, place)
@@ -202,6 +205,8 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
     waiters = _waiters(file)
     try:
         fd = system.open_fd(file, system.O_READ)
+    except BlockingIOError:  # Windows: opened by somebody who shares it with nobody
+        return Status(path, "lock", held=True, holders=(Holder(None),), waiters=waiters)
     except OSError:
         return Status(path, "lock", held=False, waiters=waiters)
     try:
@@ -239,10 +244,14 @@ def of_semaphore(path: str, permits: int) -> Status:
     waiters = _waiters(file)
     try:
         fd = system.open_fd(file, system.O_READ)
+    except BlockingIOError:
+        return Status(path, "semaphore", held=True, holders=(Holder(None),), waiters=waiters, permits=permits)
     except OSError:
         return Status(path, "semaphore", held=False, waiters=waiters, permits=permits)
     try:
         holders = _holders(fd, system.fstat(fd), ("OFDLCK",), first=system.FIRST_SLOT)
+        if not holders and system.slots_taken(fd, permits):
+            holders = (Holder(None, shared=True),)
     finally:
         system.close(fd)
     return Status(path, "semaphore", held=bool(holders), holders=holders, waiters=waiters, permits=permits)

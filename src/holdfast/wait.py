@@ -15,6 +15,7 @@ Clocks are monotonic. Nothing here knows what a lock is.
 
 from __future__ import annotations
 
+import sys
 import threading
 from time import monotonic, sleep
 
@@ -133,12 +134,10 @@ class AsyncBell(Bell):
 
     def __init__(self) -> None:
         import anyio
-        import sniffio
 
         self._event = anyio.Event()
-        if sniffio.current_async_library() == "trio":
-            import trio
-
+        trio = sys.modules.get("trio")
+        if trio is not None and trio.lowlevel.in_trio_run():
             self._from_outside: Callable[..., Any] = trio.lowlevel.current_trio_token().run_sync_soon
         else:
             import asyncio

@@ -202,8 +202,8 @@ class InodeLock(base.BaseLock[InodeHoldType]):
             self._check_file(fd, st)
             system.mark_removal(fd)
             self._remove_unused(fd, (st.st_dev, st.st_ino), mount_of(st.st_dev, self._file).ranged)
-        except HoldfastError:
-            pass
+        except (HoldfastError, BlockingIOError):
+            pass  # not ours, or locked from end to end by another program
         finally:
             system.close(fd)
 
@@ -238,8 +238,14 @@ class InodeLock(base.BaseLock[InodeHoldType]):
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[InodeHoldType]:
         """Wait for the lock itself: nobody is before us but its holders."""
         retries = 0
+        backoff = Backoff()
         while True:
-            hold = yield from self._wait_for_file(deadline, asynchronous)
+            try:
+                hold = yield from self._wait_for_file(deadline, asynchronous)
+            except BlockingIOError:  # another program keeps us from opening or reading it
+                check_deadline(deadline)
+                yield backoff.pause(deadline)
+                continue
             if hold is not None:
                 return hold
             retries += 1

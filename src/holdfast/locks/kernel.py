@@ -141,6 +141,8 @@ class Lock(InodeLock[KernelHold]):
         while True:
             try:
                 fd = system.open_fd(self._file, system.O_LOCK, self.mode) if self._file is self.path else self._open()
+            except BlockingIOError:
+                return None  # Windows: opened by somebody who shares it with nobody
             except OSError as error:
                 fd = self._open_otherwise(error)
             try:

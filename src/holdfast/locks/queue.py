@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
     from ..wait import Steps
-
     from .base import Hold as AnyHold
 
     Hold = TypeVar("Hold", bound=AnyHold, covariant=True)  # noqa: PLC0105

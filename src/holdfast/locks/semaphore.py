@@ -108,9 +108,9 @@ class Semaphore(InodeLock[SemaphoreHold]):
     def _attempt(self, queued: bool = False) -> SemaphoreHold | None:
         retries = 0
         while True:
-            fd = self._open()
-            hold = None
+            fd, hold = -1, None
             try:
+                fd = self._open()
                 st = system.fstat(fd)
                 inode = (st.st_dev, st.st_ino)
                 mount_of(st.st_dev, self._file)
@@ -121,8 +121,10 @@ class Semaphore(InodeLock[SemaphoreHold]):
                         return hold
                 elif not self._is_being_removed(fd, inode) and not self._take(fd, True):
                     return None
+            except BlockingIOError:
+                return None  # another program keeps us from opening, reading or marking it
             finally:
-                if hold is None:
+                if hold is None and fd >= 0:
                     system.close(fd)
             retries += 1
             self._file_was_replaced(retries)

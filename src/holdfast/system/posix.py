@@ -179,6 +179,12 @@ def try_all_slots(fd: int, slots: int) -> bool:
     return _try_range(fd, FIRST_SLOT, slots)
 
 
+def slots_taken(fd: int, slots: int) -> bool:
+    """Has anybody else a slot?"""
+    kind, _, _ = _unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, FIRST_SLOT, slots)))
+    return kind != fcntl.F_UNLCK
+
+
 def unlock_slots(fd: int, slots: int) -> None:
     _range(fd, UN, FIRST_SLOT, slots)
 

@@ -44,7 +44,6 @@ mkdir = os.mkdir
 rmdir = os.rmdir
 link = os.link
 write = os.write
-touch = os.utime
 
 HAS_FIFOS = False
 
@@ -96,6 +95,8 @@ _kernel32.CloseHandle.argtypes = (_HANDLE,)
 _kernel32.LockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _DWORD, _POINTER)
 _kernel32.UnlockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _POINTER)
 _kernel32.SetFileInformationByHandle.argtypes = (_HANDLE, ctypes.c_int, _POINTER, _DWORD)
+_kernel32.GetSystemTimeAsFileTime.argtypes = (_POINTER,)
+_kernel32.SetFileTime.argtypes = (_HANDLE, _POINTER, _POINTER, _POINTER)
 _ntdll.RtlGetLastNtStatus.restype = _DWORD
 
 
@@ -183,6 +184,14 @@ def read(fd: int, size: int) -> bytes:
         return os.read(fd, size)
     except PermissionError:
         raise _busy("another program has the content locked") from None
+
+
+def touch(fd: int) -> None:
+    """Set the times to now. os.utime takes no descriptor here."""
+    now = wintypes.FILETIME()
+    _kernel32.GetSystemTimeAsFileTime(ctypes.byref(now))
+    if not _kernel32.SetFileTime(msvcrt.get_osfhandle(fd), None, ctypes.byref(now), ctypes.byref(now)):
+        raise _error(ctypes.get_last_error())
 
 
 def mkfifo(path: str, mode: int = 0o666) -> None:
