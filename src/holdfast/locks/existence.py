@@ -33,12 +33,12 @@ from time import monotonic
 from .. import gate, owner, record, system
 from ..errors import CorruptLock, NotALockFile, NotLocked, NotOwner, UnsafePath
 from ..paths import mount_at
-from ..wait import SAFETY_LOOK, Pause, Readable, check_deadline, sooner
+from ..wait import SAFETY_LOOK, Pause, check_deadline, sooner
 from . import base
-from .inode import make_watch, would_deadlock
+from .inode import Waiting, would_deadlock
 from .judge import POLICIES, judge
 from .publish import publish
-from .queue import Queue, wait_in_line
+from .queue import Queue, remove_queue, wait_in_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _last_tokens: dict[str, int] = {}
 class FileHold(base.Hold):
     """A held `LockFile`. `token` is greater than that of every earlier hold on the path."""
 
-    __slots__ = ("_content", "_folder", "_lost", "token")
+    __slots__ = ("_content", "_folder", "_lost", "_tidies", "token")
 
     lock: LockFile
     token: int
@@ -68,6 +68,7 @@ class FileHold(base.Hold):
         self._folder = folder
         self._content = content
         self._lost = False
+        self._tidies = False
         self._book.open_fds.add(folder)
         lock._metrics.acquisitions.bump()
 
@@ -99,6 +100,8 @@ class FileHold(base.Hold):
             system.close(fd)
             self._book.open_fds.discard(self._folder)
             system.close(self._folder)
+            if self._tidies:
+                remove_queue(self.lock._queue)
         return True
 
     def renew(self) -> None:
@@ -365,6 +368,7 @@ class LockFile(base.BaseLock[FileHold]):
         queued = self.fair and self._mount_has_events()
         queue = Queue(self._queue, self.mode) if queued else None
         hold = yield from wait_in_line(self, deadline, asynchronous, queue)
+        hold._tidies = queued
         if queued:
             gate.book.begin_turn(self._file)
         return hold
@@ -377,29 +381,24 @@ class LockFile(base.BaseLock[FileHold]):
         return mount.events and mount.refusal is None
 
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[FileHold]:
-        watch = None
+        waiting = Waiting(self._file)
+        hold = None
         try:
             while True:
                 hold = self._attempt(queued=True)
                 if hold is not None:
                     return hold
                 check_deadline(deadline)
-                if watch is None and self._mount_has_events():
-                    watch = make_watch(self._file)
-                    if watch is not None:
-                        gate.book.open_fds.add(watch.fd)
-                        continue  # registered: look once more, and only then sleep
-                if watch is None:
+                if not self._mount_has_events():
                     yield Pause(sooner(monotonic() + self.retry, deadline))
-                    continue
-                yield Readable(watch.fd, sooner(monotonic() + self._next_look(), deadline))
-                gate.book.open_fds.discard(watch.fd)
-                watch.close(reuse=True)  # the next lock file is another one
-                watch = None
+                elif waiting.begin():
+                    continue  # registered: look once more, and only then sleep
+                else:
+                    yield waiting.step(deadline, self._next_look())
+                    waiting.drain()
+                    waiting.move(self._file)  # the next lock file is another one
         finally:
-            if watch is not None:
-                gate.book.open_fds.discard(watch.fd)
-                watch.close()
+            waiting.end(reuse=hold is not None)
 
     def _next_look(self) -> float:
         """When to look although nothing happened: the lock may grow old, or its holder leave without an event."""

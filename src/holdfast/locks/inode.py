@@ -48,7 +48,8 @@ _PATIENCE_WITH_REMOVER = 1000
 class InodeHold(base.Hold):
     """A hold that is good as long as the path names the file it locked."""
 
-    __slots__ = ("_came_through_queue", "_ranged")
+    # Both kinds of coming through the queue leave the file to the next one; who had a ticket also tidies the queue up.
+    __slots__ = ("_came_through_queue", "_ranged", "_tidies")
 
     def _still_named(self) -> bool:
         entry = self._book.holds.get(self._serial)
@@ -58,7 +59,7 @@ class InodeHold(base.Hold):
 class InodeLock(base.BaseLock[InodeHoldType]):
     """Finding, waiting for and removing the file. A subclass says what it means to have the lock."""
 
-    __slots__ = ("_queue",)
+    __slots__ = ("_queue", "_unchecked")
 
     removes_file = True
     exclusive = True
@@ -66,6 +67,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
     def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
         base.BaseLock.__init__(self, path, kind, timeout, fair and system.HAS_FIFOS, mode)
         self._queue = self._file + ".queue"
+        self._unchecked = True
 
     # What a subclass says.
 
@@ -97,6 +99,14 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         raise NotImplementedError
 
     # Finding the file.
+
+    def _check_mount(self) -> None:
+        """Before the first file is made: one left on a file system that is refused would be in somebody's way."""
+        try:
+            mount_of(system.stat(os.path.dirname(self._file)).st_dev, self._file)
+        except OSError:
+            return  # opening the file tells what is wrong
+        self._unchecked = False
 
     def _open(self) -> int:
         if self._file != self.path:
@@ -224,6 +234,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         finally:
             if hold is None and self.removes_file:
                 self._sweep()
+        hold._tidies = queued  # type: ignore[attr-defined]
         if queued and self.exclusive:
             gate.book.begin_turn(self._file)
         return hold
@@ -237,26 +248,33 @@ class InodeLock(base.BaseLock[InodeHoldType]):
 
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[InodeHoldType]:
         """Wait for the lock itself: nobody is before us but its holders."""
+        waiting = Waiting(self._file)
         retries = 0
-        backoff = Backoff()
-        while True:
-            try:
-                hold = yield from self._wait_for_file(deadline, asynchronous)
-            except BlockingIOError:  # another program keeps us from opening or reading it
-                check_deadline(deadline)
-                yield backoff.pause(deadline)
-                continue
-            if hold is not None:
-                return hold
-            retries += 1
-            self._file_was_replaced(retries)
+        hold = None
+        try:
+            while hold is None:
+                try:
+                    hold = yield from self._wait_for_file(waiting, deadline, asynchronous)
+                except BlockingIOError:  # another program keeps us from opening or reading it
+                    check_deadline(deadline)
+                    yield waiting.backoff.pause(deadline)
+                    continue
+                if hold is None:
+                    retries += 1
+                    self._file_was_replaced(retries)
+                    waiting.move(self._file)
+        finally:
+            # After the lock is taken, never before: closing a watch takes its time.
+            waiting.end(reuse=hold is not None)
+        return hold
 
-    def _wait_for_file(self, deadline: float | None, asynchronous: bool) -> Steps[InodeHoldType | None]:
+    def _wait_for_file(
+        self, waiting: Waiting, deadline: float | None, asynchronous: bool
+    ) -> Steps[InodeHoldType | None]:
         """Wait for the file that the path names now. None: it names another one meanwhile."""
         fd = self._open()
         gate.book.open_fds.add(fd)
-        hold = watch = None
-        backoff = Backoff()
+        hold = None
         try:
             st = system.fstat(fd)
             self._check_file(fd, st)
@@ -273,24 +291,60 @@ class InodeLock(base.BaseLock[InodeHoldType]):
                 step = None
                 if deadline is None and not asynchronous:
                     step = self._block(fd, mount.ranged)
-                if step is None and watch is None and mount.events:
-                    watch = make_watch(self._file)
-                    if watch is not None:
-                        gate.book.open_fds.add(watch.fd)
-                        continue  # registered: try once more, and only then sleep
-                if step is None and watch is not None:
-                    step = Readable(watch.fd, sooner(monotonic() + SAFETY_LOOK, deadline))
-                yield step or backoff.pause(deadline)
-                if watch is not None:
-                    watch.drain()
+                if step is None and mount.events and waiting.begin():
+                    continue  # registered: try once more, and only then sleep
+                yield step or waiting.step(deadline)
+                waiting.drain()  # before the next try: what comes after it must wake us
         finally:
             gate.book.open_fds.discard(fd)
             if hold is None:
                 system.close(fd)
-            if watch is not None:
-                gate.book.open_fds.discard(watch.fd)
-                # After the lock is taken, never before: closing it takes its time.
-                watch.close(reuse=hold is not None)
+
+
+class Waiting:
+    """One wait for a file to change: by its events where there are any, else in pauses that grow."""
+
+    __slots__ = ("_path", "_watch", "backoff")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._watch: system.Watch | None = None
+        self.backoff = Backoff()
+
+    def begin(self) -> bool:
+        """Register for events. True: that is new, so what happened before it has to be looked at."""
+        if self._watch is not None:
+            return False
+        self._watch = make_watch(self._path)
+        if self._watch is None:
+            return False
+        gate.book.open_fds.add(self._watch.fd)
+        return True
+
+    def move(self, path: str) -> None:
+        """Another file has the name now. To be registered for again, with the instance that we have."""
+        self._path = path
+        if self._watch is not None:
+            try:
+                self._watch.move(path)
+            except OSError:  # gone again
+                self.end()
+
+    def step(self, deadline: float | None, look: float = SAFETY_LOOK) -> Step:
+        """What to wait for; at the latest in `look` seconds one looks whether there is news that no event told."""
+        if self._watch is None:
+            return self.backoff.pause(deadline)
+        return Readable(self._watch.fd, sooner(monotonic() + look, deadline))
+
+    def drain(self) -> None:
+        if self._watch is not None:
+            self._watch.drain()
+
+    def end(self, *, reuse: bool = False) -> None:
+        if self._watch is not None:
+            gate.book.open_fds.discard(self._watch.fd)
+            self._watch.close(reuse=reuse)
+            self._watch = None
 
 
 def make_watch(path: str) -> system.Watch | None:

@@ -23,6 +23,7 @@ from .. import gate, system
 from ..paths import mount_of
 from ..wait import Granted
 from .inode import InodeHold, InodeLock, would_deadlock
+from .queue import remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class KernelHold(InodeHold):
         self._serial = book.write_down(fd, inode, lock.shared)
         self._ranged = ranged
         self._came_through_queue = queued
+        self._tidies = False
         lock._count()
 
     def _release(self, entry: gate.Entry) -> bool:
@@ -79,6 +81,9 @@ class KernelHold(InodeHold):
                 set_lock(fd, system.UN)
             finally:
                 system.close(fd)
+        # Only now, when nobody waits for us any more: removing a directory takes its time.
+        if self._tidies:
+            remove_queue(lock._queue)
         if left_for_next and not system.access(lock._queue, 0):
             lock._sweep()
         return named
@@ -126,6 +131,8 @@ class Lock(InodeLock[KernelHold]):
         return of_kernel_lock(self.path, keep=self.keep)
 
     def _try(self) -> KernelHold | None:
+        if self._unchecked:
+            self._check_mount()
         if not self.fair or not system.access(self._queue, 0):
             return self._attempt()
         turn = gate.book.turns.get(self._file)

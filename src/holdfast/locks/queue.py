@@ -10,7 +10,8 @@ each waiter sleeps on exactly one other, no matter how many there are, and nothi
     x.queue/000000000009   waits for 8. If 8 gives up or is killed: looks again, and waits for 7
 
 Leaving: unlink the ticket, write a byte to the FIFO (a child may have inherited a copy that keeps it open), close.
-The last one out removes the directory; whoever was about to put a ticket into it makes it again.
+The directory is removed, if it is empty, by whoever gives up waiting, and by who got the lock when it releases that;
+whoever was about to put a ticket into it makes it again.
 
 A ticket nobody holds the kernel lock of belongs to a dead waiter. It is removed by whoever finds it, under rule 2: lock
 it, see that the name still means this file, unlink.
@@ -82,7 +83,7 @@ class Queue:
             system.close(fd)
             if alive:
                 return True
-        self._remove_directory()
+        remove_queue(self.path)
         return False
 
     def join(self) -> bool:
@@ -154,12 +155,6 @@ class Queue:
                 pass
         return True
 
-    def _remove_directory(self) -> None:
-        try:
-            system.rmdir(self.path)
-        except OSError:
-            pass  # not empty, gone, or not ours
-
     def wait(self, waiter: Waiter[Hold], deadline: float | None) -> Steps[Hold | None]:
         """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
         suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
@@ -208,13 +203,21 @@ class Queue:
         except OSError:
             pass
         self._drop_ticket()
-        self._remove_directory()
+
+
+def remove_queue(path: str) -> None:
+    """Remove the directory of a queue, unless somebody is in it."""
+    try:
+        system.rmdir(path)
+    except OSError:
+        pass  # not empty, gone, or not ours
 
 
 def wait_in_line(waiter: Waiter[Hold], deadline: float | None, asynchronous: bool, queue: Queue | None) -> Steps[Hold]:
     """The way to a lock that was not free: the line of this process, the queue of all of them, the lock itself."""
     width = TICKETS_PER_PROCESS if queue is not None else 1
     place = gate.Place(gate.book, waiter._file, width, AsyncBell if asynchronous else Bell)
+    hold = None
     try:
         while not place.admitted:
             check_deadline(deadline)
@@ -224,10 +227,12 @@ def wait_in_line(waiter: Waiter[Hold], deadline: float | None, asynchronous: boo
         place.settle()
         if queue is not None and joined:
             hold = yield from queue.wait(waiter, deadline)
-            if hold is not None:
-                return hold
-        return (yield from waiter._wait_in_front(deadline, asynchronous))
+        if hold is None:
+            hold = yield from waiter._wait_in_front(deadline, asynchronous)
+        return hold
     finally:
         if queue is not None:
             queue.leave()
+            if hold is None:
+                remove_queue(queue.path)
         place.leave()

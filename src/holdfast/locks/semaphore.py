@@ -24,6 +24,7 @@ from ..errors import Unsupported
 from ..paths import mount_of
 from . import base
 from .inode import InodeHold, InodeLock, would_deadlock
+from .queue import remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class SemaphoreHold(InodeHold):
         base.Hold.__init__(self, lock, fd, inode, True)
         self._ranged = True
         self._came_through_queue = queued
+        self._tidies = False
         lock._metrics.acquisitions.bump()
 
     def _release(self, entry: gate.Entry) -> bool:
@@ -69,6 +71,8 @@ class SemaphoreHold(InodeHold):
                 system.unlock_slots(fd, MOST_PERMITS)
             finally:
                 system.close(fd)
+        if self._tidies:
+            remove_queue(lock._queue)
         if left_for_next and not system.access(lock._queue, 0):
             lock._sweep()
         return named
@@ -101,6 +105,8 @@ class Semaphore(InodeLock[SemaphoreHold]):
         return of_semaphore(self.path, self.permits)
 
     def _try(self) -> SemaphoreHold | None:
+        if self._unchecked:
+            self._check_mount()
         if not self.fair or not system.access(self._queue, 0):
             return self._attempt()
         return None

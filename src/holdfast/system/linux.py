@@ -54,11 +54,21 @@ class Watch:
             self._borrowed = False
             if self.fd < 0:
                 raise _last_error(path) from None
-        self._watched = libc.inotify_add_watch(self.fd, os.fsencode(path), _EVENTS)
-        if self._watched < 0:
-            error = _last_error(path)
+        try:
+            self._watch(path)
+        except BaseException:
             self.close()
-            raise error
+            raise
+
+    def _watch(self, path: str) -> None:
+        self._watched = _load_libc().inotify_add_watch(self.fd, os.fsencode(path), _EVENTS)
+        if self._watched < 0:
+            raise _last_error(path)
+
+    def move(self, path: str) -> None:
+        """Watch what `path` names now instead."""
+        _load_libc().inotify_rm_watch(self.fd, self._watched)
+        self._watch(path)
 
     def drain(self) -> None:
         try:

@@ -36,6 +36,13 @@ class Watch:
         self._queue = select.kqueue()
         self.fd = self._queue.fileno()
         self._file = -1
+        self.move(path)
+
+    def move(self, path: str) -> None:
+        """Watch what `path` names now instead."""
+        if self._file >= 0:
+            os.close(self._file)  # which takes it off the queue
+            self._file = -1
         try:
             # O_EVTONLY: to be told about a file without keeping its volume from being unmounted.
             self._file = os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK)

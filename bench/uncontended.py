@@ -1,0 +1,98 @@
+"""One acquire and release of a free lock, beside the bare system calls and beside other packages."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from statistics import median
+
+from measure import Place, Row, Table, paired_ratio, python_loop, take_turns
+
+KEEP_TARGET = 3.0
+EPHEMERAL_TARGETS = {"ext4": 1.5, "tmpfs": 2.0}
+FAIR_TARGET = 1.2
+
+FLOOR = "raw Python"
+REUSED = "holdfast: with lock"
+JUDGED = ("holdfast: lock.acquire().release()", REUSED, "holdfast: with Lock(path)")
+UNFAIR = "holdfast: with lock, fair=False"
+
+_NAMES = (
+    "import os, fcntl; open, close, fstat, stat, unlink = os.open, os.close, os.fstat, os.stat, os.unlink; "
+    "flock, ex, flags = fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC"
+)
+_TAKE = "fd = open(path, flags, 0o644); flock(fd, ex); fstat(fd); stat(path); "
+
+# Each as its documentation shows it, and one object again and again where that is possible.
+PEERS = {
+    "filelock.FileLock": ("import filelock; lock = filelock.FileLock(path)", "with lock: pass"),
+    "fasteners.InterProcessLock": ("import fasteners; lock = fasteners.InterProcessLock(path)", "with lock: pass"),
+    "portalocker.Lock": ("import portalocker; lock = portalocker.Lock(path)", "with lock: pass"),
+    "zc.lockfile.LockFile": ("from zc.lockfile import LockFile", "LockFile(path).close()"),
+    "flufl.lock.Lock": ("from flufl.lock import Lock; lock = Lock(path)", "with lock: pass"),
+}
+
+
+def _holdfast(options: str) -> dict[str, tuple[str, str]]:
+    setup = f"from holdfast import Lock; lock = Lock(path{options})"
+    return {
+        JUDGED[0]: (setup, "lock.acquire().release()"),
+        REUSED: (setup, "with lock: pass"),
+        JUDGED[2]: (setup, f"with Lock(path{options}): pass"),
+        "holdfast: with lock, asyncio imported": (f"import asyncio; {setup}", "with lock: pass"),
+        UNFAIR: (f"from holdfast import Lock; lock = Lock(path{options}, fair=False)", "with lock: pass"),
+    }
+
+
+def _compile_floor(directory: str) -> str | None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        print("no C compiler (cc): the raw C figures are left out")
+        return None
+    program = f"{directory}/floor"
+    subprocess.run([compiler, "-O2", "-o", program, Path(__file__).with_name("floor.c")], check=True)
+    return program
+
+
+def _compare(kind: str, contestants: dict[str, tuple[str, str]], quick: bool, place: Place) -> list[Row]:
+    commands = {}
+    for i, (name, (setup, statement)) in enumerate(contestants.items()):
+        commands[name] = python_loop(f"path = {place.directory!r} + '/{i}.lock'; {setup}", statement)
+    floor = _compile_floor(place.directory)
+    if floor is not None:
+        commands["raw C"] = [floor, kind, f"{place.directory}/c.lock"]
+    samples = take_turns(commands, rounds=25 if quick else 60, repeats=2 if quick else 5)
+    return [
+        Row(name, median(times) * 1e6, "µs", paired_ratio(times, samples[FLOOR]), raw=times)
+        for name, times in samples.items()
+    ]
+
+
+def _fair_row(rows: dict[str, Row]) -> Row:
+    ratio = paired_ratio(rows[REUSED].raw, rows[UNFAIR].raw)
+    row = Row("fair=True over fair=False, free lock", None, "", ratio)
+    row.at_most(FAIR_TARGET)
+    return row
+
+
+def keep(quick: bool, place: Place) -> Table:
+    contestants = {FLOOR: (_NAMES, _TAKE + "close(fd)"), **_holdfast(", keep=True"), **PEERS}
+    rows = {row.name: row for row in _compare("keep", contestants, quick, place)}
+    for name, row in rows.items():
+        if name in PEERS:
+            behind = paired_ratio(row.raw, rows[REUSED].raw)
+            row.check(f"{behind:.1f} x holdfast's, > 1", behind > 1)
+        elif name in JUDGED:
+            row.at_most(KEEP_TARGET)
+    return Table(f"Free lock, keep=True, {place.kind}: open+flock+fstat+stat+close", [*rows.values(), _fair_row(rows)])
+
+
+def ephemeral(quick: bool, place: Place) -> Table:
+    contestants = {FLOOR: (_NAMES, _TAKE + "unlink(path); close(fd)"), **_holdfast("")}
+    rows = {row.name: row for row in _compare("ephemeral", contestants, quick, place)}
+    for name, row in rows.items():
+        if name in JUDGED and place.kind in EPHEMERAL_TARGETS:
+            row.at_most(EPHEMERAL_TARGETS[place.kind])
+    title = f"Free lock, ephemeral, {place.kind}: create+flock+fstat+stat+unlink+close"
+    return Table(title, [*rows.values(), _fair_row(rows)])
