@@ -385,7 +385,7 @@ def test_a_network_file_system_gets_ranges_and_is_polled(pretend, kind, monkeypa
     monkeypatch.setattr(wait.Pause, "block", block)
     lock.acquire(timeout=60).release()
     assert pauses
-    assert os.listdir(directory) == []
+    assert os.listdir(directory) == ["x"]  # other machines may see late what a name means, so it stays
 
 
 def test_ranges_share_and_exclude_as_flock_does(pretend):
@@ -395,7 +395,7 @@ def test_ranges_share_and_exclude_as_flock_does(pretend):
         assert exclusive.try_acquire() is None
     with exclusive:
         assert shared.try_acquire() is None
-    assert os.listdir(directory) == []
+    assert os.listdir(directory) == ["x"]  # other machines may see late what a name means, so it stays
 
 
 # A file that is replaced all the time.

@@ -17,7 +17,8 @@ from . import system
 from .errors import UnsafePath, Unsupported
 
 # flock stays on the client here, or reaches the server as another kind of lock than a local flock on the server.
-_BY_RANGE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs"})
+_SMB = frozenset({"cifs", "smb3", "smbfs"})
+_BY_RANGE = _SMB | {"nfs", "nfs4"}
 # No event arrives from another machine.
 _REMOTE = _BY_RANGE | {"9p", "afs", "ceph", "fuse.ceph", "fuse.glusterfs", "gfs2", "lustre", "ocfs2", "beegfs", "gpfs"}
 _NO_LOCKS = {"fuse.sshfs": "sshfs keeps locks on the client"}
@@ -33,12 +34,17 @@ _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used a
 class Mount:
     """How to lock on one mounted file system."""
 
-    __slots__ = ("events", "kind", "ranged", "refusal", "where")
+    __slots__ = ("blocks", "events", "kind", "ranged", "refusal", "removes", "where")
 
     def __init__(self, kind: str = "", where: str = "/", options: str = "") -> None:
         self.kind = kind
         self.where = where
         self.events = kind not in _REMOTE
+        # Other machines may see for up to a minute what a name meant before. Whether it still means the file that was
+        # locked cannot be known there, so lock files are not removed.
+        self.removes = self.events
+        # A wait in the kernel for an SMB server may miss the death of the holder, and ends in EBADF when interrupted.
+        self.blocks = kind not in _SMB
         self.ranged = kind in _BY_RANGE
         self.refusal = _NO_LOCKS.get(kind)
         if self.ranged:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 from . import system
 from .owner import command_of, describe, me
+from .paths import mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -212,8 +213,10 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
     try:
         st = system.fstat(fd)
         holders = _holders(fd, st, ("FLOCK", "OFDLCK"))
-        if not holders and not _is_free(fd):
-            holders = (Holder(None),)
+        if not holders:
+            ranged = mount_at(st.st_dev, path).ranged  # other machines' locks, which /proc does not show
+            if system.range_taken(fd) if ranged else not _is_free(fd):
+                holders = (Holder(None),)
     finally:
         system.close(fd)
     return Status(

@@ -11,7 +11,8 @@ and if it is another one, close and begin again.
 *Nobody unlinks what somebody may hold.* Removing needs the whole lock, exclusively, on the file that the path names.
 The last one out removes: it lets go and looks whether it can have all of it. While it does, a byte past the end of
 the file says so (`mark_removal`), and whoever finds the lock taken for that reason tries again instead of reporting
-it busy. After a crash the next holder removes the file.
+it busy. After a crash the next holder removes the file. Where other machines see late what a name means (NFS, CIFS),
+nobody removes it.
 
 A hold that came through a queue leaves the file for the next one. If that one has given up meanwhile, one of the two
 sees the other's departure and sweeps: the waiter first leaves the queue and then looks at the lock, the holder first
@@ -35,6 +36,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
 
+    from ..paths import Mount
     from ..wait import Step, Steps
 
     InodeHoldType = TypeVar("InodeHoldType", bound="InodeHold")
@@ -49,7 +51,9 @@ class InodeHold(base.Hold):
     """A hold that is good as long as the path names the file it locked."""
 
     # Both kinds of coming through the queue leave the file to the next one; who had a ticket also tidies the queue up.
-    __slots__ = ("_came_through_queue", "_ranged", "_tidies")
+    __slots__ = ("_came_through_queue", "_mount", "_tidies")
+
+    _mount: Mount
 
     def _still_named(self) -> bool:
         entry = self._book.holds.get(self._serial)
@@ -87,7 +91,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         """Try to lock all of an open file, so that nobody else has any of it."""
         raise NotImplementedError
 
-    def _hold(self, fd: int, inode: gate.Inode, ranged: bool) -> InodeHoldType:
+    def _hold(self, fd: int, inode: gate.Inode, mount: Mount) -> InodeHoldType:
         raise NotImplementedError
 
     def _block(self, fd: int, ranged: bool) -> Step | None:
@@ -209,9 +213,11 @@ class InodeLock(base.BaseLock[InodeHoldType]):
             return
         try:
             st = system.fstat(fd)
-            self._check_file(fd, st)
-            system.mark_removal(fd)
-            self._remove_unused(fd, (st.st_dev, st.st_ino), mount_of(st.st_dev, self._file).ranged)
+            mount = mount_of(st.st_dev, self._file)
+            if mount.removes:
+                self._check_file(fd, st)
+                system.mark_removal(fd)
+                self._remove_unused(fd, (st.st_dev, st.st_ino), mount.ranged)
         except (HoldfastError, BlockingIOError):
             pass  # not ours, or locked from end to end by another program
         finally:
@@ -285,11 +291,11 @@ class InodeLock(base.BaseLock[InodeHoldType]):
                 if not self._names(inode):
                     return None
                 if taken:
-                    hold = self._hold(fd, inode, mount.ranged)
+                    hold = self._hold(fd, inode, mount)
                     return hold
                 check_deadline(deadline)
                 step = None
-                if deadline is None and not asynchronous:
+                if deadline is None and not asynchronous and mount.blocks:
                     step = self._block(fd, mount.ranged)
                 if step is None and mount.events and waiting.begin():
                     continue  # registered: try once more, and only then sleep

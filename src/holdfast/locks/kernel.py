@@ -8,7 +8,8 @@ The file is empty and carries no state; it is there only to be locked. Acquiring
     4. compare the descriptor with what the path names now; if they differ, close and begin again: see `inode`
 
 Releasing an exclusive lock unlinks the file before it unlocks. A sharer unlocks and removes the file if nobody else
-has it. With `keep=True` the file stays, and stays one inode: cheaper, and right where other tools expect to find it.
+has it. With `keep=True` the file stays, and stays one inode: cheaper, and right where other tools expect to find it. On
+network file systems it always stays: see `inode`.
 
 What is not promised: that the file is gone at once when holders crash, or when removal is not permitted (another
 user's file in a sticky directory). Programs that delete the file behind our back cause a second holder; we find
@@ -20,7 +21,7 @@ from __future__ import annotations
 from time import time
 
 from .. import gate, system
-from ..paths import mount_of
+from ..paths import LOCAL, mount_of
 from ..wait import Granted
 from .inode import InodeHold, InodeLock, would_deadlock
 from .queue import remove_queue
@@ -29,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
+    from ..paths import Mount
     from ..status import Status
     from ..wait import Step
     from . import base
@@ -44,14 +46,14 @@ class KernelHold(InodeHold):
 
     lock: Lock
 
-    def __init__(self, lock: Lock, fd: int, inode: gate.Inode, ranged: bool, queued: bool) -> None:
+    def __init__(self, lock: Lock, fd: int, inode: gate.Inode, mount: Mount, queued: bool) -> None:
         # What `Hold` does, without the call: this is the path that everybody takes.
         self.lock = lock
         self.acquired_at = time()
         self._outer = None
         self._book = book = gate.book
         self._serial = book.write_down(fd, inode, lock.shared)
-        self._ranged = ranged
+        self._mount = mount
         self._came_through_queue = queued
         self._tidies = False
         lock._count()
@@ -59,22 +61,26 @@ class KernelHold(InodeHold):
     def _release(self, entry: gate.Entry) -> bool:
         lock = self.lock
         fd, inode, shared, _, _ = entry
-        set_lock = system.lock_range if self._ranged else system.lock
+        mount = self._mount
+        set_lock = system.lock_range if mount.ranged else system.lock
         named = left_for_next = False
         try:
             st = system.stat(lock.path)
             named = (st.st_dev, st.st_ino) == inode
-            if named and not lock.keep and not st.st_size:  # what got content meanwhile is not ours to remove
+            # What got content meanwhile is not ours to remove.
+            if named and not lock.keep and mount.removes and not st.st_size:
                 if shared:
                     system.mark_removal(fd)
                     set_lock(fd, system.UN)
-                    lock._remove_unused(fd, inode, self._ranged)
+                    lock._remove_unused(fd, inode, mount.ranged)
                 elif self._came_through_queue and system.access(lock._queue, 0):
                     left_for_next = True
                 else:
                     lock._remove()
         except (FileNotFoundError, NotADirectoryError):
             named = False
+        except BlockingIOError:  # another program has locked it from end to end
+            lock._metrics.cleanups_skipped.bump()
         finally:
             # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
             try:
@@ -157,18 +163,20 @@ class Lock(InodeLock[KernelHold]):
                 if st.st_size or st.st_mode & _FORMAT != _REGULAR:
                     raise self._not_a_lock_file()
                 inode = (st.st_dev, st.st_ino)
-                ranged = False if st.st_dev & 0xFFF00 else mount_of(st.st_dev, self._file).ranged
+                mount = LOCAL if st.st_dev & 0xFFF00 else mount_of(st.st_dev, self._file)
                 try:
-                    (system.lock_range if ranged else system.lock)(fd, self._op)
+                    (system.lock_range if mount.ranged else system.lock)(fd, self._op)
                 except BlockingIOError:
                     # Once more in the end: whoever looked at the lock only to remove the file may have let it be.
-                    if not self._is_being_removed(fd, inode) and not self._take(fd, ranged):
+                    if not mount.removes or (
+                        not self._is_being_removed(fd, inode) and not self._take(fd, mount.ranged)
+                    ):
                         system.close(fd)
                         return None
                 else:
                     named = system.stat(self.path)
                     if named.st_ino == st.st_ino and named.st_dev == st.st_dev:
-                        hold = KernelHold(self, fd, inode, ranged, queued)
+                        hold = KernelHold(self, fd, inode, mount, queued)
                         if hold.acquired_at - st.st_mtime > _FRESH and not self.keep:
                             _say_when(fd)
                         return hold
@@ -191,10 +199,10 @@ class Lock(InodeLock[KernelHold]):
     def _take_all(self, fd: int, ranged: bool) -> bool:
         return _try_lock(fd, system.EX_NB, ranged)
 
-    def _hold(self, fd: int, inode: gate.Inode, ranged: bool) -> KernelHold:
+    def _hold(self, fd: int, inode: gate.Inode, mount: Mount) -> KernelHold:
         if not self.keep:
             _say_when(fd)
-        return KernelHold(self, fd, inode, ranged, True)
+        return KernelHold(self, fd, inode, mount, True)
 
     def _block(self, fd: int, ranged: bool) -> Step:
         return Granted(system.lock_range if ranged else system.lock, fd, self._op & ~system.NB)

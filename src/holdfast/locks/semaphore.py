@@ -30,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
+    from ..paths import Mount
     from ..status import Status
 
 _FORMAT, _REGULAR = 0o170000, 0o100000
@@ -46,9 +47,9 @@ class SemaphoreHold(InodeHold):
 
     lock: Semaphore
 
-    def __init__(self, lock: Semaphore, fd: int, inode: gate.Inode, queued: bool) -> None:
+    def __init__(self, lock: Semaphore, fd: int, inode: gate.Inode, mount: Mount, queued: bool) -> None:
         base.Hold.__init__(self, lock, fd, inode, True)
-        self._ranged = True
+        self._mount = mount
         self._came_through_queue = queued
         self._tidies = False
         lock._metrics.acquisitions.bump()
@@ -59,13 +60,15 @@ class SemaphoreHold(InodeHold):
         named = left_for_next = False
         try:
             named = lock._names(inode)
-            if named:
+            if named and self._mount.removes:
                 system.mark_removal(fd)
                 system.unlock_slots(fd, MOST_PERMITS)
                 if self._came_through_queue and system.access(lock._queue, 0):
                     left_for_next = True
                 else:
                     lock._remove_unused(fd, inode, True)
+        except BlockingIOError:  # another program has locked it from end to end
+            lock._metrics.cleanups_skipped.bump()
         finally:
             try:
                 system.unlock_slots(fd, MOST_PERMITS)
@@ -119,13 +122,13 @@ class Semaphore(InodeLock[SemaphoreHold]):
                 fd = self._open()
                 st = system.fstat(fd)
                 inode = (st.st_dev, st.st_ino)
-                mount_of(st.st_dev, self._file)
+                mount = mount_of(st.st_dev, self._file)
                 self._check_file(fd, st)
                 if self._take(fd, True):
                     if self._names(inode):
-                        hold = SemaphoreHold(self, fd, inode, queued)
+                        hold = SemaphoreHold(self, fd, inode, mount, queued)
                         return hold
-                elif not self._is_being_removed(fd, inode) and not self._take(fd, True):
+                elif not mount.removes or (not self._is_being_removed(fd, inode) and not self._take(fd, True)):
                     return None
             except BlockingIOError:
                 return None  # another program keeps us from opening, reading or marking it
@@ -143,7 +146,7 @@ class Semaphore(InodeLock[SemaphoreHold]):
         if number is None:
             raise self._not_a_lock_file()
         if number != self.permits:
-            self._refuse_number(fd, (st.st_dev, st.st_ino), number)
+            self._refuse_number(fd, st, number)
 
     def _number_of_new(self, fd: int) -> bytes:
         """The file is new, or left by a crash before it was written: whoever has all slots writes, the others wait."""
@@ -157,19 +160,39 @@ class Semaphore(InodeLock[SemaphoreHold]):
                 system.unlock_slots(fd, MOST_PERMITS)
                 system.unmark_removal(fd)
                 return there or content
+            there = self._read_again()
+            if there:
+                return there
             sleep(0.000_1)
         return b""
 
-    def _refuse_number(self, fd: int, inode: gate.Inode, number: int) -> None:
+    def _read_again(self) -> bytes:
+        """What the file says now: perhaps its creator wrote it after we read it, and has a slot for long.
+
+        By a new descriptor, because NFS asks the server only when a file is opened.
+        """
+        try:
+            fd = system.open_fd(self._file, system.O_READ)
+        except OSError:
+            return b""
+        try:
+            return system.read(fd, _LONGEST + 1)
+        finally:
+            system.close(fd)
+
+    def _refuse_number(self, fd: int, st: os.stat_result, number: int) -> None:
         """Another number: remove the file if nobody uses it any more, so that the caller finds it replaced."""
-        system.mark_removal(fd)
-        if not system.try_all_slots(fd, MOST_PERMITS):
+        removes = mount_of(st.st_dev, self._file).removes
+        if removes:
+            system.mark_removal(fd)
+        if not removes or not system.try_all_slots(fd, MOST_PERMITS):
             raise Unsupported(
                 f"{self.path}: this semaphore has {number} permits for those who use it now, and {self.permits} were "
-                "asked for. All its users must give the same number; change it in all of them while none of them runs.",
+                "asked for. All its users must give the same number; change it in all of them while none of them runs"
+                f"{'' if removes else ', and remove the file then'}.",
                 path=self.path,
             )
-        if self._names(inode):
+        if self._names((st.st_dev, st.st_ino)):
             self._remove()
         system.unlock_slots(fd, MOST_PERMITS)
 
@@ -179,8 +202,8 @@ class Semaphore(InodeLock[SemaphoreHold]):
     def _take_all(self, fd: int, ranged: bool) -> bool:
         return system.try_all_slots(fd, MOST_PERMITS)
 
-    def _hold(self, fd: int, inode: gate.Inode, ranged: bool) -> SemaphoreHold:
-        return SemaphoreHold(self, fd, inode, True)
+    def _hold(self, fd: int, inode: gate.Inode, mount: Mount) -> SemaphoreHold:
+        return SemaphoreHold(self, fd, inode, mount, True)
 
     def _refuse_deadlock(self, *, asynchronous: bool) -> list[gate.Entry]:
         if len(self._held_by_caller(asynchronous=asynchronous)) >= self.permits:

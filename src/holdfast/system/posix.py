@@ -103,6 +103,12 @@ def lock_range(fd: int, op: int) -> None:
     _range(fd, op, RANGE_START, RANGE_LENGTH)
 
 
+def range_taken(fd: int) -> bool:
+    """Has anybody else got what `lock_range` takes?"""
+    kind, _, _ = _unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, RANGE_START, RANGE_LENGTH)))
+    return kind != fcntl.F_UNLCK
+
+
 def mark_removal(fd: int) -> None:
     """Say that what follows is a removal. A read lock: several may be at it, and a read-only descriptor can say so."""
     _range(fd, SH_NB, REMOVAL_BYTE, 1)
