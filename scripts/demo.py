@@ -130,7 +130,8 @@ def verdict(show: Show) -> int:
     lost = reported - counted
     print(f"\n{BOLD}{reported} turns reported, and the counter says {counted}: {lost or 'nothing'} lost.{PLAIN}")
     if show.taken_over_at:
-        print(f"The killed process's lock went to the next in the queue {1000 * (show.taken_over_at - show.killed_at):.1f} ms later.")
+        delay = 1000 * (show.taken_over_at - show.killed_at)
+        print(f"The killed process's lock went to the next in the queue {delay:.1f} ms later.")
     print(f"Lock files left behind: {', '.join(left) or 'none'}.")
     for path in show.folder.iterdir():
         path.unlink()

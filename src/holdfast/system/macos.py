@@ -3,14 +3,15 @@
 flock and open-file-description ranges are one kind of lock in this kernel: they exclude each other, and those of one
 open file are merged (kern_lockf.c compares owners, not kinds). So the removal byte would vanish in a flock taken with
 the same descriptor. `lock` is therefore the range below 2**62, which flock(1) and Rust's locks exclude and respect all
-the same. What it costs: an exclusive lock needs a descriptor that can write, and network file systems, which know
-no such ranges here, answer ENOTSUP.
+the same. What it costs: network file systems, which know no such ranges here, answer ENOTSUP.
 
 A FIFO cannot be locked at all (ENOTSUP), so there are no tickets and no queue: whoever the kernel wakes goes first.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import select
 import sys
@@ -19,12 +20,20 @@ from .posix import *
 
 assert sys.platform == "darwin"
 
-lock = lock_range  # type: ignore[assignment]
-
 HAS_FIFOS = False
 
 _NOTE_FUNLOCK = 0x100  # <sys/event.h>; Python does not name it. Posted on unlock, and by close and death with it
 _EVENTS = select.KQ_NOTE_DELETE | select.KQ_NOTE_RENAME | select.KQ_NOTE_LINK | _NOTE_FUNLOCK
+
+
+def lock(fd: int, op: int) -> None:  # type: ignore[no-redef]
+    try:
+        lock_range(fd, op)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        # An exclusive range needs a descriptor that can write. With flock, others see no mark, which costs them a try.
+        fcntl.flock(fd, op)
 
 
 class Watch:
@@ -36,31 +45,35 @@ class Watch:
         self._queue = select.kqueue()
         self.fd = self._queue.fileno()
         self._file = -1
-        self.move(path)
-
-    def move(self, path: str) -> None:
-        """Watch what `path` names now instead."""
-        if self._file >= 0:
-            os.close(self._file)  # which takes it off the queue
-            self._file = -1
         try:
-            # O_EVTONLY: to be told about a file without keeping its volume from being unmounted.
-            self._file = os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            # EV_CLEAR: once taken off by `drain`, an event does not come back.
-            wanted = select.kevent(self._file, select.KQ_FILTER_VNODE, select.KQ_EV_ADD | select.KQ_EV_CLEAR, _EVENTS)
-            self._queue.control([wanted], 0)
+            self._watch(path)
         except BaseException:
             self.close()
             raise
+
+    def _watch(self, path: str) -> None:
+        # O_EVTONLY: to be told about a file without keeping its volume from being unmounted.
+        self._file = os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        # EV_CLEAR: once taken off by `drain`, an event does not come back.
+        wanted = select.kevent(self._file, select.KQ_FILTER_VNODE, select.KQ_EV_ADD | select.KQ_EV_CLEAR, _EVENTS)
+        self._queue.control([wanted], 0)
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)  # its events go with it
+            self._file = -1
+
+    def move(self, path: str) -> None:
+        """Watch what `path` names now instead."""
+        self._close_file()
+        self._watch(path)
 
     def drain(self) -> None:
         self._queue.control(None, 1, 0)  # one file, so at most one event
 
     def close(self, *, reuse: bool = False) -> None:
         self._queue.close()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._close_file()
 
 
 def read_text(path: str) -> str:

@@ -1,0 +1,258 @@
+"""The system calls of Windows: where they differ from POSIX, `system.windows` makes up for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+import pytest
+from peers import ALL, close_handle, lock_whole_file, open_sharing
+
+from holdfast.system import windows
+
+SLOTS = 1 << 20
+
+
+@pytest.fixture
+def two(path):
+    """Two descriptors of one file."""
+    fds = [windows.open_fd(path, windows.O_LOCK) for _ in range(2)]
+    yield fds
+    for fd in fds:
+        windows.close(fd)
+    assert not windows._locked
+
+
+def is_busy(fd, op=windows.EX_NB):
+    try:
+        windows.lock(fd, op)
+    except BlockingIOError:
+        return True
+    windows.lock(fd, windows.UN)
+    return False
+
+
+def test_both_ways_to_look_at_a_file_see_the_same_one(path, two):
+    named, opened = windows.stat(path), windows.fstat(two[0])
+    assert (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+    assert opened.st_ino != 0
+
+
+def test_touching_sets_the_modification_time(path, two):
+    os.utime(path, (1, 1))
+    assert windows.fstat(two[0]).st_mtime == 1
+    windows.touch(two[0])
+    assert abs(windows.fstat(two[0]).st_mtime - time.time()) < 60
+
+
+def test_children_do_not_inherit_the_descriptor(two):
+    assert not os.get_inheritable(two[0])
+
+
+def test_locking_twice_is_locking_once(two, monkeypatch):
+    mine, other = two
+    windows.lock(mine, windows.EX_NB)
+    with monkeypatch.context() as context:
+        context.setattr(windows, "_unlock_file", None)  # nobody can slip in between
+        windows.lock(mine, windows.EX_NB)
+        windows.lock(mine, windows.EX)
+    assert is_busy(other)
+    windows.lock(mine, windows.UN)
+    windows.lock(mine, windows.UN)
+    assert not is_busy(other)
+
+
+def test_a_lock_can_be_made_shared_and_exclusive_again(two):
+    mine, other = two
+    windows.lock(mine, windows.EX_NB)
+    windows.lock(mine, windows.SH_NB)
+    assert not is_busy(other, windows.SH_NB) and is_busy(other)
+    windows.lock(mine, windows.EX_NB)
+    assert is_busy(other, windows.SH_NB)
+    windows.lock(mine, windows.UN)
+    windows.lock(other, windows.SH_NB)
+    with pytest.raises(BlockingIOError):
+        windows.lock(mine, windows.EX_NB)
+
+
+def test_closing_forgets_what_the_number_of_the_descriptor_had(path):
+    fd = windows.open_fd(path, windows.O_LOCK)
+    windows.lock(fd, windows.EX_NB)
+    windows.close(fd)
+    again, other = windows.open_fd(path, windows.O_LOCK), windows.open_fd(path, windows.O_LOCK)
+    assert again == fd
+    windows.lock(again, windows.EX_NB)
+    assert is_busy(other)
+    windows.close(again)
+    windows.close(other)
+
+
+def test_a_slot_is_let_go_by_letting_go_of_all(two):
+    mine, other = two
+    assert windows.try_slot(mine, 3)
+    assert not windows.try_slot(other, 3) and not windows.try_all_slots(other, SLOTS)
+    assert windows.slots_taken(other, SLOTS)
+    windows.unlock_slots(mine, SLOTS)
+    windows.unlock_slots(mine, SLOTS)
+    assert not windows.slots_taken(other, SLOTS)
+    assert windows.try_all_slots(other, SLOTS)
+    assert not windows.try_slot(mine, SLOTS - 1) and windows.try_slot(mine, SLOTS)
+
+
+def test_several_can_mark_a_removal_and_everybody_sees_it(path, two):
+    third = windows.open_fd(path, windows.O_READ)
+    assert not windows.removal_marked(third)
+    for fd in two:
+        windows.mark_removal(fd)
+    assert windows.removal_marked(third)
+    windows.unmark_removal(two[0])
+    assert windows.removal_marked(third)
+    windows.unmark_removal(two[1])
+    assert not windows.removal_marked(third)
+    windows.close(third)
+
+
+def test_looking_for_a_mark_leaves_no_lock(two):
+    mine, other = two
+    assert not windows.removal_marked(mine)
+    assert not windows.removal_marked(other)
+    windows.mark_removal(mine)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
+def test_another_programs_whole_file_lock_is_no_removal(path, two, shared):
+    handle = open_sharing(path, ALL)
+    lock_whole_file(handle, shared=shared)
+    assert not windows.removal_marked(two[0])
+    if not shared:
+        with pytest.raises(BlockingIOError):
+            windows.mark_removal(two[0])
+    close_handle(handle)
+
+
+def test_marking_waits_for_somebody_who_is_just_looking(two, monkeypatch):
+    mine, other = two
+    windows._lock_file(other, windows.EX, windows.REMOVAL_BYTE, 1)
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        windows._unlock_file(other, windows.REMOVAL_BYTE, 1)
+
+    monkeypatch.setattr(windows, "sleep", pause)
+    windows.mark_removal(mine)
+    assert len(pauses) == 1
+    assert windows.removal_marked(other)
+
+
+def test_an_open_file_can_be_deleted(path, two):
+    windows.unlink(path)
+    for fd in two:
+        windows.close(fd)
+    assert not os.path.exists(path)
+    two.clear()
+
+
+def test_the_name_is_free_at_once_where_deletion_has_posix_semantics(path, two, monkeypatch):
+    """Seen on NTFS only; wine deletes when the last handle is closed, like older systems."""
+    used = []
+    change = windows._kernel32.SetFileInformationByHandle
+    monkeypatch.setattr(
+        windows._kernel32,
+        "SetFileInformationByHandle",
+        lambda handle, kind, *more: used.append((kind, change(handle, kind, *more))) or used[-1][1],
+    )
+    windows.unlink(path)
+    assert used[0][0] == windows._DISPOSITION_EX
+    if not used[0][1]:
+        assert used[1:] == [(windows._DISPOSITION, 1)]
+        pytest.skip("deletion has no POSIX semantics here")
+    assert not os.path.exists(path)
+    windows.close(windows.open_fd(path, windows.O_LOCK))
+
+
+def test_deleting_what_is_not_there_or_not_shared_is_told_apart(path):
+    with pytest.raises(FileNotFoundError):
+        windows.unlink(path)
+    handle = open_sharing(path, ALL & ~4)
+    with pytest.raises(PermissionError):
+        windows.unlink(path)
+    close_handle(handle)
+
+
+@pytest.fixture
+def deletion_pending(monkeypatch):
+    """The next `left` opens find the name of a deleted file that somebody has open. Wine never says so by itself."""
+    create = windows._kernel32.CreateFileW
+
+    class Pending:
+        left = 0
+
+        def create(self, *arguments):
+            if not self.left:
+                return create(*arguments)
+            self.left -= 1
+            windows.ctypes.set_last_error(5)
+            return windows._INVALID_HANDLE
+
+        def status(self):
+            return windows._STATUS_DELETE_PENDING
+
+    pending = Pending()
+    monkeypatch.setattr(windows._kernel32, "CreateFileW", pending.create)
+    monkeypatch.setattr(windows._ntdll, "RtlGetLastNtStatus", pending.status)
+    monkeypatch.setattr(windows, "sleep", lambda _: None)
+    return pending
+
+
+def test_a_name_that_is_being_deleted_is_waited_for(path, deletion_pending):
+    deletion_pending.left = 3
+    windows.close(windows.open_fd(path, windows.O_LOCK))
+    assert deletion_pending.left == 0
+
+
+def test_a_name_that_stays_deleted_is_busy(path, deletion_pending):
+    deletion_pending.left = 1000
+    with pytest.raises(BlockingIOError):
+        windows.open_fd(path, windows.O_LOCK)
+    assert 0 < deletion_pending.left < 1000
+
+
+def test_a_lock_whose_name_stays_deleted_is_busy(path, deletion_pending):
+    from holdfast import Lock
+
+    deletion_pending.left = 100
+    assert Lock(path).try_acquire() is None
+    deletion_pending.left = 150
+    Lock(path).acquire(timeout=60).release()
+
+
+def test_errors_of_opening_are_those_of_posix(path, tmp_path):
+    with pytest.raises(IsADirectoryError):
+        windows.open_fd(str(tmp_path), windows.O_LOCK)
+    with pytest.raises(FileNotFoundError):
+        windows.open_fd(path, windows.O_EXISTING)
+    with pytest.raises(FileNotFoundError) as raised:
+        windows.open_fd(str(tmp_path / "no" / "x"), windows.O_LOCK)
+    assert raised.value.errno == errno.ENOENT and "no" in raised.value.filename
+
+
+def test_a_descriptor_that_can_only_read_can_lock(path, two):
+    fd = windows.open_denied(path, PermissionError())
+    windows.lock(fd, windows.EX_NB)
+    assert is_busy(two[0])
+    windows.close(fd)
+    with pytest.raises(PermissionError):
+        windows.open_denied(path + "2", PermissionError())
+
+
+def test_content_that_another_program_has_locked_is_busy(two, monkeypatch):
+    """Locks are mandatory on Windows, though not under wine."""
+
+    def refuse(fd, size):
+        raise PermissionError(errno.EACCES, "")
+
+    monkeypatch.setattr(windows.os, "read", refuse)
+    with pytest.raises(BlockingIOError):
+        windows.read(two[0], 16)
