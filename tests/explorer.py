@@ -1,0 +1,599 @@
+"""Every interleaving, and a crash at every system call: a deterministic scheduler for the real lock code.
+
+A scenario spawns actors. Each is a thread that stands for a process (or for one thread of a process): it runs the code
+of `holdfast` as it is, on real files, but only one of them runs at a time, and before each system call the scheduler
+decides who goes on. Kernel locks belong to descriptors, so threads with descriptors of their own are to each other
+what processes are.
+
+    run.spawn(script)         an actor; `process=` puts several into one process
+    run.pause()               a point where others may come in between, for the inside of a critical section
+    run.until(condition)      wait for something that another actor does
+    explore(...)              all schedules with at most so many preemptions, and kills, depth first
+    wander(...)               random schedules from a seed
+    replay(...)               one schedule again, as it was printed by a failure
+
+A schedule is one word for each point at which there was a choice: `1` actor 1 goes on; `1~` the time of actor 1, which
+sleeps with a deadline, is over; `1!` the process of actor 1 is killed. A preemption is a switch away from an actor that
+could have gone on, or a deadline that passes while somebody could have gone on.
+
+What is real: files, kernel locks, FIFOs, inotify. What is not: time, which passes only when nobody can do anything or
+when the schedule says so, and blocking, which becomes a try that is repeated when somebody has unlocked or closed
+something. Those who are killed make no further call; their descriptors are closed as the kernel would.
+
+A run fails if a script or the check of the scenario raises, if nobody can go on, if only the safety look of a waiter
+could help (a wake-up was lost), if a process closes a descriptor that it has not got or ends with one open.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import shutil
+import sys
+import threading
+from collections import Counter
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from holdfast import gate, system, wait
+from holdfast.locks import base, inode, kernel, queue, semaphore
+from holdfast.system import posix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    Scenario = Callable[["Run"], Callable[[], None] | None]
+    Option = tuple[str, int]
+    Choose = Callable[["Run", list[Option]], str]
+
+# Not what the locks do, but what is read to describe them.
+DESCRIBING = frozenset({"open_denied", "read_text", "mount_table"})
+LOOKS = frozenset({"fstat", "stat", "access", "listdir", "read", "pread", "removal_marked", "liveness_locked", "drain"})
+LOCKS = frozenset({"lock", "lock_range"})
+LET_GO = LOCKS | {"close", "unlock_slots", "unmark_removal"}
+# Calls that wait without being asked to, and the try that each is made of.
+TRIES = {"lock_removal": lambda fd: posix._range(fd, system.EX_NB, system.REMOVAL_BYTE, 1)}
+SAFETY_LOOK = 1e6  # so that only a lost wake-up, or the schedule, ever waits for it
+MOST_STEPS = 20_000
+
+
+class Killed(BaseException):
+    """Raised by every system call of a killed process."""
+
+
+class Failure(Exception):
+    """A schedule that broke a promise."""
+
+    def __init__(self, run: Run, error: BaseException) -> None:
+        self.schedule = " ".join(run.taken)
+        self.error = error
+        calls = "\n".join(f"    {line}" for line in run.story())
+        super().__init__(f"{type(error).__name__}: {error}\n  schedule: {self.schedule!r}\n{calls}")
+
+
+class Process:
+    """What a process has for itself: its book, its descriptors, its threads."""
+
+    def __init__(self) -> None:
+        self.book = gate.Book()
+        self.fds: set[int] = set()
+        self.actors: list[Actor] = []
+
+
+class Actor:
+    """A thread of a process, and what it waits for, if it waits."""
+
+    def __init__(self, run: Run, number: int, process: Process, script: Callable[[], object]) -> None:
+        self.run = run
+        self.number = number
+        self.process = process
+        self.script = script
+        self.go = threading.Lock()
+        self.go.acquire()
+        self.waits_for = "start"
+        self.ready: Callable[[], bool] | None = None
+        self.until: float | None = None
+        self.patient = False
+        self.killed = self.done = False
+        self.result: object = None
+        process.actors.append(self)
+        self.thread = threading.Thread(target=self._main, daemon=True)
+        self.thread.start()
+
+    @property
+    def waiting(self) -> bool:
+        """Does it wait for a lock or in a queue?"""
+        return self.ready is not None and self.waits_for in ("lock", "lock_range", "readable", "rung")
+
+    def can_run(self) -> bool:
+        return self.ready is None or (self.until is not None and self.until <= self.run.now) or self.ready()
+
+    def _main(self) -> None:
+        self.go.acquire()
+        try:
+            if not self.killed:
+                self.result = self.script()
+        except Killed:
+            pass
+        except BaseException as error:
+            self.run.fail(error)
+        self.waits_for = "end"
+        self.done = True
+        self.run.ended(self)
+
+
+class Run:
+    """One execution of a scenario."""
+
+    def __init__(self, directory: Path, choose: Choose, kills: int) -> None:
+        self.directory = directory
+        self._home = str(directory)
+        self.path = str(directory / "x")
+        self.actors: list[Actor] = []
+        self.now = 1000.0
+        # A scenario may change these.
+        self.exploring = True  # False: everybody goes on as long as it can, until the part that matters begins
+        self.symmetric = False  # all actors are alike, so that it does not matter who is the first
+        self.killable: set[int] | None = None
+        self.safety_looks = True
+        self.tick = 1e-6  # how long a call takes
+        self.kills = kills
+        self.current: Actor | None = None
+        self.taken: list[str] = []
+        self.choices: list[list[Option]] = []
+        self.calls: Counter[str] = Counter()
+        self.error: BaseException | None = None
+        self._log: list[tuple[int | None, str, object, object]] = []
+        self._choose = choose
+        self._processes: dict[object, Process] = {}
+        self._over = threading.Lock()
+        self._over.acquire()
+        self._doomed: list[Actor] = []
+        self._interrupted = False
+        self._steps = self._progress = self._releases = 0
+
+    # For scenarios.
+
+    def spawn(self, script: Callable[[], object], process: object = None) -> Actor:
+        number = len(self.actors)
+        home = self._processes.setdefault(number if process is None else process, Process())
+        self.actors.append(Actor(self, number, home, script))
+        return self.actors[-1]
+
+    def pause(self) -> None:
+        self._point("pause")
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        self._point("until", ready=condition)
+
+    # The scheduler. It runs in whichever thread has reached a point.
+
+    def execute(self, check: Callable[[], None] | None) -> None:
+        self._pass_on(None)
+        try:
+            self._over.acquire()
+        except BaseException:
+            self._interrupted = True
+            self._over.acquire()
+            raise
+        for actor in self.actors:
+            actor.thread.join()
+        self.current = None
+        for process in self._processes.values():
+            if process.fds and self.error is None:
+                self.error = AssertionError(f"left open: {sorted(process.fds)}")
+            self._close_all(process)
+        if check is not None and self.error is None:
+            gate.book = gate.Book()  # the check is one more process, which has nothing to do with the others
+            try:
+                check()
+            except Exception as error:
+                self.error = error
+
+    def fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+        for actor in self.actors:
+            self._kill(actor)
+
+    def ended(self, actor: Actor) -> None:
+        self._progress += 1
+        self._log.append((actor.number, "killed" if actor.killed else "ends", (), None))
+        if all(other.done for other in actor.process.actors) and actor.killed:
+            self._close_all(actor.process)
+        self._pass_on(actor)
+
+    def _kill(self, actor: Actor) -> None:
+        for thread in actor.process.actors:
+            if not thread.killed and not thread.done:
+                thread.killed = True
+                self._doomed.append(thread)
+        # Nobody is left to miss these holds.
+        actor.process.book.holds.clear()
+
+    def _close_all(self, process: Process) -> None:
+        self._releases += 1
+        for fd in process.fds:
+            with suppress(OSError):
+                os.close(fd)
+        process.fds.clear()
+
+    def _point(
+        self,
+        what: str,
+        args: object = (),
+        ready: Callable[[], bool] | None = None,
+        until: float | None = None,
+        patient: bool = False,
+    ) -> None:
+        actor = self.current
+        assert actor is not None, "the check had to wait"
+        if actor.killed:
+            raise Killed
+        actor.waits_for, actor.ready, actor.until, actor.patient = what, ready, until, patient
+        if ready is not None:
+            self._log.append((actor.number, f"waits: {what}", args, None))
+        self._pass_on(actor)
+        if actor.killed:
+            raise Killed
+        actor.ready = actor.until = None
+
+    def _pass_on(self, actor: Actor | None) -> None:
+        try:
+            assert not self._interrupted or self.error, "interrupted"
+            chosen = self._next(actor)
+        except Exception as error:
+            self.fail(error)
+            chosen = self._next(actor)
+        if chosen is actor:
+            return
+        if chosen is None:
+            self._over.release()
+            return
+        self.current = chosen
+        gate.book = chosen.process.book
+        chosen.go.release()
+        if actor is not None and not actor.done:
+            actor.go.acquire()
+
+    def _next(self, actor: Actor | None) -> Actor | None:
+        while self._doomed:
+            doomed = self._doomed.pop()
+            if not doomed.done:
+                return doomed
+        self._steps += 1
+        self.now += self.tick
+        if self._steps > MOST_STEPS:
+            raise AssertionError(f"no end after {MOST_STEPS} steps")
+        if all(other.done for other in self.actors):
+            return None
+        options = self._options(actor)[: None if self.exploring and not (self.symmetric and actor is None) else 1]
+        word = options[0][0]
+        if len(options) > 1:
+            word = self._choose(self, options)
+            self.choices.append(options)
+            self.taken.append(word)
+        chosen = self.actors[int(word.rstrip("~!"))]
+        if word.endswith("~"):
+            assert chosen.until is not None
+            self.now = max(self.now, chosen.until)
+            self._log.append((chosen.number, "its time is over", (), None))
+        if word.endswith("!"):
+            self.kills -= 1
+            self.calls[f"killed before {chosen.waits_for}"] += 1
+            self._kill(chosen)
+            return self._doomed.pop()
+        return chosen
+
+    def _options(self, actor: Actor | None) -> list[Option]:
+        """What can happen next, and how many preemptions each costs. The first is what happens if nobody chooses."""
+
+        def looks(other: Actor) -> bool:
+            return (other.until or 0.0) - self.now > SAFETY_LOOK / 2
+
+        alive = [other for other in self.actors if not other.done]
+        able = [other for other in alive if other.can_run()]
+        if actor in able:
+            able.remove(actor)
+            able.insert(0, actor)
+        options = [(str(other.number), int(actor in able and other is not actor)) for other in able]
+        sleeping = sorted((o for o in alive if o.until is not None and o not in able), key=lambda o: o.until or 0.0)
+        if able:
+            options += [(f"{o.number}~", 1) for o in sleeping if not o.patient and (self.safety_looks or not looks(o))]
+        elif sleeping:
+            if looks(sleeping[0]):
+                raise AssertionError(
+                    f"a wake-up was lost: only the safety look of actor {sleeping[0].number} could help"
+                )
+            options.append((f"{sleeping[0].number}~", 0))
+        else:
+            raise AssertionError("deadlock: nobody can go on")
+        if self.kills:
+            options += [(f"{o.number}!", 0) for o in alive if self.killable is None or o.number in self.killable]
+        return options
+
+    # What the locks meet instead of the system.
+
+    def call(self, name: str, real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        actor = self.current
+        if actor is None:  # the check of the scenario, when all is over
+            return real(*args, **options)
+        if actor.killed:
+            raise Killed
+        # Before a call whose answer nobody can change, nobody needs to come in: that is to come in before the next one.
+        if name != "fstat" and (name, args) != ("stat", (self._home,)):
+            self._point(name, args)
+        self.calls[name] += 1
+        while True:
+            try:
+                answer = self._real(actor, name, real, args, options)
+            except BlockingIOError:
+                if name not in TRIES and (name not in LOCKS or args[1] & system.NB):
+                    raise
+                self._wait_for_release(name, args)
+            else:
+                return answer
+
+    def _real(
+        self, actor: Actor, name: str, real: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        fds = actor.process.fds
+        if name == "close":
+            assert args[0] in fds, f"closes descriptor {args[0]}, which it has not got"
+        if name in LOCKS:
+            fd, op = args
+            args = (fd, op if op == system.UN else op | system.NB)
+        try:
+            answer = TRIES.get(name, real)(*args, **options)
+        except OSError as error:
+            self._log.append((actor.number, name, args, error))
+            raise
+        # Who only looked, or tried in vain, is no reason for others to look again.
+        self._progress += name not in LOOKS and answer is not False
+        self._releases += name in LET_GO
+        if name == "open_fd":
+            fds.add(answer)
+        if name == "close":
+            fds.discard(args[0])
+        self._log.append((actor.number, name, args, answer))
+        return answer
+
+    def _wait_for_release(self, name: str, args: object) -> None:
+        seen = self._releases
+        self._point(name, args, ready=lambda: self._releases != seen)
+
+    def wait_readable(self, step: wait.Readable) -> None:
+        poll = select.poll()
+        poll.register(step.fd, select.POLLIN)
+        self._point("readable", (step.fd,), ready=lambda: bool(poll.poll(0)), until=step.until)
+
+    def wait_pause(self, step: wait.Pause) -> None:
+        self.sleep(step.left() or 0.0)
+
+    def wait_rung(self, step: wait.Rung) -> None:
+        self._point("rung", ready=lambda: not step.bell._lock.locked(), until=step.until)
+
+    def sleep(self, seconds: float) -> None:
+        """Until others have changed something: to look again before that would show the same."""
+        seen = self._progress
+        self._point("sleep", (seconds,), ready=lambda: self._progress != seen, until=self.now + seconds, patient=True)
+
+    def story(self) -> list[str]:
+        """The calls of the run, one a line, for people."""
+        lines = []
+        for number, name, args, answer in self._log:
+            shown = ", ".join(self._show(arg) for arg in args) if isinstance(args, tuple) else ""
+            lines.append(f"{number}: {name}({shown})" + ("" if answer is None else f" -> {self._show(answer)}"))
+        return lines
+
+    def _show(self, value: object) -> str:
+        if isinstance(value, os.stat_result):
+            return f"inode {value.st_ino}"
+        return repr(value).replace(str(self.directory) + "/", "")
+
+
+class Watch:
+    """The real watch, whose descriptor is its process's, and whose making is a system call like the others."""
+
+    real = system.Watch
+
+    def __init__(self, run: Run, path: str) -> None:
+        self._run = run
+        self._watch = run.call("watch", self.real, path)
+        self.fd = self._watch.fd
+        self._process = run.current.process if run.current else None
+        if self._process:
+            self._process.fds.add(self.fd)
+
+    def move(self, path: str) -> None:
+        self._run.call("move_watch", self._watch.move, path)
+
+    def drain(self) -> None:
+        self._run.call("drain", self._watch.drain)
+
+    def close(self, *, reuse: bool = False) -> None:
+        self._run.call("close_watch", self._close)
+
+    def _close(self) -> None:
+        if self._process:
+            self._process.fds.discard(self.fd)
+        self._watch.close(reuse=True)  # quicker than to end it; the last one is ended by `no_idle_watch_left`
+
+
+def system_calls() -> dict[str, Callable[..., Any]]:
+    """Every function of `system` that a lock may call."""
+    return {
+        name: value
+        for name, value in vars(system).items()
+        if isinstance(value, BuiltinFunctionType | FunctionType) and not name.startswith("_") and name not in DESCRIBING
+    }
+
+
+@contextmanager
+def in_place_of_the_system(run: Run) -> Iterator[None]:
+    """Let the locks meet a run instead."""
+
+    def method(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        # A function of a class gets the object that it is called on, as the bound method of a run would not.
+        def block(step: Any) -> None:
+            function(step)
+
+        return block
+
+    changes: list[tuple[Any, str, object]] = [
+        (system, name, partial(run.call, name, real)) for name, real in system_calls().items()
+    ]
+    changes += [
+        (system, "Watch", partial(Watch, run)),
+        (wait.Readable, "block", method(run.wait_readable)),
+        (wait.Rung, "block", method(run.wait_rung)),
+        (wait.Pause, "block", method(run.wait_pause)),
+        (inode.Waiting.step, "__defaults__", (SAFETY_LOOK,)),
+        (gate, "book", gate.book),
+    ]
+    names = {"monotonic": lambda: run.now, "sleep": run.sleep, "SAFETY_LOOK": SAFETY_LOOK}
+    for module in (wait, gate, base, inode, kernel, queue, semaphore):
+        changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
+    before = [(where, name, getattr(where, name)) for where, name, _ in changes]
+    try:
+        for change in changes:
+            setattr(*change)
+        yield
+    finally:
+        for change in before:
+            setattr(*change)
+
+
+@contextmanager
+def no_idle_watch_left() -> Iterator[None]:
+    """End the watch that `system` keeps for the next wait, so that a test leaves the descriptors that it found."""
+    try:
+        yield
+    finally:
+        platform = sys.modules.get("holdfast.system.linux")
+        if platform is not None:
+            platform._close_idle_instances()
+
+
+def _empty(directory: Path) -> None:
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry)
+        else:
+            os.unlink(entry)
+
+
+def _execute(scenario: Scenario, directory: Path, choose: Choose, kills: int) -> Run:
+    run = Run(directory, choose, kills)
+    try:
+        with in_place_of_the_system(run):
+            run.execute(scenario(run))
+    finally:
+        _empty(directory)
+    if run.error is not None:
+        raise Failure(run, run.error) from run.error
+    return run
+
+
+def _follow(words: Iterable[str]) -> Choose:
+    """Take these choices, then the first of each."""
+    wanted = list(words)
+
+    def choose(run: Run, options: list[Option]) -> str:
+        at = len(run.taken)
+        if at >= len(wanted):
+            return options[0][0]
+        if wanted[at] not in dict(options):
+            raise RuntimeError(f"this schedule does not fit: {wanted[at]!r} is none of {options} at choice {at}")
+        return wanted[at]
+
+    return choose
+
+
+def _chance(seed: int) -> Choose:
+    chance = random.Random(seed)
+    # Some runs switch all the time and some hardly ever: some bugs need the one and some the other.
+    switching = chance.choice((0.05, 0.2, 0.5, 0.9))
+
+    def choose(run: Run, options: list[Option]) -> str:
+        if chance.random() > switching:
+            return options[0][0]
+        likely = [word for word, _ in options if word.isdigit()]
+        if likely and chance.random() < 0.9:
+            return chance.choice(likely)
+        return chance.choice(options)[0]
+
+    return choose
+
+
+def explore(scenario: Scenario, directory: Path, *, preemptions: int = 2, kills: int = 0) -> Counter[str]:
+    """Run every schedule within the bounds.
+
+    Gives how many there were, as `runs`, how often each call was made, and how often somebody was killed before it.
+    """
+    seen: Counter[str] = Counter()
+    todo: list[tuple[tuple[str, ...], int]] = [((), preemptions)]
+    with no_idle_watch_left():
+        while todo:
+            prefix, left = todo.pop()
+            run = _execute(scenario, directory, _follow(prefix), kills)
+            seen += run.calls
+            seen["runs"] += 1
+            for at in range(len(prefix), len(run.choices)):
+                before = run.taken[:at]
+                todo += [((*before, word), left - cost) for word, cost in run.choices[at][1:] if cost <= left]
+    return seen
+
+
+def wander(scenario: Scenario, directory: Path, *, seeds: Iterable[int], kills: int = 0) -> Counter[str]:
+    """Run one random schedule for each seed."""
+    seen: Counter[str] = Counter()
+    with no_idle_watch_left():
+        for seed in seeds:
+            seen += _execute(scenario, directory, _chance(seed), kills).calls
+            seen["runs"] += 1
+    return seen
+
+
+def replay(scenario: Scenario, directory: Path, schedule: str, *, kills: int = 0) -> Run:
+    """Run one schedule again. Gives the run, whose `story()` is what happened."""
+    with no_idle_watch_left():
+        return _execute(scenario, directory, _follow(schedule.split()), kills)
+
+
+class Oracle:
+    """Who holds a lock at this moment. Whoever enters next to somebody it may not be next to has broken the lock."""
+
+    def __init__(self, run: Run, permits: int = 1) -> None:
+        self.run = run
+        self.permits = permits
+        self.inside: list[bool] = []
+        self.entered = 0
+
+    def check(self) -> None:
+        if False in self.inside:
+            assert len(self.inside) <= self.permits, f"{len(self.inside)} holders"
+
+    @contextmanager
+    def holding(self, shared: bool = False) -> Iterator[None]:
+        self.inside.append(shared)
+        self.entered += 1
+        try:
+            self.check()
+            self.run.pause()
+            yield
+        finally:
+            self.inside.remove(shared)
+
+    def use(self, hold: base.Hold | None) -> bool:
+        """Be inside, come out, release. False: there is nothing to release."""
+        if hold is None:
+            return False
+        with self.holding(getattr(hold.lock, "shared", False)):
+            pass
+        hold.release()
+        return True

@@ -1,0 +1,350 @@
+"""Real processes for the tests: peers that do what they are told, and ways to see what a process is doing.
+
+A `Peer` is a fresh interpreter without threads and without pytest. It runs code, one piece at a time:
+
+    peer = Peer(path=path)
+    peer.do("hold = Lock(path).acquire()")      waits for the answer; what the code raised is raised as `Raised`
+    peer.begin("Lock(path).acquire()")          does not wait; `peer.answer()` does
+    peer.kill()                                 SIGKILL
+
+The code sees `holdfast`, `Lock`, `Semaphore`, the names given to `Peer`, and everything in this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+PATIENCE = 30.0  # seconds until a test that hangs says so; nothing waits that long when it passes
+
+
+class Raised(Exception):
+    """The code that a peer ran raised this. `name` is the name of the exception's class."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"{name}: {text}")
+        self.name = name
+
+
+class Peer:
+    """A process that runs what it is told. Leaving the `with` block ends it and insists that it had no complaints."""
+
+    def __init__(self, **names: object) -> None:
+        from tempfile import TemporaryFile  # not needed by the peers themselves, which should start quickly
+
+        self._errors = TemporaryFile()  # noqa: SIM115
+        self._buffer = b""
+        self._expected = 0
+        self.at = 0.0
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__, json.dumps(names)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+        )
+        self.pid = self.process.pid
+
+    def begin(self, code: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(code).encode() + b"\n")
+        self._expected += 1
+
+    def answer(self, seconds: float = PATIENCE) -> Any:
+        """The value of the oldest piece of code not yet answered. `at` is the monotonic time when it was ready."""
+        reply = json.loads(self._line(seconds))
+        self._expected -= 1
+        self.at = reply["at"]
+        if "error" in reply:
+            raise Raised(reply["error"], reply["text"])
+        return reply["value"]
+
+    def do(self, code: str, seconds: float = PATIENCE) -> Any:
+        assert not self._expected, "the answer to an earlier piece of code comes first"
+        self.begin(code)
+        return self.answer(seconds)
+
+    def has_answered(self) -> bool:
+        assert self.process.stdout is not None
+        return b"\n" in self._buffer or bool(select.select([self.process.stdout], [], [], 0)[0])
+
+    def _line(self, seconds: float) -> bytes:
+        assert self.process.stdout is not None
+        until = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                raise AssertionError(f"peer {self.pid} gave no answer within {seconds:g} s")
+            chunk = os.read(self.process.stdout.fileno(), 65536)
+            if not chunk:
+                raise AssertionError(f"peer {self.pid} ended without an answer: {self.complaints()}")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def complaints(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        until(lambda: state_of(self.pid) == "T")
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def until_waiting(self, path: str) -> None:
+        """Until it sleeps with the lock or a ticket of its queue open. It must not hold the lock itself."""
+        until(lambda: state_of(self.pid) == "S" and self.has_open(path))
+        assert not self.has_answered()
+
+    def has_open(self, path: str) -> bool:
+        return any(
+            target == path or target.startswith((f"{path}.queue/", f"{path} (deleted)"))
+            for target in descriptors(self.pid).values()
+        )
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            if kind is not None or self._expected:
+                self.process.kill()
+            self.process.send_signal(signal.SIGCONT)
+            self.process.stdin.close()
+            try:
+                self.process.wait(PATIENCE)
+            finally:
+                self.kill()
+            complaints = self.complaints()
+            if kind is None:
+                assert complaints == ""
+                assert self.process.returncode in (0, -signal.SIGKILL)
+            else:
+                sys.stderr.write(complaints)
+        finally:
+            self.process.stdout.close()
+            self._errors.close()
+
+
+def begin_together(peers: list[Peer], code: str) -> None:
+    """Have all of them begin when all of them are there: starting up takes longer than many things under test."""
+    for peer in peers:
+        peer.do("None")
+    for peer in peers:
+        peer.begin(code)
+
+
+def until(condition: Any, seconds: float = PATIENCE) -> None:
+    """Look until `condition()` holds: for what can be seen but sends no event."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {seconds:g} s"
+        time.sleep(0.001)
+
+
+def state_of(pid: int) -> str:
+    """R, S, D, T, Z, … as the kernel says; an empty string for a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z")
+
+
+def descriptors(pid: int | str = "self") -> dict[int, str]:
+    """The open descriptors of a process, and what each one is."""
+    found = {}
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
+        except FileNotFoundError:
+            continue  # the descriptor of this very listing, or closed meanwhile
+    return found
+
+
+def descriptor_of(path: str) -> int:
+    """The descriptor by which this process has `path` open."""
+    (found,) = (fd for fd, target in descriptors().items() if target == path)
+    return found
+
+
+def tickets(path: str) -> list[str]:
+    """Who queues for the lock at `path`, first come first."""
+    try:
+        return sorted(os.listdir(f"{path}.queue"))
+    except FileNotFoundError:
+        return []
+
+
+def until_queued(path: str, waiters: int) -> None:
+    until(lambda: len(tickets(path)) == waiters)
+
+
+def assert_nothing_left(path: str) -> None:
+    """Neither the lock file nor its queue, nor anything else beside them."""
+    name = os.path.basename(path)
+    assert [found for found in os.listdir(os.path.dirname(path)) if found.startswith(name)] == []
+
+
+# What follows runs in peers.
+
+
+def die_with_parent() -> None:
+    """Where the system can do it: a test that is cut short must not leave a crowd behind."""
+    import ctypes
+
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def in_child(work: Any) -> Any:
+    """The value of `work()` in a forked child, or the name of what it raised."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            try:
+                value = work()
+            except BaseException as error:
+                value = type(error).__name__
+            os.write(writable, json.dumps(value, default=repr).encode())
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with open(readable, "rb") as pipe:
+        value = json.loads(pipe.read())
+    os.waitpid(pid, 0)
+    return value
+
+
+def idle_child(fork: Any = os.fork) -> int:
+    """The pid of a child that does nothing until it is killed."""
+    readable, writable = os.pipe()
+    pid = fork()
+    if pid == 0:
+        try:
+            os.dup2(writable, 1)  # the peer's pipe must end with the peer
+            os.write(writable, b"\0")
+            while True:
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.read(readable, 1)
+    os.close(readable)
+    os.close(writable)
+    return int(pid)
+
+
+def idle_program(**options: Any) -> int:
+    """The pid of another program that does nothing until it is killed."""
+    process = subprocess.Popen(["sleep", "600"], **options)
+    process.returncode = 0  # it is left running on purpose
+    return process.pid
+
+
+def raw_fork() -> int:
+    """A fork that Python does not know of: the child keeps a copy of every descriptor."""
+    import ctypes
+
+    return int(ctypes.PyDLL(None).fork())
+
+
+def held_in_child(path: str) -> bool:
+    """For multiprocessing: is the lock refused to this process?"""
+    from holdfast import Lock
+
+    hold = Lock(path).try_acquire()
+    if hold is not None:
+        hold.release()
+    return hold is None
+
+
+def send_held(path: str, pipe: Any) -> None:
+    pipe.send(held_in_child(path))
+
+
+def count_up(path: str, record: str, rounds: int, keep: bool = False) -> None:
+    """Under the lock, read a number, let others run, write the next number."""
+    from holdfast import Lock
+
+    for _ in range(rounds):
+        with Lock(path, keep=keep), open(record, "r+") as file:
+            number = int(file.read())
+            os.sched_yield()
+            file.seek(0)
+            file.write(str(number + 1))
+
+
+def look_only_when_told() -> None:
+    """Take the safety look away, so that whoever is woken was woken by an event. Quick looks after one are left."""
+    from holdfast.wait import SAFETY_LOOK, Readable
+
+    left = Readable.left
+
+    def left_until_event(step: Readable) -> float | None:
+        seconds = left(step)
+        return None if seconds is None or seconds > SAFETY_LOOK / 2 else seconds
+
+    Readable.left = left_until_event  # type: ignore[method-assign]
+
+
+def acquire_by(way: str, lock: Any, timeout: float | None = None) -> Any:
+    """Acquire in one of the four ways in which one can wait."""
+    if way == "blocking":
+        return lock.acquire(timeout=timeout)
+    if way == "timeout":
+        return lock.acquire(timeout=PATIENCE if timeout is None else timeout)
+    import anyio
+
+    return anyio.run(lock.aacquire, timeout, backend=way)
+
+
+WAYS = ("blocking", "timeout", "asyncio", "trio")
+
+
+def serve(names: dict[str, Any]) -> None:
+    for line in sys.stdin:
+        code = json.loads(line)
+        reply: dict[str, Any]
+        try:
+            reply = {"value": run(code, names)}
+        except BaseException as error:
+            reply = {"error": type(error).__name__, "text": str(error)}
+        reply["at"] = time.monotonic()
+        # Unbuffered, and in one piece: a forked child must not have half an answer to repeat.
+        os.write(1, json.dumps(reply, default=repr).encode() + b"\n")
+
+
+def run(code: str, names: dict[str, Any]) -> Any:
+    """The value of an expression; None for statements."""
+    try:
+        compiled = compile(code, "<peer>", "eval")
+    except SyntaxError:
+        exec(compile(code, "<peer>", "exec"), names)
+        return None
+    return eval(compiled, names)
+
+
+if __name__ == "__main__":
+    import holdfast
+
+    names = {"holdfast": holdfast, "Lock": holdfast.Lock, "Semaphore": holdfast.Semaphore}
+    serve({**globals(), **names, **json.loads(sys.argv[1])})

@@ -1,0 +1,113 @@
+"""File systems of other machines: a lock excludes the other host, or says that it cannot.
+
+The hosts are network namespaces of a virtual machine, with a kernel that knows NFS and CIFS; what happens there is in
+netfs/checks.py. sshfs needs no other kernel. scripts/netfs.sh fetches what both need.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from netfs.checks import PLAN
+
+if TYPE_CHECKING:
+    from typing import Any
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+CHECKOUT = Path(__file__).parents[1]
+NETFS = Path(__file__).parent / "netfs"
+PATIENCE_WITH_GUEST = 1000.0  # emulated: some minutes on an idle machine
+
+
+@pytest.fixture(scope="module")
+def lab() -> Path:
+    """Where scripts/netfs.sh has put things."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("network file systems: needs Linux")
+    done = subprocess.run([CHECKOUT / "scripts/netfs.sh"], stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode == 3:
+        pytest.skip(f"network file systems: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    return CHECKOUT / ".lab/netfs"
+
+
+@pytest.fixture(scope="module")
+def guest(lab: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What the guest found, by mount and check."""
+    packages = lab / "root"
+    libraries = packages / "usr/lib/x86_64-linux-gnu"
+    console, results = lab / "console.txt", lab / "results.txt"
+    qemu = shutil.which("qemu-system-x86_64", path=f"{packages}/usr/bin:{os.environ['PATH']}")
+    assert qemu is not None
+    share = "local,security_model=none,readonly=on,multidevs=remap"
+    command = [
+        *("nice", "-n", "19", qemu, "-L", packages / "usr/share/qemu", "-L", packages / "usr/share/seabios"),
+        *("-accel", "tcg,thread=multi", "-cpu", "Nehalem", "-m", "2G", "-smp", "2"),
+        *("-nodefaults", "-nographic", "-no-reboot", "-serial", f"file:{console}", "-serial", f"file:{results}"),
+        *("-virtfs", f"{share},path=/,mount_tag=machine", "-virtfs", f"{share},path={packages},mount_tag=packages"),
+        *("-kernel", lab / "vmlinuz", "-initrd", lab / "initrd.gz", "-append"),
+        f"console=ttyS0 quiet loglevel=1 panic=1 checkout={CHECKOUT} python={sys.executable} guest={NETFS}/guest.sh",
+    ]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "QEMU_MODULE_DIR": str(libraries / "qemu")}
+    for file in (console, results):
+        file.write_bytes(b"")
+    ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False, timeout=PATIENCE_WITH_GUEST)
+    assert ended.returncode == 0
+    lines = [json.loads(line) for line in results.read_text().splitlines() if line.strip()]
+    assert lines, f"nothing came from the guest, whose console said:\n{console.read_text(errors='replace')}"
+    return {(line["mount"], line["check"]): line for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("mount", "check"), [(mount, check.__name__) for mount, checks in PLAN.items() for check in checks]
+)
+def test_in_the_guest(guest: dict[tuple[str, str], dict[str, Any]], mount: str, check: str) -> None:
+    found = guest.get((mount, check))
+    assert found is not None, "the guest did not get so far; see .lab/netfs/console.txt"
+    assert found["outcome"] == "ok", found["outcome"]
+
+
+ASK_BOTH_MOUNTS = """
+import fcntl, json, sys
+import holdfast
+
+def flock(path):
+    file = open(path, "w")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+def refusal(lock):
+    try:
+        return repr(lock.try_acquire())
+    except holdfast.Unsupported as error:
+        return str(error)
+
+a, b = sys.argv[1:]
+with flock(a + "/x"), flock(b + "/x"):
+    pass
+print(json.dumps([refusal(lock) for lock in (holdfast.Lock(a + "/l"), holdfast.Semaphore(b + "/s", 2))]))
+"""
+
+
+def test_sshfs_which_grants_a_flock_twice_is_refused(lab: Path, tmp_path: Path) -> None:
+    ask = [sys.executable, "-W", "error", "-c", ASK_BOTH_MOUNTS, tmp_path / "a", tmp_path / "b"]
+    done = subprocess.run(
+        ["unshare", "--mount", "--net", NETFS / "sshfs.sh", tmp_path, *ask],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    refusals = json.loads(done.stdout)
+    assert len(refusals) == 2
+    for text in refusals:
+        assert "fuse.sshfs" in text and "Use holdfast.LockFile" in text
