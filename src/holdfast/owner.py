@@ -25,6 +25,8 @@ class Identity:
         self.host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 
 
+_FIRST_NAMESPACE = 0xEFFFFFFC  # the kernel's PROC_PID_INIT_INO
+
 _me: Identity | None = None
 _boot_id: str | None = None
 
@@ -65,6 +67,11 @@ def start_of(pid: int) -> str | None:
 def namespace_of(start: str) -> str:
     """The pid namespace in a start time."""
     return start.rpartition(":")[2]
+
+
+def sees_everybody() -> bool:
+    """Are we in the first pid namespace, whose /proc shows the processes of all others too?"""
+    return _namespace() == _FIRST_NAMESPACE
 
 
 def _namespace() -> int:

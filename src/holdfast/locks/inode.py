@@ -79,8 +79,11 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         """One try for the lock, at the file that the path names."""
         raise NotImplementedError
 
-    def _check_file(self, fd: int, st: os.stat_result) -> None:
-        """Refuse a file that is not a lock file of this kind. Rule 8: what is not ours is left as it is."""
+    def _check_file(self, fd: int, st: os.stat_result) -> bool:
+        """Refuse a file that is not a lock file of this kind. Rule 8: what is not ours is left as it is.
+
+        False: it is about to be replaced, so begin again.
+        """
         raise NotImplementedError
 
     def _take(self, fd: int, ranged: bool) -> bool:
@@ -207,6 +210,8 @@ class InodeLock(base.BaseLock[InodeHoldType]):
 
     def _sweep(self) -> None:
         """Remove a file that was left for somebody who has gone."""
+        if not self.removes_file:
+            return
         try:
             fd = system.open_fd(self._file, system.O_EXISTING)
         except OSError:
@@ -214,8 +219,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         try:
             st = system.fstat(fd)
             mount = mount_of(st.st_dev, self._file)
-            if mount.removes:
-                self._check_file(fd, st)
+            if mount.removes and self._check_file(fd, st):
                 system.mark_removal(fd)
                 self._remove_unused(fd, (st.st_dev, st.st_ino), mount.ranged)
         except (HoldfastError, BlockingIOError):
@@ -283,7 +287,8 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         hold = None
         try:
             st = system.fstat(fd)
-            self._check_file(fd, st)
+            if not self._check_file(fd, st):
+                return None
             inode = (st.st_dev, st.st_ino)
             mount = mount_of(st.st_dev, self._file)
             while True:

@@ -88,9 +88,8 @@ class KernelHold(InodeHold):
             finally:
                 system.close(fd)
         # Only now, when nobody waits for us any more: removing a directory takes its time.
-        if self._tidies:
-            remove_queue(lock._queue)
-        if left_for_next and not system.access(lock._queue, 0):
+        # Others may have left the file on account of a queue that is gone now.
+        if (self._tidies and remove_queue(lock._queue)) or (left_for_next and not system.access(lock._queue, 0)):
             lock._sweep()
         return named
 
@@ -189,9 +188,10 @@ class Lock(InodeLock[KernelHold]):
             retries += 1
             self._file_was_replaced(retries)
 
-    def _check_file(self, fd: int, st: os.stat_result) -> None:
+    def _check_file(self, fd: int, st: os.stat_result) -> bool:
         if st.st_size or st.st_mode & _FORMAT != _REGULAR:
             raise self._not_a_lock_file()
+        return True
 
     def _take(self, fd: int, ranged: bool) -> bool:
         return _try_lock(fd, self._op, ranged)

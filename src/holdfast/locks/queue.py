@@ -205,12 +205,13 @@ class Queue:
         self._drop_ticket()
 
 
-def remove_queue(path: str) -> None:
-    """Remove the directory of a queue, unless somebody is in it."""
+def remove_queue(path: str) -> bool:
+    """Remove the directory of a queue, unless somebody is in it. True: it was there, and is not any more."""
     try:
         system.rmdir(path)
     except OSError:
-        pass  # not empty, gone, or not ours
+        return False  # not empty, gone, or not ours
+    return True
 
 
 def wait_in_line(waiter: Waiter[Hold], deadline: float | None, asynchronous: bool, queue: Queue | None) -> Steps[Hold]:

@@ -74,9 +74,8 @@ class SemaphoreHold(InodeHold):
                 system.unlock_slots(fd, MOST_PERMITS)
             finally:
                 system.close(fd)
-        if self._tidies:
-            remove_queue(lock._queue)
-        if left_for_next and not system.access(lock._queue, 0):
+        # Others may have left the file on account of a queue that is gone now.
+        if (self._tidies and remove_queue(lock._queue)) or (left_for_next and not system.access(lock._queue, 0)):
             lock._sweep()
         return named
 
@@ -123,8 +122,9 @@ class Semaphore(InodeLock[SemaphoreHold]):
                 st = system.fstat(fd)
                 inode = (st.st_dev, st.st_ino)
                 mount = mount_of(st.st_dev, self._file)
-                self._check_file(fd, st)
-                if self._take(fd, True):
+                if not self._check_file(fd, st):
+                    pass
+                elif self._take(fd, True):
                     if self._names(inode):
                         hold = SemaphoreHold(self, fd, inode, mount, queued)
                         return hold
@@ -138,32 +138,33 @@ class Semaphore(InodeLock[SemaphoreHold]):
             retries += 1
             self._file_was_replaced(retries)
 
-    def _check_file(self, fd: int, st: os.stat_result) -> None:
+    def _check_file(self, fd: int, st: os.stat_result) -> bool:
         """See that the file says our number, writing it if it says none."""
         if st.st_mode & _FORMAT != _REGULAR:
             raise self._not_a_lock_file()
         number = parse(system.read(fd, _LONGEST + 1) or self._number_of_new(fd))
         if number is None:
             raise self._not_a_lock_file()
-        if number != self.permits:
-            self._refuse_number(fd, st, number)
+        return number == self.permits or self._replace_number(fd, st, number)
 
     def _number_of_new(self, fd: int) -> bytes:
         """The file is new, or left by a crash before it was written: whoever has all slots writes, the others wait."""
         content = b"%s%d\n" % (_PREFIX, self.permits)
         system.mark_removal(fd)
-        for _ in range(_PATIENCE_WITH_CREATOR):
-            if system.try_all_slots(fd, MOST_PERMITS):
-                there = system.read(fd, _LONGEST + 1)
-                if not there:
-                    system.write(fd, content)
-                system.unlock_slots(fd, MOST_PERMITS)
-                system.unmark_removal(fd)
-                return there or content
-            there = self._read_again()
-            if there:
-                return there
-            sleep(0.000_1)
+        try:
+            for _ in range(_PATIENCE_WITH_CREATOR):
+                if system.try_all_slots(fd, MOST_PERMITS):
+                    there = system.read(fd, _LONGEST + 1)
+                    if not there:
+                        system.write(fd, content)
+                    system.unlock_slots(fd, MOST_PERMITS)
+                    return there or content
+                there = self._read_again()
+                if there:
+                    return there
+                sleep(0.000_1)
+        finally:
+            system.unmark_removal(fd)
         return b""
 
     def _read_again(self) -> bytes:
@@ -180,21 +181,23 @@ class Semaphore(InodeLock[SemaphoreHold]):
         finally:
             system.close(fd)
 
-    def _refuse_number(self, fd: int, st: os.stat_result, number: int) -> None:
-        """Another number: remove the file if nobody uses it any more, so that the caller finds it replaced."""
+    def _replace_number(self, fd: int, st: os.stat_result, number: int) -> bool:
+        """Another number: remove the file if nobody uses it any more. False: it is gone, or going."""
         removes = mount_of(st.st_dev, self._file).removes
         if removes:
             system.mark_removal(fd)
-        if not removes or not system.try_all_slots(fd, MOST_PERMITS):
-            raise Unsupported(
-                f"{self.path}: this semaphore has {number} permits for those who use it now, and {self.permits} were "
-                "asked for. All its users must give the same number; change it in all of them while none of them runs"
-                f"{'' if removes else ', and remove the file then'}.",
-                path=self.path,
-            )
-        if self._names((st.st_dev, st.st_ino)):
-            self._remove()
-        system.unlock_slots(fd, MOST_PERMITS)
+            if system.try_all_slots(fd, MOST_PERMITS):
+                if self._names((st.st_dev, st.st_ino)):
+                    self._remove()
+                return False
+            if self._is_being_removed(fd, (st.st_dev, st.st_ino)):
+                return False
+        raise Unsupported(
+            f"{self.path}: this semaphore has {number} permits for those who use it now, and {self.permits} were "
+            "asked for. All its users must give the same number; change it in all of them while none of them runs"
+            f"{'' if removes else ', and remove the file then'}.",
+            path=self.path,
+        )
 
     def _take(self, fd: int, ranged: bool) -> bool:
         return any(system.try_slot(fd, slot) for slot in range(self.permits))
