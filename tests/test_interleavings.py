@@ -6,6 +6,8 @@ The bounds are those of `make test`; `make test-all` goes one preemption further
 from __future__ import annotations
 
 import os
+import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,7 @@ explorer = pytest.importorskip("explorer", reason="needs POSIX files, kernel loc
 
 from explorer import Failure, Oracle, Run, explore, replay, system_calls, wander  # noqa: E402
 
-from holdfast import Lock, LockLost, Semaphore, Timeout, Unsupported, system  # noqa: E402
+from holdfast import Lock, LockLost, Semaphore, Timeout, Unsupported, status, system  # noqa: E402
 from holdfast.locks import inode  # noqa: E402
 from holdfast.locks.queue import Queue  # noqa: E402
 from holdfast.paths import LOCAL  # noqa: E402
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
+# Strict: whoever mends the fault is told to take the mark away.
+known_fault = partial(pytest.mark.xfail, strict=True, raises=Failure)
 FURTHER = [2, pytest.param(3, marks=SLOW)]
-LONGER = [range(150), pytest.param(range(1000, 4000), marks=SLOW)]
+LONGER = [range(100), pytest.param(range(1000, 4000), marks=SLOW)]
 LONGER_IDS = ["short", "long"]
 
 EXCLUSIVE: dict[str, Any] = {}
@@ -40,8 +44,8 @@ KEPT = {"keep": True}
 KEPT_PATIENT = {"keep": True, "timeout": 10}
 
 
-def nothing_left(run: Run) -> None:
-    assert os.listdir(run.directory) == []
+def nothing_left(run: Run, but_kept: bool = False) -> None:
+    assert [name for name in os.listdir(run.directory) if not (but_kept and name == "x")] == []
 
 
 def users(*kinds: dict[str, Any], times: int = 1, tick: float = 1e-6, left: list[str] | None = None) -> Any:
@@ -112,6 +116,50 @@ CROWDS = {
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_a_crowd_is_excluded_and_cleans_up(crowd: str, seeds: range, tmp_path: Path) -> None:
     assert wander(CROWDS[crowd], tmp_path, seeds=seeds)["mkfifo" if crowd != "unfair_again" else "lock"] > 0
+
+
+def any_crowd(seed: int) -> Any:
+    """Whoever comes, in whatever way: which ones, the seed says."""
+    chance = random.Random(seed)
+    permits = chance.choice((None, None, None, 1, 2))
+    keep = permits is None and chance.random() < 0.15
+    tick = chance.choice((1e-6, 1e-3, 1e-2))
+    members = [
+        (
+            {"fair": chance.random() < 0.75} | ({} if permits else {"keep": keep, "shared": chance.random() < 0.4}),
+            [chance.choice((None, None, None, 10, 10, 0, "try", "status")) for _ in range(chance.randint(1, 3))],
+            chance.choice((None, None, None, "one process")),
+        )
+        for _ in range(chance.randint(2, 5))
+    ]
+
+    def scenario(run: Run) -> Callable[[], None]:
+        oracle = Oracle(run, permits or 1)
+        run.tick = tick
+
+        def visit(options: dict[str, Any], ways: list[Any]) -> None:
+            for way in ways:
+                lock = Semaphore(run.path, permits, **options) if permits else Lock(run.path, **options)
+                try:
+                    if way == "status":
+                        lock.status()
+                    else:
+                        oracle.use(lock.try_acquire() if way == "try" else lock.acquire(timeout=way))
+                except Timeout:
+                    assert way in (10, 0)
+
+        for options, ways, process in members:
+            run.spawn(lambda options=options, ways=ways: visit(options, ways), process)
+        return lambda: nothing_left(run, but_kept=keep)
+
+    return scenario
+
+
+@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(1000, 11000), marks=SLOW)], ids=LONGER_IDS)
+def test_any_crowd_is_excluded_and_cleans_up(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "sees_everybody", lambda: True)  # `test_asking_for_the_status` has the other case
+    for seed in seeds:
+        wander(any_crowd(seed), tmp_path, seeds=[seed])
 
 
 def threads(run: Run) -> Callable[[], None]:
@@ -248,8 +296,53 @@ def test_who_queued_first_is_served_first(
     assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 20
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_asking_for_the_status_disturbs_nobody(shared: bool, tmp_path: Path) -> None:
+@known_fault(reason="a waiter takes a ticket that is being examined for alive, and waits for an end that never comes")
+def test_a_look_at_the_queue_costs_nobody_a_wake_up(tmp_path: Path) -> None:
+    """Whoever tries looks whether the tickets in the queue are alive, while their owners may just be making them."""
+
+    def scenario(run: Run) -> Callable[[], None]:
+        held: list[int] = []
+        run.exploring = False
+
+        def hold() -> None:
+            hold = Lock(run.path).acquire()
+            held.append(1)
+            run.until(lambda: run.actors[1].waiting and run.actors[2].done)
+            hold.release()
+
+        def queue() -> None:
+            run.until(lambda: bool(held))
+            run.exploring = True
+            Lock(run.path).acquire().release()
+
+        def look() -> None:
+            run.until(lambda: bool(held))
+            assert Lock(run.path).try_acquire() is None
+
+        run.spawn(hold)
+        run.spawn(queue)
+        run.spawn(look)
+        return lambda: nothing_left(run)
+
+    assert explore(scenario, tmp_path, preemptions=2)["runs"] > 50
+
+
+@pytest.mark.parametrize(
+    ("shared", "container"),
+    [
+        pytest.param(False, False, id="exclusive"),
+        pytest.param(True, False, id="shared"),
+        pytest.param(False, True, id="exclusive-container"),
+        pytest.param(
+            True, True, id="shared-container", marks=known_fault(reason="the last sharer out leaves its file")
+        ),
+    ],
+)
+def test_asking_for_the_status_disturbs_nobody(
+    shared: bool, container: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container, whose /proc does not show everybody, it has to ask with a lock of its own."""
+
     def scenario(run: Run) -> Callable[[], None]:
         def use() -> None:
             hold = Lock(run.path, shared=shared).try_acquire()
@@ -260,7 +353,8 @@ def test_asking_for_the_status_disturbs_nobody(shared: bool, tmp_path: Path) -> 
         run.spawn(lambda: Lock(run.path).status())
         return lambda: nothing_left(run)
 
-    assert explore(scenario, tmp_path, preemptions=3)["runs"] > 50
+    monkeypatch.setattr(status, "sees_everybody", lambda: not container)
+    assert explore(scenario, tmp_path, preemptions=3)["runs"] > 20
 
 
 # Semaphores.

@@ -243,7 +243,6 @@ def test_sharing_again_while_a_writer_waits_is_no_deadlock(start_peer, path, way
 
 def test_sharing_again_in_the_same_task_while_a_writer_waits_is_no_deadlock(start_peer, path):
     reader, writer = start_peer(path=path), start_peer(path=path)
-    writer.do("Lock(path).acquire().release()")
     reader.begin(
         """
 import asyncio
@@ -257,8 +256,7 @@ async def share_twice():
 asyncio.run(share_twice())
 """
     )
-    until_shared = "until(lambda: os.path.exists(path))"
-    writer.do(until_shared)
+    writer.do("until(lambda: Lock(path).status().held)")
     writer.begin("hold = Lock(path).acquire()")
     reader.answer()
     writer.answer()

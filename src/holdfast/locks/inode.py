@@ -315,35 +315,42 @@ class InodeLock(base.BaseLock[InodeHoldType]):
 class Waiting:
     """One wait for a file to change: by its events where there are any, else in pauses that grow."""
 
-    __slots__ = ("_path", "_watch", "backoff")
+    __slots__ = ("_path", "_registered", "_watch", "backoff")
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._registered = False
         self._watch: system.Watch | None = None
         self.backoff = Backoff()
 
     def begin(self) -> bool:
         """Register for events. True: that is new, so what happened before it has to be looked at."""
-        if self._watch is not None:
+        if self._registered:
             return False
+        if self._watch is not None:
+            self.move(self._path)
+            return self._registered
         self._watch = make_watch(self._path)
         if self._watch is None:
             return False
         gate.book.open_fds.add(self._watch.fd)
+        self._registered = True
         return True
 
     def move(self, path: str) -> None:
-        """Another file has the name now. To be registered for again, with the instance that we have."""
+        """Another file has the name now, or none for the moment: register for it, with the instance that we have."""
         self._path = path
         if self._watch is not None:
             try:
                 self._watch.move(path)
-            except OSError:  # gone again
-                self.end()
+            except OSError:
+                self._registered = False
+            else:
+                self._registered = True
 
     def step(self, deadline: float | None, look: float = SAFETY_LOOK) -> Step:
         """What to wait for; at the latest in `look` seconds one looks whether there is news that no event told."""
-        if self._watch is None:
+        if self._watch is None or not self._registered:
             return self.backoff.pause(deadline)
         return Readable(self._watch.fd, sooner(monotonic() + look, deadline))
 
