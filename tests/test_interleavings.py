@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,10 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
-# Strict: whoever mends the fault is told to take the mark away.
-known_fault = partial(pytest.mark.xfail, strict=True, raises=Failure)
 FURTHER = [2, pytest.param(3, marks=SLOW)]
-LONGER = [range(100), pytest.param(range(1000, 4000), marks=SLOW)]
+LONGER = [range(60), pytest.param(range(1000, 4000), marks=SLOW)]
 LONGER_IDS = ["short", "long"]
 
 EXCLUSIVE: dict[str, Any] = {}
@@ -155,7 +152,7 @@ def any_crowd(seed: int) -> Any:
     return scenario
 
 
-@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(1000, 11000), marks=SLOW)], ids=LONGER_IDS)
+@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(1000, 11000), marks=SLOW)], ids=LONGER_IDS)
 def test_any_crowd_is_excluded_and_cleans_up(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "sees_everybody", lambda: True)  # `test_asking_for_the_status` has the other case
     for seed in seeds:
@@ -296,7 +293,6 @@ def test_who_queued_first_is_served_first(
     assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 20
 
 
-@known_fault(reason="a waiter takes a ticket that is being examined for alive, and waits for an end that never comes")
 def test_a_look_at_the_queue_costs_nobody_a_wake_up(tmp_path: Path) -> None:
     """Whoever tries looks whether the tickets in the queue are alive, while their owners may just be making them."""
 
@@ -333,9 +329,7 @@ def test_a_look_at_the_queue_costs_nobody_a_wake_up(tmp_path: Path) -> None:
         pytest.param(False, False, id="exclusive"),
         pytest.param(True, False, id="shared"),
         pytest.param(False, True, id="exclusive-container"),
-        pytest.param(
-            True, True, id="shared-container", marks=known_fault(reason="the last sharer out leaves its file")
-        ),
+        pytest.param(True, True, id="shared-container"),
     ],
 )
 def test_asking_for_the_status_disturbs_nobody(

@@ -13,7 +13,8 @@ import time
 from dataclasses import asdict, dataclass
 
 from . import system
-from .owner import command_of, describe, me, sees_everybody
+from .owner import command_of, describe, me
+from .owner import sees_everybody as sees_everybody
 from .paths import mount_at
 
 TYPE_CHECKING = False

@@ -131,9 +131,12 @@ class Lock(InodeLock[KernelHold]):
         return not self.shared
 
     def status(self) -> Status:
-        from ..status import of_kernel_lock
+        from .. import status
 
-        return of_kernel_lock(self.path, keep=self.keep)
+        found = status.of_kernel_lock(self.path, keep=self.keep)
+        if not found.held and not status.sees_everybody():
+            self._sweep()  # having looked with a lock of our own, we may have kept the last one from removing it
+        return found
 
     def _try(self) -> KernelHold | None:
         if self._unchecked:

@@ -28,7 +28,7 @@ import errno
 from time import monotonic
 
 from .. import gate, system
-from ..wait import SAFETY_LOOK, AsyncBell, Bell, Readable, Rung, check_deadline, sooner
+from ..wait import SAFETY_LOOK, AsyncBell, Bell, Pause, Readable, Rung, check_deadline, sooner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32
+_MOMENT = 0.001  # seconds
 
 _NO_QUEUE_HERE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EMFILE}
 
@@ -177,6 +178,9 @@ class Queue:
                     ignored.add(name)
                     continue
                 check_deadline(deadline)
+                if not _is_open(fd):
+                    yield Pause(sooner(monotonic() + _MOMENT, deadline))
+                    continue
                 look_again = monotonic() + SAFETY_LOOK
                 yield Readable(fd, sooner(look_again, deadline))
             finally:
@@ -203,6 +207,15 @@ class Queue:
         except OSError:
             pass
         self._drop_ticket()
+
+
+def _is_open(fd: int) -> bool:
+    """Has its owner got the ticket open? If not, it is just being made, or being examined: nothing would wake us."""
+    try:
+        system.read(fd, 1)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def remove_queue(path: str) -> bool:
