@@ -13,8 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from . import system
-from .owner import command_of, describe, me
-from .owner import sees_everybody as sees_everybody
+from .owner import command_of, describe, me, sees_everybody
 from .paths import mount_at
 
 TYPE_CHECKING = False
@@ -230,12 +229,14 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
     )
 
 
-def _is_free(fd: int) -> bool:
-    """In a container, ask with a lock of our own, for holders whom its /proc does not show.
+def asks_with_a_lock() -> bool:
+    """Does it take a lock to know that nobody has one? In a container it does: its /proc does not show everybody."""
+    return not sees_everybody()
 
-    Nobody is known to hold it, so there is hardly anybody to disturb; the mark of a removal lets others try again.
-    """
-    if sees_everybody():
+
+def _is_free(fd: int) -> bool:
+    """Nobody is known to hold it. If need be, ask with a lock; the mark of a removal lets others try again."""
+    if not asks_with_a_lock():
         return True
     try:
         system.mark_removal(fd)

@@ -134,7 +134,7 @@ class Lock(InodeLock[KernelHold]):
         from .. import status
 
         found = status.of_kernel_lock(self.path, keep=self.keep)
-        if not found.held and not status.sees_everybody():
+        if not found.held and status.asks_with_a_lock():
             self._sweep()  # having looked with a lock of our own, we may have kept the last one from removing it
         return found
 
