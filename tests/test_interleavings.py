@@ -16,7 +16,6 @@ explorer = pytest.importorskip("explorer", reason="needs POSIX files, kernel loc
 from explorer import Failure, Oracle, Run, explore, replay, system_calls, wander  # noqa: E402
 
 from holdfast import Lock, LockLost, Semaphore, Timeout, Unsupported, status, system  # noqa: E402
-from holdfast.locks import inode  # noqa: E402
 from holdfast.locks.queue import Queue  # noqa: E402
 from holdfast.paths import LOCAL  # noqa: E402
 from holdfast.system import posix  # noqa: E402
@@ -323,6 +322,56 @@ def test_a_look_at_the_queue_costs_nobody_a_wake_up(tmp_path: Path) -> None:
     assert explore(scenario, tmp_path, preemptions=2)["runs"] > 50
 
 
+def test_those_who_look_at_a_dead_ticket_do_not_take_each_other_for_its_owner(tmp_path: Path) -> None:
+    def scenario(run: Run) -> Callable[[], None]:
+        os.mkdir(run.path + ".queue")
+        os.mkfifo(run.path + ".queue/000000000001")
+
+        def share() -> None:
+            hold = Lock(run.path, shared=True).try_acquire()
+            assert hold is not None, "a dead waiter counted"
+            hold.release()
+
+        for _ in range(2):
+            run.spawn(share)
+        return lambda: nothing_left(run)
+
+    assert explore(scenario, tmp_path, preemptions=2)["runs"] > 50
+
+
+@pytest.mark.parametrize("preemptions", FURTHER)
+def test_a_file_that_is_replaced_again_and_again_costs_nobody_a_wake_up(preemptions: int, tmp_path: Path) -> None:
+    """A waiter watches the file that it has open, not the one that had the name a moment before."""
+
+    def scenario(run: Run) -> Callable[[], None]:
+        held: list[int] = []
+        run.exploring = False
+
+        def replace() -> None:
+            hold = Lock(run.path, **UNFAIR).acquire()
+            held.append(1)
+            run.until(lambda: run.actors[1].waiting)
+            run.exploring = True
+            hold.release()
+            for _ in range(2):
+                hold = Lock(run.path, **UNFAIR).acquire()
+                run.pause()
+                hold.release()
+
+        def wait() -> None:
+            run.until(lambda: bool(held))
+            try:
+                Lock(run.path, **UNFAIR_PATIENT).acquire().release()
+            except Timeout:
+                pass
+
+        run.spawn(replace)
+        run.spawn(wait)
+        return lambda: nothing_left(run)
+
+    assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 50
+
+
 @pytest.mark.parametrize(
     ("shared", "container"),
     [
@@ -349,6 +398,15 @@ def test_asking_for_the_status_disturbs_nobody(
 
     monkeypatch.setattr(status, "sees_everybody", lambda: not container)
     assert explore(scenario, tmp_path, preemptions=3)["runs"] > 20
+
+
+@pytest.mark.parametrize("container", [False, True], ids=["host", "container"])
+def test_asking_for_the_status_removes_nothing(container: bool, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who use the lock keep its file, perhaps for flock(1); whoever asks need not know that."""
+    Lock(path, keep=True).acquire().release()
+    monkeypatch.setattr(status, "sees_everybody", lambda: not container)
+    assert not Lock(path).status().held
+    assert os.path.exists(path)
 
 
 # Semaphores.
@@ -533,7 +591,8 @@ def test_the_explorer_finds_a_sharer_turned_away(tmp_path: Path, monkeypatch: py
 
 
 def test_the_explorer_finds_a_lost_wake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inode, "make_watch", lambda path: system.Watch("/"))
+    watch = explorer.Watch.real
+    monkeypatch.setattr(explorer.Watch, "real", lambda _, path: watch("/"))
     with pytest.raises(Failure, match="a wake-up was lost"):
         explore(permits(1, 1), tmp_path)
 

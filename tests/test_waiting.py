@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import tempfile
@@ -152,6 +153,24 @@ def test_the_events_of_release_and_removal_wake(path, monkeypatch, shared):
         waiter.result()
     with pytest.raises(holdfast.LockLost):
         hold.release()
+
+
+def test_an_event_may_come_before_its_cause(path, monkeypatch):
+    """The kernel reports that a process which dies closed the file, and drops the lock only then."""
+    monkeypatch.setattr(inode, "SAFETY_LOOK", 3600.0)
+    lock = holdfast.Lock(path, keep=True)
+    dying = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(dying, fcntl.LOCK_EX)
+        waiter = Caller(lambda: lock.acquire(timeout=60).release())
+        until_waiting(lock, 1)
+        with open(path, "r+b"):
+            pass  # closed: the event
+        time.sleep(0.005)
+        fcntl.flock(dying, fcntl.LOCK_UN)  # no event
+        waiter.result()
+    finally:
+        os.close(dying)
 
 
 def test_an_event_that_never_comes_costs_a_moment_only(path, monkeypatch):

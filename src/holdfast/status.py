@@ -229,18 +229,17 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
     )
 
 
-def asks_with_a_lock() -> bool:
-    """Does it take a lock to know that nobody has one? In a container it does: its /proc does not show everybody."""
-    return not sees_everybody()
-
-
 def _is_free(fd: int) -> bool:
-    """Nobody is known to hold it. If need be, ask with a lock; the mark of a removal lets others try again."""
-    if not asks_with_a_lock():
+    """Nobody is known to hold it. In a container, whose /proc does not show everybody, it takes a lock to be sure.
+
+    The mark, which is there before the lock and until after it, tells others to try again in a moment.
+    """
+    if sees_everybody():
         return True
     try:
         system.mark_removal(fd)
         system.lock(fd, system.EX_NB)
+        system.lock(fd, system.UN)
     except OSError:
         return False
     return True

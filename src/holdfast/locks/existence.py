@@ -394,7 +394,7 @@ class LockFile(base.BaseLock[FileHold]):
                 elif waiting.begin():
                     continue  # registered: look once more, and only then sleep
                 else:
-                    yield waiting.step(deadline, self._next_look())
+                    yield waiting.step(sooner(monotonic() + self._next_look(), deadline))
                     waiting.drain()
                     waiting.move(self._file)  # the next lock file is another one
         finally:

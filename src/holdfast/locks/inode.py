@@ -45,6 +45,7 @@ else:
 
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
 _PATIENCE_WITH_REMOVER = 1000
+_SOON = 0.001  # seconds
 
 
 class InodeHold(base.Hold):
@@ -202,11 +203,24 @@ class InodeLock(base.BaseLock[InodeHoldType]):
             self._metrics.cleanups.bump()
 
     def _remove_unused(self, fd: int, inode: gate.Inode, ranged: bool) -> None:
-        """Remove the file if nobody uses it. `fd` has nothing of it but the mark of a removal."""
-        if not self._take_all(fd, ranged):
-            self._metrics.cleanups_skipped.bump()
-        elif self._names(inode):
-            self._remove()
+        """Remove the file if nobody uses it. `fd` has nothing of it but the mark of a removal.
+
+        One in our way that has such a mark too removes the file itself or only looks (`status`), and is soon gone. It
+        may have gone between our try and our look at its mark, so two of them decide.
+        """
+        unmarked = 0
+        for _ in range(_PATIENCE_WITH_REMOVER):
+            if self._take_all(fd, ranged):
+                if self._names(inode):
+                    self._remove()
+                return
+            if system.removal_marked(fd):
+                sleep(0.000_01)
+            elif unmarked:
+                break
+            else:
+                unmarked += 1
+        self._metrics.cleanups_skipped.bump()
 
     def _sweep(self) -> None:
         """Remove a file that was left for somebody who has gone."""
@@ -305,7 +319,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
                 if step is None and mount.events and waiting.begin():
                     continue  # registered: try once more, and only then sleep
                 yield step or waiting.step(deadline)
-                waiting.drain()  # before the next try: what comes after it must wake us
+                waiting.drain()
         finally:
             gate.book.open_fds.discard(fd)
             if hold is None:
@@ -313,64 +327,62 @@ class InodeLock(base.BaseLock[InodeHoldType]):
 
 
 class Waiting:
-    """One wait for a file to change: by its events where there are any, else in pauses that grow."""
+    """One wait for a file to change: by its events where there are any, else in pauses that grow.
 
-    __slots__ = ("_path", "_registered", "_watch", "backoff")
+    Of one who dies, the kernel reports that the file was closed and only then drops its locks. So after an event that
+    brought nothing one looks again, soon first and then less and less often, and only then trusts the next event.
+    """
+
+    __slots__ = ("_look", "_path", "_registered", "_watch", "backoff")
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._registered = False
         self._watch: system.Watch | None = None
+        self._look = SAFETY_LOOK
         self.backoff = Backoff()
 
     def begin(self) -> bool:
-        """Register for events. True: that is new, so what happened before it has to be looked at."""
+        """Register for events. True: that is new, so what happened before it has to be looked at.
+
+        Only with the file open: then, if the path still names it afterwards, it is the one that is watched.
+        """
         if self._registered:
             return False
-        if self._watch is not None:
-            self.move(self._path)
-            return self._registered
-        self._watch = make_watch(self._path)
-        if self._watch is None:
-            return False
-        gate.book.open_fds.add(self._watch.fd)
+        try:
+            if self._watch is None:
+                self._watch = system.Watch(self._path)
+                gate.book.open_fds.add(self._watch.fd)
+            else:
+                self._watch.move(self._path)
+        except OSError:
+            return False  # there are too many, or the file is gone already
         self._registered = True
         return True
 
     def move(self, path: str) -> None:
-        """Another file has the name now, or none for the moment: register for it, with the instance that we have."""
+        """Another file has the name now, or none for the moment. `begin` registers for it, with what we have."""
         self._path = path
-        if self._watch is not None:
-            try:
-                self._watch.move(path)
-            except OSError:
-                self._registered = False
-            else:
-                self._registered = True
+        self._registered = False
 
-    def step(self, deadline: float | None, look: float = SAFETY_LOOK) -> Step:
-        """What to wait for; at the latest in `look` seconds one looks whether there is news that no event told."""
+    def step(self, deadline: float | None) -> Step:
+        """What to wait for; at the latest after the safety look one looks for news that no event told."""
         if self._watch is None or not self._registered:
             return self.backoff.pause(deadline)
-        return Readable(self._watch.fd, sooner(monotonic() + look, deadline))
+        look = sooner(monotonic() + self._look, deadline)
+        self._look = min(self._look * 10, SAFETY_LOOK)
+        return Readable(self._watch.fd, look)
 
     def drain(self) -> None:
-        if self._watch is not None:
-            self._watch.drain()
+        """Take the events off; before the next try, because what comes after it must wake us."""
+        if self._watch is not None and self._watch.drain():
+            self._look = _SOON
 
     def end(self, *, reuse: bool = False) -> None:
         if self._watch is not None:
             gate.book.open_fds.discard(self._watch.fd)
             self._watch.close(reuse=reuse)
             self._watch = None
-
-
-def make_watch(path: str) -> system.Watch | None:
-    """A watch, or None where none can be had: there are too many, or the file is gone already."""
-    try:
-        return system.Watch(path)
-    except OSError:
-        return None
 
 
 def would_deadlock(path: str, asynchronous: bool, what: str) -> WouldDeadlock:

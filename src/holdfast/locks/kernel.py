@@ -131,12 +131,9 @@ class Lock(InodeLock[KernelHold]):
         return not self.shared
 
     def status(self) -> Status:
-        from .. import status
+        from ..status import of_kernel_lock
 
-        found = status.of_kernel_lock(self.path, keep=self.keep)
-        if not found.held and status.asks_with_a_lock():
-            self._sweep()  # having looked with a lock of our own, we may have kept the last one from removing it
-        return found
+        return of_kernel_lock(self.path, keep=self.keep)
 
     def _try(self) -> KernelHold | None:
         if self._unchecked:

@@ -80,7 +80,7 @@ class Queue:
                 fd = system.open_fd(f"{self.path}/{name}", system.O_READ)
             except (FileNotFoundError, PermissionError):
                 continue
-            alive = not self._remove_if_dead(name, fd)
+            alive = not self._remove_if_dead(name, fd) and _is_open(fd)
             system.close(fd)
             if alive:
                 return True

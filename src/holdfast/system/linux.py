@@ -68,14 +68,18 @@ class Watch:
     def move(self, path: str) -> None:
         """Watch what `path` names now instead."""
         _load_libc().inotify_rm_watch(self.fd, self._watched)
+        self.drain()  # that the old watch is gone is no news
         self._watch(path)
 
-    def drain(self) -> None:
+    def drain(self) -> bool:
+        """Take off what was reported. True: there was something."""
+        any_news = False
         try:
             while os.read(self.fd, 4096):
-                pass
+                any_news = True
         except BlockingIOError:
             pass
+        return any_news
 
     def close(self, *, reuse: bool = False) -> None:
         if self.fd < 0:

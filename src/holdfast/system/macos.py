@@ -68,8 +68,9 @@ class Watch:
         self._close_file()
         self._watch(path)
 
-    def drain(self) -> None:
-        self._queue.control(None, 1, 0)  # one file, so at most one event
+    def drain(self) -> bool:
+        """Take off what was reported. True: there was something."""
+        return bool(self._queue.control(None, 1, 0))  # one file, so at most one event
 
     def close(self, *, reuse: bool = False) -> None:
         self._queue.close()

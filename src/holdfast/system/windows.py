@@ -319,7 +319,8 @@ class Watch:
 
     def move(self, path: str) -> None: ...
 
-    def drain(self) -> None: ...
+    def drain(self) -> bool:
+        return False
 
     def close(self, *, reuse: bool = False) -> None: ...
 
