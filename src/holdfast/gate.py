@@ -82,7 +82,7 @@ class Turn:
 
     __slots__ = ("left", "thread", "until")
 
-    ACQUISITIONS = 16
+    ACQUISITIONS = 64
     SECONDS = 0.001
 
     def __init__(self) -> None:

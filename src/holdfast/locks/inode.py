@@ -305,8 +305,9 @@ class InodeLock(base.BaseLock[InodeHoldType]):
                 return None
             inode = (st.st_dev, st.st_ino)
             mount = mount_of(st.st_dev, self._file)
+            taken = False
             while True:
-                taken = self._take(fd, mount.ranged)
+                taken = taken or self._take(fd, mount.ranged)
                 if not self._names(inode):
                     return None
                 if taken:
@@ -319,6 +320,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
                 if step is None and mount.events and waiting.begin():
                     continue  # registered: try once more, and only then sleep
                 yield step or waiting.step(deadline)
+                taken = step is not None
                 waiting.drain()
         finally:
             gate.book.open_fds.discard(fd)

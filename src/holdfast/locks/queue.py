@@ -9,7 +9,10 @@ each waiter sleeps on exactly one other, no matter how many there are, and nothi
     x.queue/000000000008   waits for 7
     x.queue/000000000009   waits for 8. If 8 gives up or is killed: looks again, and waits for 7
 
-Leaving: unlink the ticket, write a byte to the FIFO (a child may have inherited a copy that keeps it open), close.
+Leaving: write a byte to the FIFO, unlink the ticket, close. The byte says whether one was the first; if so, the next
+one is the first now and need not look. It is also for the case that a child has inherited a copy of the descriptor,
+which keeps the FIFO open.
+
 The directory is removed, if it is empty, by whoever gives up waiting, and by who got the lock when it releases that;
 whoever was about to put a ticket into it makes it again.
 
@@ -52,19 +55,24 @@ if TYPE_CHECKING:
 TICKETS_PER_PROCESS = 32
 _MOMENT = 0.001  # seconds
 
+# What a waiter that leaves tells the next one.
+_WAS_FIRST, _GAVE_UP = b"1", b"0"
+
 _NO_QUEUE_HERE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EMFILE}
 
 
 class Queue:
     """One waiter's view of the queue at `path`, and its ticket."""
 
-    __slots__ = ("_fd", "_mode", "_name", "path")
+    __slots__ = ("_before", "_fd", "_is_first", "_mode", "_name", "path")
 
     def __init__(self, path: str, mode: int) -> None:
         self.path = path
         self._mode = mode
         self._fd = -1
         self._name = ""
+        self._before: list[str] = []
+        self._is_first = False
 
     def tickets(self) -> list[str]:
         """Ticket names, in no order. Nothing else in the directory counts."""
@@ -80,7 +88,7 @@ class Queue:
                 fd = system.open_fd(f"{self.path}/{name}", system.O_READ)
             except (FileNotFoundError, PermissionError):
                 continue
-            alive = not self._remove_if_dead(name, fd) and _is_open(fd)
+            alive = not self._remove_if_dead(name, fd) and _news(fd) is None
             system.close(fd)
             if alive:
                 return True
@@ -99,7 +107,7 @@ class Queue:
         return True
 
     def _take_ticket(self) -> bool:
-        names = self.tickets()
+        self._before = names = self.tickets()
         if not names:
             self._make_directory()
         self._name = f"{int(max(names)) + 1 if names else 1:012d}"
@@ -113,7 +121,7 @@ class Queue:
         self._fd = fd
         try:
             system.lock(fd, system.EX_NB)
-            if self._names(self._name, fd):
+            if system.fstat(fd).st_nlink:
                 return True
         except BlockingIOError:
             pass  # somebody is about to remove it: it looked dead
@@ -159,34 +167,14 @@ class Queue:
     def wait(self, waiter: Waiter[Hold], deadline: float | None) -> Steps[Hold | None]:
         """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
         suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
-        ignored = set()  # dead ones that we may not remove, and those of other users that we may not look at
-        while True:
-            before = [name for name in self.tickets() if name < self._name and name not in ignored]
-            if not before:
-                return None
-            name = max(before)
-            try:
-                fd = system.open_fd(f"{self.path}/{name}", system.O_READ)
-            except FileNotFoundError:
-                continue
-            except PermissionError:
-                ignored.add(name)
-                continue
-            gate.book.open_fds.add(fd)
-            try:
-                if self._remove_if_dead(name, fd):
-                    ignored.add(name)
-                    continue
-                check_deadline(deadline)
-                if not _is_open(fd):
-                    yield Pause(sooner(monotonic() + _MOMENT, deadline))
-                    continue
-                look_again = monotonic() + SAFETY_LOOK
-                yield Readable(fd, sooner(look_again, deadline))
-            finally:
-                gate.book.open_fds.discard(fd)
-                system.close(fd)
-            if monotonic() >= look_again:
+        ignored: set[str] = set()  # dead ones that we may not remove, and those of others that we may not look at
+        before = self._before  # nobody comes in before us, so we look again only when one of these goes
+        while before:
+            look_again = monotonic() + SAFETY_LOOK
+            news = yield from self._listen(max(before), ignored, look_again, deadline)
+            if news == _WAS_FIRST:
+                break
+            if news is None and monotonic() >= look_again:
                 hold = waiter._attempt(queued=True)
                 if hold is not None and suspect == min(before):
                     return hold
@@ -194,28 +182,54 @@ class Queue:
                 if hold is not None:
                     hold.release()
                     suspect = min(before)
+            before = [name for name in self.tickets() if name < self._name and name not in ignored]
+        self._is_first = True
+        return None
+
+    def _listen(self, name: str, ignored: set[str], until: float, deadline: float | None) -> Steps[bytes | None]:
+        """Wait for news of the waiter with this ticket: see `_news`."""
+        try:
+            fd = system.open_fd(f"{self.path}/{name}", system.O_READ)
+        except FileNotFoundError:
+            return _GAVE_UP
+        except PermissionError:
+            ignored.add(name)
+            return _GAVE_UP
+        gate.book.open_fds.add(fd)
+        try:
+            news = _news(fd)
+            if news is None:
+                check_deadline(deadline)
+                yield Readable(fd, sooner(until, deadline))
+                news = _news(fd)
+            if news == b"":
+                if self._remove_if_dead(name, fd):
+                    ignored.add(name)
+                else:  # just being made, or examined by others: nothing would wake us
+                    check_deadline(deadline)
+                    yield Pause(sooner(monotonic() + _MOMENT, deadline))
+            return news
+        finally:
+            gate.book.open_fds.discard(fd)
+            system.close(fd)
 
     def leave(self) -> None:
         if self._fd < 0:
             return
         try:
-            try:
-                system.unlink(f"{self.path}/{self._name}")
-            except FileNotFoundError:
-                pass
-            system.write(self._fd, b"\0")
+            system.write(self._fd, _WAS_FIRST if self._is_first else _GAVE_UP)
+            system.unlink(f"{self.path}/{self._name}")
         except OSError:
             pass
         self._drop_ticket()
 
 
-def _is_open(fd: int) -> bool:
-    """Has its owner got the ticket open? If not, it is just being made, or being examined: nothing would wake us."""
+def _news(fd: int) -> bytes | None:
+    """What the owner of a ticket said when it left. None: it is there. Empty: nobody has it open; it may be dead."""
     try:
-        system.read(fd, 1)
+        return system.read(fd, 1)
     except BlockingIOError:
-        return True
-    return False
+        return None
 
 
 def remove_queue(path: str) -> bool:
