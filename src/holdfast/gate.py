@@ -69,7 +69,10 @@ def caller() -> object:
     """Something to know the running task or thread by."""
     if "asyncio" in _modules or "trio" in _modules:
         return current_task() or current_thread()
-    return current_thread()
+    try:
+        return _local.me
+    except AttributeError:
+        return current_thread()
 
 
 class Turn:
@@ -177,8 +180,12 @@ class Book:
         """Note a new hold. The serial number is the right to release it."""
         serial = self.new_serial()
         task = current_task() if "asyncio" in _modules or "trio" in _modules else None
+        try:
+            thread = _local.me
+        except AttributeError:
+            thread = current_thread()
         # Weak: a task that is dropped with its hold must be collectable, or the hold would never be missed.
-        self.holds[serial] = (fd, inode, shared, current_thread(), None if task is None else weakref.ref(task))
+        self.holds[serial] = (fd, inode, shared, thread, None if task is None else weakref.ref(task))
         return serial
 
     def begin_turn(self, path: str) -> None:

@@ -146,7 +146,7 @@ class Hold:
 
     def __del__(self) -> None:
         try:
-            if self._book is not gate.book:
+            if self._serial not in self._book.holds or self._book is not gate.book:
                 return
             entry = self._book.holds.pop(self._serial, None)
         except AttributeError:  # never got as far as being held, or the interpreter is going down
@@ -197,9 +197,10 @@ class BaseLock(Generic[HoldType]):
     def acquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
         """Wait for the lock: for ever (None), for some seconds, or not at all (0). Raises Timeout."""
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
-        hold = self._try()
-        if hold is not None:
-            return hold
+        return self._try() or self._acquire_later(timeout)
+
+    def _acquire_later(self, timeout: float | None) -> HoldType:
+        """`acquire` after the first attempt failed."""
         if timeout == 0:
             hold = self._try_despite_queue()
             if hold is not None:
@@ -246,7 +247,7 @@ class BaseLock(Generic[HoldType]):
 
     # A lock may be entered by several threads and tasks at once, so each finds its own hold again by who it is.
     def __enter__(self) -> HoldType:
-        hold = self.acquire()
+        hold = self._try() or self._acquire_later(self.timeout)
         who = gate.caller()
         hold._outer = self._entered.get(who)
         self._entered[who] = hold
@@ -266,10 +267,15 @@ class BaseLock(Generic[HoldType]):
         hold = self._entered.pop(who)
         if hold._outer is not None:
             self._entered[who] = hold._outer
-        if error is None and hold._book is gate.book:
-            hold.release()
-        else:
+        if error is not None or hold._book is not gate.book:
             hold.__exit__(kind, error, trace)
+            return
+        # As `release` does it, without the call.
+        entry = gate.book.holds.pop(hold._serial, None)
+        if entry is None:
+            raise hold._not_held()
+        if not hold._release(entry):
+            raise hold._loss()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
