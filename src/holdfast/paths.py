@@ -28,6 +28,7 @@ _LOCAL_ONLY_OPTIONS = {
     "local_lock=all": "the mount option local_lock=all keeps locks on the client",
     "local_lock=posix": "the mount option local_lock=posix keeps byte-range locks on the client",
 }
+_SEPARATORS = (os.sep, os.altsep or os.sep)
 _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used again after an unmount
 
 
@@ -61,6 +62,7 @@ class Mount:
 
 LOCAL = Mount()
 _by_device: dict[int, Mount] = {}
+_checked: dict[str, float] = {}  # directories, and until when that is good
 _good_until = 0.0
 
 
@@ -70,6 +72,21 @@ def mount_of(device: int, path: str) -> Mount:
     if mount.refusal:
         raise mount.refuse(path)
     return mount
+
+
+def check_directory(file: str) -> None:
+    """Raise Unsupported if no kernel lock may be taken where `file` is, or is to be made."""
+    directory = os.path.dirname(file) if os.name == "nt" else file[: file.rindex("/") + 1]
+    if _checked.get(directory, 0.0) > monotonic():
+        return
+    try:
+        device = system.stat(directory).st_dev
+    except OSError:
+        return  # opening the file tells what is wrong
+    mount_of(device, file)
+    if len(_checked) > 1000:
+        _checked.clear()
+    _checked[directory] = monotonic() + _TABLE_IS_GOOD_FOR
 
 
 def mount_at(device: int, path: str) -> Mount:
@@ -117,13 +134,13 @@ def _unescape(field: str) -> str:
 
 def absolute(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
     """The path as it was given, made absolute. Neither '..' nor a link is resolved: that happens in use."""
-    name = os.fsdecode(path)
+    name = path if type(path) is str else os.fsdecode(path)
     if not name:
         raise UnsafePath("an empty path cannot name a lock", path=name)
     if "\0" in name:
         raise UnsafePath(f"{name!r}: a path cannot contain a NUL byte", path=name)
-    if name.endswith((os.sep, os.altsep or os.sep)):
+    if name.endswith(_SEPARATORS):
         raise UnsafePath(f"{name}: this names a directory; a lock is a file", path=name)
     if os.name == "nt":  # Windows itself takes '..' as text, and has a current directory on every drive
         return os.path.abspath(name)
-    return name if os.path.isabs(name) else os.path.join(os.getcwd(), name)
+    return name if name[0] == "/" else os.path.join(os.getcwd(), name)

@@ -27,7 +27,7 @@ from time import monotonic, sleep
 
 from .. import gate, system
 from ..errors import HoldfastError, NotALockFile, WouldDeadlock
-from ..paths import mount_of
+from ..paths import check_directory, mount_of
 from ..wait import SAFETY_LOOK, Backoff, Readable, check_deadline, sooner
 from . import base
 from .queue import Queue, wait_in_line
@@ -110,10 +110,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
 
     def _check_mount(self) -> None:
         """Before the first file is made: one left on a file system that is refused would be in somebody's way."""
-        try:
-            mount_of(system.stat(os.path.dirname(self._file)).st_dev, self._file)
-        except OSError:
-            return  # opening the file tells what is wrong
+        check_directory(self._file)
         self._unchecked = False
 
     def _open(self) -> int:
