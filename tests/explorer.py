@@ -40,7 +40,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from holdfast import gate, system, wait
+from holdfast import gate, paths, system, wait
 from holdfast.locks import base, inode, kernel, queue, semaphore
 from holdfast.system import posix
 
@@ -449,11 +449,15 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         (wait.Readable, "block", method(run.wait_readable)),
         (wait.Rung, "block", method(run.wait_rung)),
         (wait.Pause, "block", method(run.wait_pause)),
+        # The clock of the day goes on during a run, and must make no difference between two runs.
+        (paths, "_checked", {}),
+        (kernel, "_FRESH", float("inf")),
+        (kernel, "_A_WHILE", float("inf")),
         (inode, "_SOON", SAFETY_LOOK),  # here, who dies reports its end when all its locks are gone
         (gate, "book", gate.book),
     ]
     names = {"monotonic": lambda: run.now, "sleep": run.sleep, "SAFETY_LOOK": SAFETY_LOOK}
-    for module in (wait, gate, base, inode, kernel, queue, semaphore):
+    for module in (wait, gate, paths, base, inode, kernel, queue, semaphore):
         changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]
     try:

@@ -16,6 +16,7 @@ explorer = pytest.importorskip("explorer", reason="needs POSIX files, kernel loc
 from explorer import Failure, Oracle, Run, explore, replay, system_calls, wander  # noqa: E402
 
 from holdfast import Lock, LockLost, Semaphore, Timeout, Unsupported, status, system  # noqa: E402
+from holdfast.locks import kernel  # noqa: E402
 from holdfast.locks.queue import Queue  # noqa: E402
 from holdfast.paths import LOCAL  # noqa: E402
 from holdfast.system import posix  # noqa: E402
@@ -231,6 +232,36 @@ def hand_over(make: Callable[[Run, float | None], Any], timeouts: list[int]) -> 
         return lambda: nothing_left(run)
 
     return scenario
+
+
+@pytest.mark.parametrize("preemptions", FURTHER)
+def test_a_hold_that_lasted_leaves_its_file_to_the_waiter_or_to_nobody(preemptions: int, tmp_path: Path) -> None:
+    """As above, but the holder did not come through the queue."""
+    timeouts: list[int] = []
+
+    def scenario(run: Run) -> Callable[[], None]:
+        kernel._A_WHILE = -1.0
+        held: list[int] = []
+
+        def hold() -> None:
+            hold = Lock(run.path).acquire()
+            held.append(1)
+            run.until(lambda: run.actors[1].waiting or run.actors[1].done)
+            hold.release()
+
+        def give_up() -> None:
+            run.until(lambda: bool(held))
+            try:
+                Lock(run.path, **PATIENT).acquire().release()
+            except Timeout:
+                timeouts.append(1)
+
+        run.spawn(hold)
+        run.spawn(give_up)
+        return lambda: nothing_left(run)
+
+    assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 50
+    assert timeouts
 
 
 @pytest.mark.parametrize("preemptions", FURTHER)
@@ -532,7 +563,7 @@ class TrustingLock(Lock):
         except BlockingIOError:
             system.close(fd)
             return None
-        return self._hold(fd, (st.st_dev, st.st_ino), LOCAL)
+        return self._hold(fd, st, LOCAL)
 
 
 class RashLock(Lock):

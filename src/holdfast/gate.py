@@ -88,10 +88,10 @@ class Turn:
     ACQUISITIONS = 64
     SECONDS = 0.001
 
-    def __init__(self) -> None:
+    def __init__(self, began: float) -> None:
         self.thread = current_thread()
         self.left = self.ACQUISITIONS
-        self.until = monotonic() + self.SECONDS
+        self.until = began + self.SECONDS
 
     def take(self) -> bool:
         if self.left <= 0 or self.thread is not current_thread() or monotonic() > self.until:
@@ -188,10 +188,11 @@ class Book:
         self.holds[serial] = (fd, inode, shared, thread, None if task is None else weakref.ref(task))
         return serial
 
-    def begin_turn(self, path: str) -> None:
+    def note_turn(self, path: str, began: float) -> None:
+        """Said on release, when nobody waits for us any more; the time runs since the lock was granted."""
         if len(self.turns) > 1000:
             self.turns.clear()
-        self.turns[path] = Turn()
+        self.turns[path] = Turn(began)
 
     def holds_of_caller(self, inode: Inode, *, asynchronous: bool) -> list[Entry]:
         """The live holds on `inode` that cannot be released while the caller waits."""

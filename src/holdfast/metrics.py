@@ -9,6 +9,7 @@ system: `export_prometheus()` needs the extra `holdfast[prometheus]`, `export_op
 from __future__ import annotations
 
 from _thread import allocate_lock as Lock
+from collections import deque
 from itertools import count
 
 TYPE_CHECKING = False
@@ -41,6 +42,8 @@ WAIT_BUCKETS = (
     60.0,
 )
 
+_MANY_WAITS = 1000
+
 COUNTERS = {
     "acquisitions": "Locks acquired",
     "contended": "Acquisitions that had to wait",
@@ -70,7 +73,7 @@ class Counter:
 class Kind:
     """The counters of one kind of lock."""
 
-    __slots__ = ("_buckets", "_mutex", "_seconds", "name", *COUNTERS)
+    __slots__ = ("_buckets", "_mutex", "_seconds", "_waits", "name", *COUNTERS)
 
     acquisitions: Counter
     contended: Counter
@@ -83,26 +86,36 @@ class Kind:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._buckets = [Counter() for _ in range(len(WAIT_BUCKETS) + 1)]
+        self._waits: deque[float] = deque()
+        self._buckets = [0] * (len(WAIT_BUCKETS) + 1)
         self._seconds = 0.0
         self._mutex = Lock()
         for counter in COUNTERS:
             setattr(self, counter, Counter())
 
     def waited(self, seconds: float) -> None:
-        from bisect import bisect_left
-
+        """Called by one who has just got the lock, so it only takes note: who reads does the sorting."""
         self.contended.bump()
-        self._buckets[bisect_left(WAIT_BUCKETS, seconds)].bump()
-        with self._mutex:
-            self._seconds += seconds
+        self._waits.append(seconds)
+        if len(self._waits) > _MANY_WAITS:
+            self._sort_waits()
         for listener in _wait_listeners:
             listener(self.name, seconds)
 
+    def _sort_waits(self) -> None:
+        from bisect import bisect_left
+
+        with self._mutex:
+            while self._waits:
+                seconds = self._waits.popleft()
+                self._buckets[bisect_left(WAIT_BUCKETS, seconds)] += 1
+                self._seconds += seconds
+
     def snapshot(self) -> dict[str, Any]:
+        self._sort_waits()
         values: dict[str, Any] = {name: getattr(self, name).value for name in COUNTERS}
         values["wait_seconds"] = {
-            "buckets": dict(zip((*WAIT_BUCKETS, float("inf")), (b.value for b in self._buckets), strict=True)),
+            "buckets": dict(zip((*WAIT_BUCKETS, float("inf")), self._buckets, strict=True)),
             "sum": self._seconds,
         }
         return values

@@ -76,7 +76,7 @@ def mount_of(device: int, path: str) -> Mount:
 
 def check_directory(file: str) -> None:
     """Raise Unsupported if no kernel lock may be taken where `file` is, or is to be made."""
-    directory = os.path.dirname(file) if os.name == "nt" else file[: file.rindex("/") + 1]
+    directory = os.path.dirname(file) if os.name == "nt" else file[: file.rindex("/")] or "/"
     if _checked.get(directory, 0.0) > monotonic():
         return
     try:

@@ -58,7 +58,7 @@ _last_tokens: dict[str, int] = {}
 class FileHold(base.Hold):
     """A held `LockFile`. `token` is greater than that of every earlier hold on the path."""
 
-    __slots__ = ("_content", "_folder", "_lost", "_tidies", "token")
+    __slots__ = ("_called_at", "_content", "_folder", "_lost", "token")
 
     lock: LockFile
     token: int
@@ -68,7 +68,7 @@ class FileHold(base.Hold):
         self._folder = folder
         self._content = content
         self._lost = False
-        self._tidies = False
+        self._called_at = 0.0
         self._book.open_fds.add(folder)
         lock._metrics.acquisitions.bump()
 
@@ -100,7 +100,8 @@ class FileHold(base.Hold):
             system.close(fd)
             self._book.open_fds.discard(self._folder)
             system.close(self._folder)
-            if self._tidies:
+            if self._called_at:
+                gate.book.note_turn(self.lock._file, self._called_at)
                 remove_queue(self.lock._queue)
         return True
 
@@ -368,9 +369,8 @@ class LockFile(base.BaseLock[FileHold]):
         queued = self.fair and self._mount_has_events()
         queue = Queue(self._queue, self.mode) if queued else None
         hold = yield from wait_in_line(self, deadline, asynchronous, queue)
-        hold._tidies = queued
         if queued:
-            gate.book.begin_turn(self._file)
+            hold._called_at = monotonic()
         return hold
 
     def _mount_has_events(self) -> bool:

@@ -14,9 +14,9 @@ the file says so (`mark_removal`), and whoever finds the lock taken for that rea
 it busy. After a crash the next holder removes the file. Where other machines see late what a name means (NFS, CIFS),
 nobody removes it.
 
-A hold that came through a queue leaves the file for the next one. If that one has given up meanwhile, one of the two
-sees the other's departure and sweeps: the waiter first leaves the queue and then looks at the lock, the holder first
-unlocks and then looks at the queue.
+A hold that came through a queue, or lasted a while, leaves the file for the next in the queue. If that one has given
+up meanwhile, one of the two sees the other's departure and sweeps: the waiter first leaves the queue and then looks at
+the lock, the holder first unlocks and then looks at the queue.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ _SOON = 0.001  # seconds
 class InodeHold(base.Hold):
     """A hold that is good as long as the path names the file it locked."""
 
-    # Both kinds of coming through the queue leave the file to the next one; who had a ticket also tidies the queue up.
-    __slots__ = ("_came_through_queue", "_mount", "_tidies")
+    # Both kinds of coming through the queue, with a ticket or in one's turn, leave the file to the next one. Who had a
+    # ticket also tidies the queue up, and has a turn from then on.
+    __slots__ = ("_called_at", "_came_through_queue", "_mount")
 
     _mount: Mount
+    _called_at: float  # on the monotonic clock; 0: without a ticket
 
     def _still_named(self) -> bool:
         entry = self._book.holds.get(self._serial)
@@ -67,7 +69,6 @@ class InodeLock(base.BaseLock[InodeHoldType]):
     __slots__ = ("_queue", "_unchecked")
 
     removes_file = True
-    exclusive = True
 
     def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
         base.BaseLock.__init__(self, path, kind, timeout, fair and system.HAS_FIFOS, mode)
@@ -95,7 +96,8 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         """Try to lock all of an open file, so that nobody else has any of it."""
         raise NotImplementedError
 
-    def _hold(self, fd: int, inode: gate.Inode, mount: Mount) -> InodeHoldType:
+    def _hold(self, fd: int, st: os.stat_result, mount: Mount) -> InodeHoldType:
+        """The hold on a file that was waited for; `st` is from when it was opened."""
         raise NotImplementedError
 
     def _block(self, fd: int, ranged: bool) -> Step | None:
@@ -255,9 +257,8 @@ class InodeLock(base.BaseLock[InodeHoldType]):
         finally:
             if hold is None and self.removes_file:
                 self._sweep()
-        hold._tidies = queued  # type: ignore[attr-defined]
-        if queued and self.exclusive:
-            gate.book.begin_turn(self._file)
+        if queued:
+            hold._called_at = monotonic()
         return hold
 
     def _is_local(self) -> bool:
@@ -308,7 +309,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
                 if not self._names(inode):
                     return None
                 if taken:
-                    hold = self._hold(fd, inode, mount)
+                    hold = self._hold(fd, st, mount)
                     return hold
                 check_deadline(deadline)
                 step = None

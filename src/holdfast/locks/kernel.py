@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _REGULAR = 0o10  # the type in st_mode, above its 12 permission bits
 _FRESH = 0.1  # seconds
+_A_WHILE = 0.001  # seconds after which a look at the queue costs nothing in comparison
 
 
 class KernelHold(InodeHold):
@@ -55,7 +56,7 @@ class KernelHold(InodeHold):
         self._serial = book.write_down(fd, inode, lock.shared)
         self._mount = mount
         self._came_through_queue = queued
-        self._tidies = False
+        self._called_at = 0.0
         lock._count()
 
     def _release(self, entry: gate.Entry) -> bool:
@@ -73,10 +74,11 @@ class KernelHold(InodeHold):
                     system.mark_removal(fd)
                     set_lock(fd, system.UN)
                     lock._remove_unused(fd, inode, mount.ranged)
-                elif self._came_through_queue and system.access(lock._queue, 0):
-                    left_for_next = True
                 else:
-                    lock._remove()
+                    look = self._came_through_queue or time() - self.acquired_at > _A_WHILE
+                    left_for_next = look and system.access(lock._queue, 0)
+                    if not left_for_next:
+                        lock._remove()
         except (FileNotFoundError, NotADirectoryError):
             named = False
         except BlockingIOError:  # another program has locked it from end to end
@@ -89,7 +91,9 @@ class KernelHold(InodeHold):
                 system.close(fd)
         # Only now, when nobody waits for us any more: removing a directory takes its time.
         # Others may have left the file on account of a queue that is gone now.
-        if (self._tidies and remove_queue(lock._queue)) or (left_for_next and not system.access(lock._queue, 0)):
+        if self._called_at and not shared:
+            gate.book.note_turn(lock._file, self._called_at)
+        if (self._called_at and remove_queue(lock._queue)) or (left_for_next and not system.access(lock._queue, 0)):
             lock._sweep()
         return named
 
@@ -125,10 +129,6 @@ class Lock(InodeLock[KernelHold]):
     @property
     def removes_file(self) -> bool:  # type: ignore[override]
         return not self.keep
-
-    @property
-    def exclusive(self) -> bool:  # type: ignore[override]
-        return not self.shared
 
     def status(self) -> Status:
         from ..status import of_kernel_lock
@@ -200,10 +200,11 @@ class Lock(InodeLock[KernelHold]):
     def _take_all(self, fd: int, ranged: bool) -> bool:
         return _try_lock(fd, system.EX_NB, ranged)
 
-    def _hold(self, fd: int, inode: gate.Inode, mount: Mount) -> KernelHold:
-        if not self.keep:
+    def _hold(self, fd: int, st: os.stat_result, mount: Mount) -> KernelHold:
+        hold = KernelHold(self, fd, (st.st_dev, st.st_ino), mount, True)
+        if hold.acquired_at - st.st_mtime > _FRESH and not self.keep:
             _say_when(fd)
-        return KernelHold(self, fd, inode, mount, True)
+        return hold
 
     def _block(self, fd: int, ranged: bool) -> Step:
         return Granted(system.lock_range if ranged else system.lock, fd, self._op & ~system.NB)

@@ -51,7 +51,7 @@ class SemaphoreHold(InodeHold):
         base.Hold.__init__(self, lock, fd, inode, True)
         self._mount = mount
         self._came_through_queue = queued
-        self._tidies = False
+        self._called_at = 0.0
         lock._metrics.acquisitions.bump()
 
     def _release(self, entry: gate.Entry) -> bool:
@@ -75,7 +75,7 @@ class SemaphoreHold(InodeHold):
             finally:
                 system.close(fd)
         # Others may have left the file on account of a queue that is gone now.
-        if (self._tidies and remove_queue(lock._queue)) or (left_for_next and not system.access(lock._queue, 0)):
+        if (self._called_at and remove_queue(lock._queue)) or (left_for_next and not system.access(lock._queue, 0)):
             lock._sweep()
         return named
 
@@ -84,8 +84,6 @@ class Semaphore(InodeLock[SemaphoreHold]):
     """A lock that `permits` callers can have at the same time. All who use the path must agree on the number."""
 
     __slots__ = ("permits",)
-
-    exclusive = False
 
     def __init__(
         self,
@@ -205,8 +203,8 @@ class Semaphore(InodeLock[SemaphoreHold]):
     def _take_all(self, fd: int, ranged: bool) -> bool:
         return system.try_all_slots(fd, MOST_PERMITS)
 
-    def _hold(self, fd: int, inode: gate.Inode, mount: Mount) -> SemaphoreHold:
-        return SemaphoreHold(self, fd, inode, mount, True)
+    def _hold(self, fd: int, st: os.stat_result, mount: Mount) -> SemaphoreHold:
+        return SemaphoreHold(self, fd, (st.st_dev, st.st_ino), mount, True)
 
     def _refuse_deadlock(self, *, asynchronous: bool) -> list[gate.Entry]:
         if len(self._held_by_caller(asynchronous=asynchronous)) >= self.permits:
