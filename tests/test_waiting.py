@@ -293,7 +293,7 @@ def device(major: int, minor: int) -> int:
         (45, "/nfs-nolock/x", "nfs", True, False, "nolock"),
         (46, "/cifs/x", "cifs", True, False, None),
         (47, "/cifs-nobrl/x", "cifs", True, False, "nobrl"),
-        (48, "/ssh/x", "fuse.sshfs", False, True, "sshfs"),
+        (48, "/ssh/x", "fuse.sshfs", False, False, "sshfs"),
         (49, "/with a space\\/x", "nfs4", True, False, "local_lock=all"),
         (50, "/btrfs/x", "btrfs", False, True, None),
         (51, "/tmp/x", "tmpfs", False, True, None),

@@ -23,6 +23,7 @@ from .locks.kernel import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .locks.existence import LockFile
     from .locks.semaphore import Semaphore
     from .status import Status
 
@@ -32,6 +33,7 @@ __all__ = [
     "Hold",
     "HoldfastError",
     "Lock",
+    "LockFile",
     "LockLost",
     "NotALockFile",
     "NotLocked",
@@ -46,7 +48,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_LOADED_ON_USE = {"Semaphore": ".locks.semaphore", "Status": ".status"}
+_LOADED_ON_USE = {"LockFile": ".locks.existence", "Semaphore": ".locks.semaphore", "Status": ".status"}
 
 
 def __getattr__(name: str) -> object:

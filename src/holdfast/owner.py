@@ -16,11 +16,12 @@ from .record import sanitise
 class Identity:
     """What a record says about the process that wrote it."""
 
-    __slots__ = ("boot", "host", "pid", "start")
+    __slots__ = ("boot", "host", "pid", "random", "start")
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.start = start_of(pid)
+        self.random = os.urandom(8).hex().encode()
         self.boot = boot_id()
         self.host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 

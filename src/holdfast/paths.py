@@ -21,6 +21,8 @@ _SMB = frozenset({"cifs", "smb3", "smbfs"})
 _BY_RANGE = _SMB | {"nfs", "nfs4"}
 # No event arrives from another machine.
 _REMOTE = _BY_RANGE | {"9p", "afs", "ceph", "fuse.ceph", "fuse.glusterfs", "gfs2", "lustre", "ocfs2", "beegfs", "gpfs"}
+# Disks of this machine that have no device number of their own.
+_OURS = frozenset({"", "bcachefs", "btrfs", "overlay", "ramfs", "tmpfs", "zfs"})
 _NO_LOCKS = {"fuse.sshfs": "sshfs keeps locks on the client"}
 _LOCAL_ONLY_OPTIONS = {
     "nobrl": "the mount option nobrl keeps byte-range locks on the client",
@@ -28,6 +30,7 @@ _LOCAL_ONLY_OPTIONS = {
     "local_lock=all": "the mount option local_lock=all keeps locks on the client",
     "local_lock=posix": "the mount option local_lock=posix keeps byte-range locks on the client",
 }
+_DIRECTORY = 0o04  # the type in st_mode, above its 12 permission bits
 _SEPARATORS = (os.sep, os.altsep or os.sep)
 _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used again after an unmount
 
@@ -35,12 +38,13 @@ _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used a
 class Mount:
     """How to lock on one mounted file system."""
 
-    __slots__ = ("blocks", "events", "kind", "ranged", "refusal", "removes", "where")
+    __slots__ = ("blocks", "events", "is_ours", "kind", "ranged", "refusal", "removes", "where")
 
     def __init__(self, kind: str = "", where: str = "/", options: str = "") -> None:
         self.kind = kind
         self.where = where
-        self.events = kind not in _REMOTE
+        self.is_ours = kind in _OURS  # no other machine can have written here; where we do not know, it may have
+        self.events = kind not in _REMOTE and kind not in _NO_LOCKS
         # Other machines may see for up to a minute what a name meant before. Whether it still means the file that was
         # locked cannot be known there, so lock files are not removed.
         self.removes = self.events
@@ -63,6 +67,7 @@ class Mount:
 LOCAL = Mount()
 _by_device: dict[int, Mount] = {}
 _checked: dict[str, float] = {}  # directories, and until when that is good
+_safe: dict[str, float] = {}
 _good_until = 0.0
 
 
@@ -87,6 +92,31 @@ def check_directory(file: str) -> None:
     if len(_checked) > 1000:
         _checked.clear()
     _checked[directory] = monotonic() + _TABLE_IS_GOOD_FOR
+
+
+def cannot_be_swapped(directory: str) -> bool:
+    """True: nobody but this user and root can put another directory, or a link, in place of this one or one above it.
+
+    In a directory that others may write, an entry is safe only if that directory is sticky and the entry is ours.
+    """
+    if os.name == "nt":
+        return False
+    if _safe.get(directory, 0.0) > monotonic():
+        return True
+    trusted = (0, os.geteuid())
+    above = system.stat("/")
+    path = ""
+    for part in directory.split("/")[1:]:
+        path += "/" + part
+        here = system.stat(path, follow_symlinks=False)
+        others_write = above.st_mode & 0o022 and not (above.st_mode & 0o1000 and here.st_uid in trusted)
+        if others_write or above.st_uid not in trusted or here.st_mode >> 12 != _DIRECTORY:
+            return False
+        above = here
+    if len(_safe) > 1000:
+        _safe.clear()
+    _safe[directory] = monotonic() + _TABLE_IS_GOOD_FOR
+    return True
 
 
 def mount_at(device: int, path: str) -> Mount:

@@ -122,9 +122,10 @@ def _number(fields: dict[str, str], key: str, largest: int) -> int:
 
 
 def template(record: Record) -> bytes:
-    """The bytes of a record for `%` with a timestamp and an owner, everything else being as given."""
-    fixed = compose(record).replace(b"%", b"%%").replace(b"owner=%%b", b"owner=%b")
-    return fixed.replace(b"timestamp=%d" % record.timestamp, b"timestamp=%d", 1)
+    """The bytes of a record for `%` with a timestamp and the two parts of an owner, the rest being as given."""
+    head, tail = compose(record).replace(b"%", b"%%").split(b"timestamp=%d\n" % record.timestamp, 1)
+    before, after = tail.rsplit(b"owner=\n", 1)
+    return head + b"timestamp=%d\n" + before + b"owner=%b%x\n" + after
 
 
 def compose(record: Record) -> bytes:

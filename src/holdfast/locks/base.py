@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from time import monotonic, time
 
-from .. import gate, metrics, wait
+from .. import gate, metrics, system, wait
 from ..errors import Busy, HoldfastError, LockLost, NotLocked, NotOwner, Timeout
 from ..paths import absolute
 
@@ -82,7 +82,8 @@ class Hold:
 
     def _still_named(self) -> bool:
         """Does the path still name what this hold locked?"""
-        raise NotImplementedError
+        entry = self._book.holds.get(self._serial)
+        return entry is not None and self.lock._names(entry[1])
 
     @property
     def released(self) -> bool:
@@ -166,10 +167,10 @@ class Hold:
 class BaseLock(Generic[HoldType]):
     """What every lock can do."""
 
-    __slots__ = ("_entered", "_file", "_metrics", "fair", "mode", "path", "timeout")
+    __slots__ = ("_entered", "_metrics", "fair", "mode", "path", "timeout")
 
     def __init__(self, path: StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
-        self.path = self._file = absolute(path)
+        self.path = absolute(path)
         self.timeout = check_timeout(timeout)
         self.fair = fair
         self.mode = mode
@@ -185,6 +186,14 @@ class BaseLock(Generic[HoldType]):
 
     def _steps(self, deadline: float | None, *, asynchronous: bool) -> wait.Steps[HoldType]:
         raise NotImplementedError
+
+    def _names(self, inode: gate.Inode) -> bool:
+        """Does the path name this inode now? Asked by the path as it was given, so that a swapped link is noticed."""
+        try:
+            st = system.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (st.st_dev, st.st_ino) == inode
 
     def status(self) -> Status:
         """Who holds it and who waits, from what the system knows. Takes nothing, and disturbs nobody."""

@@ -28,85 +28,89 @@ from __future__ import annotations
 import errno
 import os
 import time
-from time import monotonic
+from time import monotonic, time_ns
 
 from .. import gate, owner, record, system
 from ..errors import CorruptLock, NotALockFile, NotLocked, NotOwner, UnsafePath
-from ..paths import mount_at
+from ..paths import cannot_be_swapped
 from ..wait import SAFETY_LOOK, Pause, check_deadline, sooner
 from . import base
 from .inode import Waiting, would_deadlock
 from .judge import POLICIES, judge
-from .publish import publish
-from .queue import Queue, remove_queue, wait_in_line
+from .publish import Place, private_files, publish, replace
+from .queue import Queue, QueuedLock, remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeVar
 
     from ..record import Record
     from ..status import Status
     from ..wait import Steps
     from .judge import Judgement, Policy
 
-_FORMAT, _REGULAR = 0o170000, 0o100000
+    Result = TypeVar("Result")
 
-# The last token that this process gave out for a path: two acquisitions may fall into one tick of the clock.
+_REGULAR = 0o10  # the type in st_mode, above its 12 permission bits
+
+# The greatest token that this process gave out or saw, by path: two acquisitions may fall into one tick of the clock.
 _last_tokens: dict[str, int] = {}
 
 
 class FileHold(base.Hold):
     """A held `LockFile`. `token` is greater than that of every earlier hold on the path."""
 
-    __slots__ = ("_called_at", "_content", "_folder", "_lost", "token")
+    __slots__ = ("_called_at", "_content", "_lost", "_place", "token")
 
     lock: LockFile
     token: int
 
-    def __init__(self, lock: LockFile, fd: int, inode: gate.Inode, folder: int, content: bytes) -> None:
-        base.Hold.__init__(self, lock, fd, inode, False)
-        self._folder = folder
+    def __init__(self, lock: LockFile, fd: int, place: Place, content: bytes) -> None:
+        st = system.fstat(fd)
+        base.Hold.__init__(self, lock, fd, (st.st_dev, st.st_ino), False)
+        self._place = place
         self._content = content
         self._lost = False
         self._called_at = 0.0
-        self._book.open_fds.add(folder)
+        if place.folder is not None:
+            self._book.open_fds.add(place.folder)
         lock._metrics.acquisitions.bump()
 
     def _still_named(self) -> bool:
-        entry = self._book.holds.get(self._serial)
-        if entry is None or self._lost:
-            return False
-        if not self.lock._names(entry[1]):
+        if not self._lost and not base.Hold._still_named(self):
             self._lost = True
         return not self._lost
 
     @property
     def lost(self) -> bool:
-        return self._lost or base.Hold.lost.fget(self)  # type: ignore[attr-defined]
+        """True if the lock was taken away from this hold, and from then on."""
+        return self._lost or (not self.released and not self._still_named())
 
     def _release(self, entry: gate.Entry) -> bool:
-        fd, inode, _, _, _ = entry
-        name = self.lock._name
+        fd, (dev, ino), _, _, _ = entry
+        name, folder = self._place.name, self._place.folder
         try:
             system.lock_removal(fd)
-            try:
-                st = system.stat(name, dir_fd=self._folder, follow_symlinks=False)
-            except FileNotFoundError:
-                return False
-            if (st.st_dev, st.st_ino) != inode:
-                return False
-            system.unlink(name, dir_fd=self._folder)
+            st = system.stat(name, dir_fd=folder, follow_symlinks=False)
+            if st.st_ino == ino and st.st_dev == dev:
+                system.unlink(name, dir_fd=folder)
+                return True
+        except FileNotFoundError:
+            pass
         finally:
             system.close(fd)
-            self._book.open_fds.discard(self._folder)
-            system.close(self._folder)
+            if folder is not None:
+                self._book.open_fds.discard(folder)
+                system.close(folder)
             if self._called_at:
                 gate.book.note_turn(self.lock._file, self._called_at)
                 remove_queue(self.lock._queue)
-        return True
+        self._lost = True
+        return False
 
     def renew(self) -> None:
-        """Set the timestamp to now, in place: the same number of digits, in one write. Raises LockLost."""
+        """Set the timestamp to now, in place: as many digits as before, in one write. Raises LockLost."""
         self.check()
         entry = self._book.holds.get(self._serial)
         if entry is not None:
@@ -114,7 +118,7 @@ class FileHold(base.Hold):
             system.pwrite(entry[0], b"%010d" % int(time.time()), start)
 
 
-class LockFile(base.BaseLock[FileHold]):
+class LockFile(QueuedLock[FileHold]):
     """A lock file of the `sema` protocol, shared with its other implementations.
 
     tag: what to say about the holder
@@ -131,7 +135,6 @@ class LockFile(base.BaseLock[FileHold]):
         "_composed_for",
         "_name",
         "_parent",
-        "_queue",
         "_template",
         "durable",
         "fence",
@@ -159,11 +162,15 @@ class LockFile(base.BaseLock[FileHold]):
         fair: bool = True,
         mode: int = 0o644,
     ) -> None:
-        base.BaseLock.__init__(self, path, "file", timeout, fair and system.HAS_FIFOS, mode)
+        QueuedLock.__init__(self, path, "file", timeout, fair, mode)
         if ".." in self.path.split(os.sep):
             raise UnsafePath(f"{self.path}: a path with a component '..' may lead anywhere", path=self.path)
         if stale not in POLICIES:
             raise ValueError(f"stale is one of {', '.join(POLICIES)}, not {stale!r}")
+        if stale_after is not None and not stale_after >= 0:
+            raise ValueError(f"stale_after is seconds, or None for never; not {stale_after!r}")
+        if not retry > 0 or (heartbeat is not None and not heartbeat > 0):
+            raise ValueError(f"retry and heartbeat are seconds, more than 0; not {retry!r} and {heartbeat!r}")
         self.tag = record.check_tag(tag)
         self.stale_after = stale_after
         self.stale = stale
@@ -174,12 +181,11 @@ class LockFile(base.BaseLock[FileHold]):
         self.fence = fence
         self._composed_for: object = None
         self._template = b""
-        self._locate(self.path)
+        self._parent, self._name = os.path.split(self.path)
 
     def _locate(self, file: str) -> None:
-        self._file = file
+        QueuedLock._locate(self, file)
         self._parent, self._name = os.path.split(file)
-        self._queue = file + ".queue"
 
     # Acquiring.
 
@@ -189,84 +195,83 @@ class LockFile(base.BaseLock[FileHold]):
         turn = gate.book.turns.get(self._file)
         return self._attempt(queued=True) if turn is not None and turn.take() else None
 
-    def _try_despite_queue(self) -> FileHold | None:
-        if self.fair and not Queue(self._queue, self.mode).is_alive():
-            return self._attempt()
-        return None
-
     def _attempt(self, queued: bool = False) -> FileHold | None:
+        if self._file is not self.path:
+            self._resolve()
         while True:
-            folder = self._open_folder()
+            place = self._open_place()
             hold = None
             try:
-                while not queued or self._clear(folder):
-                    queued = False
-                    hold = self._publish(folder)
-                    if hold is not None:
-                        self._settle(hold)
-                        return hold
-                    if not self._clear(folder):
-                        return None
-                return None
+                # Who waits has seen a lock file, and looks at it before trying.
+                if not queued or self._clear(place):
+                    hold = self._publish(place)
+                    while hold is None and self._clear(place):
+                        hold = self._publish(place)
+                return hold
             except _IsLink:
-                self._locate(os.path.realpath(self.path))
+                self._resolve()
             finally:
                 if hold is None:
-                    system.close(folder)
+                    _leave_place(place)
 
-    def _open_folder(self) -> int:
+    def _resolve(self) -> None:
+        """The path is a symlink, and may have been changed since: find out what it stands for."""
+        before = self._file
+        self._locate(os.path.realpath(self.path))
+        if self._file == before and os.path.islink(self._file):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
+
+    def _open_place(self) -> Place:
         """The directory, by descriptor: whatever happens to the path from now on, we stay in this one."""
         try:
-            return system.open_fd(self._parent, system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER)
+            if not self.durable and cannot_be_swapped(self._parent):
+                return Place(self._parent, self._name, None)
+            folder = system.open_fd(self._parent, system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER)
+            return Place(self._parent, self._name, folder)
         except FileNotFoundError:
             text = "the directory for this lock does not exist; make it first"
             raise FileNotFoundError(errno.ENOENT, text, self.path) from None
 
-    def _publish(self, folder: int) -> FileHold | None:
-        content = self._compose()
+    def _publish(self, place: Place) -> FileHold | None:
+        me = owner.me()
+        if self._composed_for is not me:  # what stays the same is put together once in a process
+            self._template = record.template(record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "", 0))
+            self._composed_for = me
+        content = self._template % (time_ns() // 1_000_000_000, me.random, gate.book.new_serial())
         try:
-            fd = publish(folder, self._name, content, self.mode, self.durable, system.lock_liveness)
+            fd = publish(place, content, self.mode, self.durable)
         except FileExistsError:
             return None
         try:
-            st = system.fstat(fd)
-            hold = FileHold(self, fd, (st.st_dev, st.st_ino), folder, content)
+            hold = FileHold(self, fd, place, content)
         except BaseException:
-            system.close(fd)
+            system.close(fd)  # which says that we are gone
+            raise
+        try:
+            # The name is ours, so what has to be greater than in every earlier hold is settled only now.
+            token = max(time_ns(), _last_tokens.get(self._file, 0) + 1)
+            if self.fence:
+                token = self._advance_fence(place, token)
+            hold.token = _last_tokens[self._file] = token
+            system.pwrite(fd, b"%020d" % token, len(content) - record.TOKEN_DIGITS - 1)
+            if self.durable:
+                assert place.folder is not None
+                system.fsync(place.folder)
+            if self.heartbeat is not None:
+                from .heartbeat import beat
+
+                beat(hold, self.heartbeat)
+        except BaseException:
+            hold.release()
             raise
         return hold
 
-    def _compose(self) -> bytes:
-        """The record of a new hold; the part that stays the same is made once in a process."""
-        me = owner.me()
-        if self._composed_for is not me:
-            fixed = record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "%b", 0)
-            self._template = record.template(fixed)
-            self._composed_for = me
-        return self._template % (int(time.time()), _new_owner())
-
-    def _settle(self, hold: FileHold) -> None:
-        """The name is ours. What has to be later than every earlier hold is settled only now."""
-        token = max(time.time_ns(), _last_tokens.get(self._file, 0) + 1)
-        if self.fence:
-            token = self._advance_fence(hold._folder, token)
-        hold.token = _last_tokens[self._file] = token
-        entry = gate.book.holds[hold._serial]
-        digits = b"%0*d" % (record.TOKEN_DIGITS, token)
-        system.pwrite(entry[0], digits, len(hold._content) - record.TOKEN_DIGITS - 1)
-        if self.durable:
-            system.fsync(hold._folder)
-        if self.heartbeat is not None:
-            from .heartbeat import beat
-
-            beat(hold, self.heartbeat)
-
-    def _advance_fence(self, folder: int, token: int) -> int:
+    def _advance_fence(self, place: Place, token: int) -> int:
         """Keep the last token beside the lock. We hold the lock, so nobody else writes it."""
-        name = self._name + ".fence"
+        name = place.name + ".fence"
         last = 0
         try:
-            fd = system.open_fd(name, system.O_READ, dir_fd=folder)
+            fd = system.open_fd(name, system.O_READ, dir_fd=place.folder)
         except FileNotFoundError:
             pass
         else:
@@ -275,26 +280,23 @@ class LockFile(base.BaseLock[FileHold]):
             finally:
                 system.close(fd)
             if not digits.isdigit():
-                raise CorruptLock(f"{self._file}.fence does not hold a number: {digits[:40]!r}", path=self.path)
+                raise CorruptLock(
+                    f"{self._file}.fence does not hold a number: {digits[:40]!r}. See what wrote it: without it tokens "
+                    "may repeat.",
+                    path=self.path,
+                )
             last = int(digits)
         token = max(token, last + 1)
-        system.replace_file(folder, name, b"%d\n" % token, self.mode, self.durable)
+        replace(place, ".fence", b"%d\n" % token, self.mode, self.durable)
         return token
 
     # Judging and removing.
 
-    def _names(self, inode: gate.Inode) -> bool:
-        try:
-            st = system.stat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return (st.st_dev, st.st_ino) == inode
-
-    def _open_existing(self, folder: int) -> int:
+    def _open_existing(self, place: Place) -> int:
         """The lock file, or -1 if there is none."""
         for flags in (system.O_EXISTING, system.O_READ):
             try:
-                return system.open_fd(self._name, flags, dir_fd=folder)
+                return system.open_fd(place.name, flags, dir_fd=place.folder)
             except FileNotFoundError:
                 return -1
             except PermissionError:
@@ -304,22 +306,24 @@ class LockFile(base.BaseLock[FileHold]):
             except OSError as error:
                 if error.errno == errno.ELOOP:
                     raise _IsLink from None
+                if error.errno == errno.ENXIO:
+                    raise self._not_a_lock_file() from None  # a socket, or a device that is not there
                 raise
         raise PermissionError(errno.EACCES, "the lock file may not be read", self.path)
 
-    def _clear(self, folder: int) -> bool:
+    def _clear(self, place: Place) -> bool:
         """True: there is no lock file now; if there was a stale one, it is gone."""
-        fd = self._open_existing(folder)
+        fd = self._open_existing(place)
         if fd < 0:
             return True
         try:
             if not self._judge(fd).stale:
                 return False
-            return self._remove(folder, fd, lambda found: found.stale)
+            return self._remove(place, fd, lambda found: found.stale)
         finally:
             system.close(fd)
 
-    def _remove(self, folder: int, fd: int, wanted: Callable[[Judgement], bool]) -> bool:
+    def _remove(self, place: Place, fd: int, wanted: Callable[[Judgement], bool]) -> bool:
         """Remove the open file, if the name still means it and it is `wanted` gone. True: the name is free of it."""
         try:
             system.lock_removal(fd)
@@ -329,7 +333,7 @@ class LockFile(base.BaseLock[FileHold]):
             raise
         st = system.fstat(fd)
         try:
-            named = system.stat(self._name, dir_fd=folder, follow_symlinks=False)
+            named = system.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
         except FileNotFoundError:
             return True
         if (named.st_dev, named.st_ino) != (st.st_dev, st.st_ino):
@@ -337,9 +341,7 @@ class LockFile(base.BaseLock[FileHold]):
         judgement = self._judge(fd)
         if not wanted(judgement):
             return False
-        system.unlink(self._name, dir_fd=folder)
-        if judgement.record is not None and judgement.record.token is not None:
-            _last_tokens[self._file] = max(_last_tokens.get(self._file, 0), judgement.record.token)
+        system.unlink(place.name, dir_fd=place.folder)
         self._metrics.breaks.bump()
         import logging
 
@@ -347,13 +349,16 @@ class LockFile(base.BaseLock[FileHold]):
         return True
 
     def _judge(self, fd: int) -> Judgement:
-        if system.fstat(fd).st_mode & _FORMAT != _REGULAR:
+        if system.fstat(fd).st_mode >> 12 != _REGULAR:
             raise self._not_a_lock_file()
-        return judge(fd, self._file, self.stale, self.stale_after)
+        judgement = judge(fd, self._file, self.stale, self.stale_after)
+        if judgement.record is not None and judgement.record.token is not None:
+            _last_tokens[self._file] = max(_last_tokens.get(self._file, 0), judgement.record.token)
+        return judgement
 
     def _not_a_lock_file(self) -> NotALockFile:
         return NotALockFile(
-            f"{self.path} is a directory or a device, not a lock file; it was left untouched.", path=self.path
+            f"{self.path} is a directory, a device or a FIFO, not a lock file; it was left untouched.", path=self.path
         )
 
     # Waiting.
@@ -366,22 +371,15 @@ class LockFile(base.BaseLock[FileHold]):
         else:
             if gate.book.holds_of_caller((st.st_dev, st.st_ino), asynchronous=asynchronous):
                 raise would_deadlock(self.path, asynchronous, "holds the lock")
-        queued = self.fair and self._mount_has_events()
-        queue = Queue(self._queue, self.mode) if queued else None
-        hold = yield from wait_in_line(self, deadline, asynchronous, queue)
-        if queued:
+        queue = Queue(self._queue, self.mode) if self._has_queue() else None
+        hold = yield from self._wait_in_line(deadline, asynchronous, queue)
+        if queue is not None:
             hold._called_at = monotonic()
         return hold
 
-    def _mount_has_events(self) -> bool:
-        try:
-            mount = mount_at(system.stat(self._parent).st_dev, self._file)
-        except OSError:
-            return False
-        return mount.events and mount.refusal is None
-
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[FileHold]:
         waiting = Waiting(self._file)
+        has_events = self._has_events()
         hold = None
         try:
             while True:
@@ -389,7 +387,7 @@ class LockFile(base.BaseLock[FileHold]):
                 if hold is not None:
                     return hold
                 check_deadline(deadline)
-                if not self._mount_has_events():
+                if not has_events:
                     yield Pause(sooner(monotonic() + self.retry, deadline))
                 elif waiting.begin():
                     continue  # registered: look once more, and only then sleep
@@ -401,31 +399,34 @@ class LockFile(base.BaseLock[FileHold]):
             waiting.end(reuse=hold is not None)
 
     def _next_look(self) -> float:
-        """When to look although nothing happened: the lock may grow old, or its holder leave without an event."""
-        stale_in = None
+        """In how many seconds to look although nothing happened: the lock may have grown old by then."""
         judgement = self.examine()
-        if judgement is not None:
-            stale_in = judgement.stale_in
-        return SAFETY_LOOK if stale_in is None else min(SAFETY_LOOK, stale_in + 0.001)
+        if judgement is None:
+            return 0.0
+        return SAFETY_LOOK if judgement.stale_in is None else min(SAFETY_LOOK, judgement.stale_in + 0.001)
 
     # Looking and mending.
 
     def examine(self) -> Judgement | None:
         """What is known about the holder now; None if the lock is free."""
-        folder = self._open_folder()
-        try:
-            fd = self._open_existing(folder)
-            if fd < 0:
-                return None
+        return self._with_existing(lambda place, fd: self._judge(fd))
+
+    def _with_existing(self, do: Callable[[Place, int], Result]) -> Result | None:
+        """Do something with the lock file, opened; None if there is none."""
+        while True:
+            place = self._open_place()
             try:
-                return self._judge(fd)
+                fd = self._open_existing(place)
+                if fd < 0:
+                    return None
+                try:
+                    return do(place, fd)
+                finally:
+                    system.close(fd)
+            except _IsLink:
+                self._resolve()
             finally:
-                system.close(fd)
-        except _IsLink:
-            self._locate(os.path.realpath(self.path))
-            return self.examine()
-        finally:
-            system.close(folder)
+                _leave_place(place)
 
     def status(self) -> Status:
         from ..status import of_lock_file
@@ -437,7 +438,7 @@ class LockFile(base.BaseLock[FileHold]):
         return self._remove_by_hand(lambda _: True)
 
     def release_as_owner(self, pid: int | None = None, *, force: bool = False) -> None:
-        """Release a lock that another process acquired in the name of `pid` (this process, if not given)."""
+        """Release a lock that was acquired in the name of `pid` (this process, if not given), by whatever process."""
         pid = os.getpid() if pid is None else pid
 
         def is_ours(found: Judgement) -> bool:
@@ -451,48 +452,32 @@ class LockFile(base.BaseLock[FileHold]):
         self._remove_by_hand(is_ours)
 
     def _remove_by_hand(self, wanted: Callable[[Judgement], bool]) -> Record | None:
-        folder = self._open_folder()
-        try:
-            fd = self._open_existing(folder)
-            if fd < 0:
-                raise NotLocked(f"{self.path}: nobody holds it.", path=self.path)
-            try:
-                judgement = self._judge(fd)
-                wanted(judgement)
-                if not self._remove(folder, fd, wanted):
-                    raise PermissionError(errno.EACCES, "the lock file may not be removed", self.path)
-            finally:
-                system.close(fd)
-        except _IsLink:
-            self._locate(os.path.realpath(self.path))
-            return self._remove_by_hand(wanted)
-        finally:
-            system.close(folder)
+        def remove(place: Place, fd: int) -> Judgement:
+            judgement = self._judge(fd)
+            if not self._remove(place, fd, wanted):
+                raise PermissionError(errno.EACCES, "this user may not write the lock file, nor remove it", self.path)
+            return judgement
+
+        judgement = self._with_existing(remove)
+        if judgement is None:
+            raise NotLocked(f"{self.path}: nobody holds it.", path=self.path)
         return judgement.record
 
     def clean(self) -> bool:
         """Remove a stale lock, and private files that dead acquirers of this very lock left. True: there was one."""
-        before = self.examine()
-        folder = self._open_folder()
+        cleaned = self._with_existing(lambda place, fd: self._judge(fd).stale and self._clear(place)) or False
+        place = self._open_place()
         try:
-            cleaned = before is not None and before.stale and self._clear(folder)
-            for name in system.listdir(self._parent):
-                if self._is_private(name) and self._remove_private(folder, name):
-                    cleaned = True
+            for name in private_files(self._parent, self._name):
+                cleaned = self._remove_private(place, name) or cleaned
         finally:
-            system.close(folder)
+            _leave_place(place)
         return cleaned
 
-    def _is_private(self, name: str) -> bool:
-        """`<name>.<pid>.<16 hex>.tmp`, and no other lock's: the private files of `a.b` are not those of `a`."""
-        if not name.startswith(self._name + ".") or not name.endswith(".tmp"):
-            return False
-        pid, _, rest = name[len(self._name) + 1 : -len(".tmp")].partition(".")
-        return pid.isdecimal() and len(rest) == 16 and all(c in "0123456789abcdef" for c in rest)
-
-    def _remove_private(self, folder: int, name: str) -> bool:
+    def _remove_private(self, place: Place, name: str) -> bool:
+        path = place.name[: -len(self._name)] + name
         try:
-            fd = system.open_fd(name, system.O_EXISTING, dir_fd=folder)
+            fd = system.open_fd(path, system.O_EXISTING, dir_fd=place.folder)
         except OSError:
             return False
         try:
@@ -502,7 +487,7 @@ class LockFile(base.BaseLock[FileHold]):
             # Between making the file and locking its liveness byte an acquirer shows only its pid.
             if system.liveness_locked(fd) or (system.process_exists(pid) and not old):
                 return False
-            system.unlink(name, dir_fd=folder)
+            system.unlink(path, dir_fd=place.folder)
         except FileNotFoundError:
             return False
         finally:
@@ -514,21 +499,6 @@ class _IsLink(Exception):
     """The name is a symlink: to be resolved, then begun again."""
 
 
-_owner_prefix = b""
-
-
-def _new_owner() -> bytes:
-    """A name for one hold that no other ever has."""
-    global _owner_prefix
-    if not _owner_prefix:
-        _owner_prefix = os.urandom(8).hex().encode()
-    return b"%b%x" % (_owner_prefix, gate.book.new_serial())
-
-
-def _forget_prefix() -> None:
-    global _owner_prefix
-    _owner_prefix = b""
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_prefix)
+def _leave_place(place: Place) -> None:
+    if place.folder is not None:
+        system.close(place.folder)

@@ -5,6 +5,7 @@ A hold whose lock was taken away is told so once (`on_lost`), and not renewed an
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from time import monotonic
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 _condition = threading.Condition()
 _due: dict[weakref.ref[FileHold], float] = {}
 _thread: threading.Thread | None = None
+
+
+def _begin_anew() -> None:
+    """In a forked child, which has neither the thread nor the holds, and must not wait for a lock of its parent's."""
+    global _condition, _thread
+    _condition = threading.Condition()
+    _due.clear()
+    _thread = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def beat(hold: FileHold, every: float) -> None:

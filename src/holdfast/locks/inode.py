@@ -30,7 +30,7 @@ from ..errors import HoldfastError, NotALockFile, WouldDeadlock
 from ..paths import check_directory, mount_of
 from ..wait import SAFETY_LOOK, Backoff, Readable, check_deadline, sooner
 from . import base
-from .queue import Queue, wait_in_line
+from .queue import Queue, QueuedLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _SOON = 0.001  # seconds
 
 
 class InodeHold(base.Hold):
-    """A hold that is good as long as the path names the file it locked."""
+    """A hold of what a kernel lock on an open file is."""
 
     # Both kinds of coming through the queue, with a ticket or in one's turn, leave the file to the next one. Who had a
     # ticket also tidies the queue up, and has a turn from then on.
@@ -58,28 +58,19 @@ class InodeHold(base.Hold):
     _mount: Mount
     _called_at: float  # on the monotonic clock; 0: without a ticket
 
-    def _still_named(self) -> bool:
-        entry = self._book.holds.get(self._serial)
-        return entry is not None and self.lock._names(entry[1])  # type: ignore[attr-defined]
 
-
-class InodeLock(base.BaseLock[InodeHoldType]):
+class InodeLock(QueuedLock[InodeHoldType]):
     """Finding, waiting for and removing the file. A subclass says what it means to have the lock."""
 
-    __slots__ = ("_queue", "_unchecked")
+    __slots__ = ("_unchecked",)
 
     removes_file = True
 
     def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
-        base.BaseLock.__init__(self, path, kind, timeout, fair and system.HAS_FIFOS, mode)
-        self._queue = self._file + ".queue"
+        QueuedLock.__init__(self, path, kind, timeout, fair, mode)
         self._unchecked = True
 
     # What a subclass says.
-
-    def _attempt(self, queued: bool = False) -> InodeHoldType | None:
-        """One try for the lock, at the file that the path names."""
-        raise NotImplementedError
 
     def _check_file(self, fd: int, st: os.stat_result) -> bool:
         """Refuse a file that is not a lock file of this kind. Rule 8: what is not ours is left as it is.
@@ -137,18 +128,6 @@ class InodeLock(base.BaseLock[InodeHoldType]):
             text = "the directory for this lock does not exist; make it first"
             raise FileNotFoundError(errno.ENOENT, text, self.path) from None
         raise error
-
-    def _locate(self, file: str) -> None:
-        self._file = file
-        self._queue = file + ".queue"
-
-    def _names(self, inode: gate.Inode) -> bool:
-        """Does the path name this inode now? Asked by the path as it was given, so that a swapped link is noticed."""
-        try:
-            st = system.stat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return (st.st_dev, st.st_ino) == inode
 
     def _file_was_replaced(self, retries: int) -> None:
         self._metrics.identity_retries.bump()
@@ -242,18 +221,13 @@ class InodeLock(base.BaseLock[InodeHoldType]):
 
     # Waiting for it.
 
-    def _try_despite_queue(self) -> InodeHoldType | None:
-        if self.fair and not Queue(self._queue, self.mode).is_alive():
-            return self._attempt()
-        return None
-
     def _steps(self, deadline: float | None, *, asynchronous: bool) -> Steps[InodeHoldType]:
         mine = self._refuse_deadlock(asynchronous=asynchronous)
-        queued = self.fair and not mine and self._is_local()
+        queued = not mine and self._has_queue()
         hold = None
         try:
             queue = Queue(self._queue, self.mode) if queued else None
-            hold = yield from wait_in_line(self, deadline, asynchronous, queue)
+            hold = yield from self._wait_in_line(deadline, asynchronous, queue)
         finally:
             if hold is None and self.removes_file:
                 self._sweep()
@@ -261,15 +235,7 @@ class InodeLock(base.BaseLock[InodeHoldType]):
             hold._called_at = monotonic()
         return hold
 
-    def _is_local(self) -> bool:
-        """Tickets are FIFOs, which do not reach other machines: there, whoever is quickest goes first."""
-        try:
-            return mount_of(system.stat(os.path.dirname(self._file)).st_dev, self._file).events
-        except OSError:
-            return False
-
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[InodeHoldType]:
-        """Wait for the lock itself: nobody is before us but its holders."""
         waiting = Waiting(self._file)
         retries = 0
         hold = None

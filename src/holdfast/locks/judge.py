@@ -66,7 +66,7 @@ def judge(fd: int, path: str, policy: Policy, stale_after: float | None) -> Judg
     except CorruptLock:
         return decide(None, now - st.st_mtime, None, policy, stale_after)
     alive = _liveness(fd, st.st_dev, path, found)
-    if policy == "dead-and-old" and alive is None:
+    if policy == "dead-and-old" and alive is None and found.host in (None, owner.me().host):
         alive = system.process_exists(found.pid)
     return decide(found, now - found.timestamp, alive, policy, stale_after)
 
@@ -87,15 +87,16 @@ def decide(
 
 def _liveness(fd: int, device: int, path: str, found: Record) -> bool | None:
     """Is the holder alive? None: that cannot be proved."""
-    boot = owner.boot_id()
-    if found.boot is None or boot is None:
-        return None
+    me = owner.me()
     mount = mount_at(device, path)
-    if found.boot != boot:
-        # Another machine, or an earlier life of this one: only on a disk of our own is it certainly the latter.
-        return False if mount.events and mount.refusal is None else None
+    if found.boot != me.boot:
+        # Another machine, or an earlier life of this one. Only on a disk of our own is it certainly the latter.
+        earlier = found.boot is not None and found.host == me.host and mount.is_ours
+        return False if earlier else None
+    if found.boot is None and (found.host is None or found.host != me.host):
+        return None  # another tool's record; or a system without boot ids, where the host has to do
     if found.owner is not None and mount.refusal is None:
         return system.liveness_locked(fd)
-    if found.start is not None and owner.namespace_of(found.start) == owner.namespace_of(owner.me().start or ""):
-        return owner.start_of(found.pid) == found.start
-    return None
+    if found.start is None or me.start is None or owner.namespace_of(found.start) != owner.namespace_of(me.start):
+        return None
+    return owner.start_of(found.pid) == found.start

@@ -15,42 +15,45 @@ import os
 
 from .. import system
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _NOT_HERE = frozenset(
     {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.ENOENT}
 )
 
 
-def publish(folder: int, name: str, content: bytes, mode: int, durable: bool, prepare: Callable[[int], None]) -> int:
-    """Make `name` in the directory `folder`, and return its descriptor. Raises FileExistsError if it is there.
+class Place:
+    """Where a file is to be: a name in a directory, which is open, or of which we know that nobody can swap it."""
 
-    `prepare` is called with the descriptor before the name exists: to lock what others will look at.
-    """
-    if system.O_TMPFILE:
-        try:
-            fd = system.open_fd(".", system.O_TMPFILE, mode, dir_fd=folder)
-        except OSError as error:
-            if error.errno not in _NOT_HERE:
-                raise
-        else:
-            try:
-                prepare(fd)
-                system.write(fd, content)
-                if durable:
-                    system.fsync(fd)
-                system.link_open_file(fd, folder, name)
-            except BaseException:
-                system.close(fd)
-                raise
-            return fd
-    return _publish_private(folder, name, content, mode, durable, prepare)
+    __slots__ = ("directory", "folder", "name")
+
+    def __init__(self, directory: str, name: str, folder: int | None) -> None:
+        self.folder = folder
+        self.directory = directory if folder is None else "."
+        self.name = name if folder is not None else f"{directory}/{name}"
 
 
-def _fill(fd: int, content: bytes, durable: bool, prepare: Callable[[int], None]) -> None:
-    prepare(fd)
+def publish(place: Place, content: bytes, mode: int, durable: bool) -> int:
+    """Make the file with its liveness byte locked, and return its descriptor. Raises FileExistsError if it is there."""
+    folder = place.folder
+    try:
+        fd = system.open_fd(place.directory, system.O_TMPFILE, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+        return _publish_private(place, content, mode, durable)
+    try:
+        system.lock_liveness(fd)
+        system.write(fd, content)
+        if durable:
+            system.fsync(fd)
+        system.link_open_file(fd, folder, place.name)
+    except BaseException:
+        system.close(fd)
+        raise
+    return fd
+
+
+def _fill(fd: int, content: bytes, durable: bool) -> None:
+    system.lock_liveness(fd)
     system.write(fd, content)
     if durable:
         system.fsync(fd)
@@ -60,24 +63,23 @@ def private_name(name: str) -> str:
     return f"{name}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
 
 
-def _publish_private(
-    folder: int, name: str, content: bytes, mode: int, durable: bool, prepare: Callable[[int], None]
-) -> int:
-    private = private_name(name)
+def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> int:
+    folder = place.folder
+    private = private_name(place.name)
     fd = system.open_fd(private, system.O_NEW, mode, dir_fd=folder)
     try:
         mode = system.fstat(fd).st_mode & 0o7777  # what the umask left of it
         system.fchmod(fd, 0o600)
-        _fill(fd, content, durable, prepare)
+        _fill(fd, content, durable)
         system.fchmod(fd, mode)
         try:
-            system.link(private, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            system.link(private, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except OSError as error:
             if isinstance(error, FileExistsError) or error.errno not in _NOT_HERE:
                 raise
             system.close(fd)
-            fd = system.open_fd(name, system.O_NEW, mode, dir_fd=folder)
-            _fill(fd, content, durable, prepare)
+            fd = system.open_fd(place.name, system.O_NEW, mode, dir_fd=folder)
+            _fill(fd, content, durable)
     except BaseException:
         system.close(fd)
         raise
@@ -87,3 +89,34 @@ def _publish_private(
         except FileNotFoundError:
             pass
     return fd
+
+
+def replace(place: Place, suffix: str, content: bytes, mode: int, durable: bool) -> None:
+    """Write a file beside the lock file, whole, in place of what is there."""
+    name = place.name + suffix
+    private = private_name(place.name)  # named like those of the lock, so that its `clean` finds what a crash leaves
+    folder = place.folder
+    fd = system.open_fd(private, system.O_NEW, mode, dir_fd=folder)
+    try:
+        _fill(fd, content, durable)
+        system.rename(private, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        system.unlink(private, dir_fd=folder)
+        raise
+    finally:
+        system.close(fd)
+
+
+def private_files(directory: str, name: str) -> list[str]:
+    """The private files of this very lock, `<name>.<pid>.<16 hex>.tmp`: those of `a.b` are not those of `a`."""
+    prefix = name + "."
+    return [
+        entry
+        for entry in system.listdir(directory)
+        if entry.startswith(prefix) and entry.endswith(".tmp") and _is_private(entry[len(prefix) : -len(".tmp")])
+    ]
+
+
+def _is_private(middle: str) -> bool:
+    pid, _, rest = middle.partition(".")
+    return pid.isascii() and pid.isdigit() and len(rest) == 16 and all(c in "0123456789abcdef" for c in rest)

@@ -28,28 +28,23 @@ itself once in a while (`SAFETY_LOOK`), and passes a first one that did not take
 from __future__ import annotations
 
 import errno
+import os
 from time import monotonic
 
 from .. import gate, system
+from ..paths import mount_at
 from ..wait import SAFETY_LOOK, AsyncBell, Bell, Pause, Readable, Rung, check_deadline, sooner
+from . import base
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol, TypeVar
+    from typing import TypeVar
 
     from ..wait import Steps
-    from .base import Hold as AnyHold
 
-    Hold = TypeVar("Hold", bound=AnyHold, covariant=True)  # noqa: PLC0105
-
-    class Waiter(Protocol[Hold]):
-        """What a lock offers to those who wait for it."""
-
-        _file: str
-
-        def _attempt(self, queued: bool = False) -> Hold | None: ...
-        def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[Hold]: ...
-
+    HoldType = TypeVar("HoldType", bound=base.Hold)
+else:
+    HoldType = None
 
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32
@@ -164,7 +159,7 @@ class Queue:
                 pass
         return True
 
-    def wait(self, waiter: Waiter[Hold], deadline: float | None) -> Steps[Hold | None]:
+    def wait(self, waiter: QueuedLock[HoldType], deadline: float | None) -> Steps[HoldType | None]:
         """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
         suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
         ignored: set[str] = set()  # dead ones that we may not remove, and those of others that we may not look at
@@ -241,26 +236,69 @@ def remove_queue(path: str) -> bool:
     return True
 
 
-def wait_in_line(waiter: Waiter[Hold], deadline: float | None, asynchronous: bool, queue: Queue | None) -> Steps[Hold]:
-    """The way to a lock that was not free: the line of this process, the queue of all of them, the lock itself."""
-    width = TICKETS_PER_PROCESS if queue is not None else 1
-    place = gate.Place(gate.book, waiter._file, width, AsyncBell if asynchronous else Bell)
-    hold = None
-    try:
-        while not place.admitted:
-            check_deadline(deadline)
-            assert place.bell is not None
-            yield Rung(place.bell, deadline)
-        joined = queue is not None and queue.join()
-        place.settle()
-        if queue is not None and joined:
-            hold = yield from queue.wait(waiter, deadline)
-        if hold is None:
-            hold = yield from waiter._wait_in_front(deadline, asynchronous)
-        return hold
-    finally:
-        if queue is not None:
-            queue.leave()
+class QueuedLock(base.BaseLock[HoldType]):
+    """A lock at a path, with a queue beside it."""
+
+    __slots__ = ("_file", "_queue")
+
+    def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
+        base.BaseLock.__init__(self, path, kind, timeout, fair and system.HAS_FIFOS, mode)
+        self._file = self.path
+        self._queue = self._file + ".queue"
+
+    def _locate(self, file: str) -> None:
+        """`file` is what the path stands for: itself, or the target of the link that it is."""
+        self._file = file
+        self._queue = file + ".queue"
+
+    # What a kind of lock says.
+
+    def _attempt(self, queued: bool = False) -> HoldType | None:
+        """One try for the lock, at the file that the path names. `queued`: in one's turn, or first in the queue."""
+        raise NotImplementedError
+
+    def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[HoldType]:
+        """Wait for the lock itself: nobody is before us but its holders."""
+        raise NotImplementedError
+
+    # What all of them do.
+
+    def _try_despite_queue(self) -> HoldType | None:
+        if self.fair and not Queue(self._queue, self.mode).is_alive():
+            return self._attempt()
+        return None
+
+    def _has_queue(self) -> bool:
+        """Tickets are FIFOs, which do not reach other machines: there, whoever is quickest goes first."""
+        return self.fair and self._has_events()
+
+    def _has_events(self) -> bool:
+        """Does the file system tell us what others do to the file?"""
+        try:
+            return mount_at(system.stat(os.path.dirname(self._file)).st_dev, self._file).events
+        except OSError:
+            return False
+
+    def _wait_in_line(self, deadline: float | None, asynchronous: bool, queue: Queue | None) -> Steps[HoldType]:
+        """The way to a lock that was not free: the line of this process, the queue of all of them, the lock itself."""
+        width = TICKETS_PER_PROCESS if queue is not None else 1
+        place = gate.Place(gate.book, self._file, width, AsyncBell if asynchronous else Bell)
+        hold = None
+        try:
+            while not place.admitted:
+                check_deadline(deadline)
+                assert place.bell is not None
+                yield Rung(place.bell, deadline)
+            joined = queue is not None and queue.join()
+            place.settle()
+            if queue is not None and joined:
+                hold = yield from queue.wait(self, deadline)
             if hold is None:
-                remove_queue(queue.path)
-        place.leave()
+                hold = yield from self._wait_in_front(deadline, asynchronous)
+            return hold
+        finally:
+            if queue is not None:
+                queue.leave()
+                if hold is None:
+                    remove_queue(queue.path)
+            place.leave()

@@ -27,7 +27,8 @@ O_LOCK = O_EXISTING | os.O_CREAT
 O_NEW = O_LOCK | os.O_EXCL
 O_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 O_SYNCABLE_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-O_TMPFILE = os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE if hasattr(os, "O_TMPFILE") else 0
+# Without it, a directory opened for writing: EISDIR, as where the file system does not know it.
+O_TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", os.O_DIRECTORY)
 
 open_fd = os.open
 close = os.close
@@ -40,6 +41,7 @@ mkdir = os.mkdir
 rmdir = os.rmdir
 mkfifo = os.mkfifo
 link = os.link
+rename = os.rename
 read = os.read
 write = os.write
 pread = os.pread
@@ -143,25 +145,10 @@ def liveness_locked(fd: int) -> bool:
     return kind != fcntl.F_UNLCK
 
 
-def link_open_file(fd: int, folder: int, name: str) -> None:
-    """Give a name to a file that has none. Needs a directory descriptor for the source too, else it is EXDEV."""
-    os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
-
-
-def replace_file(folder: int, name: str, content: bytes, mode: int, durable: bool) -> None:
-    """Write a whole file in place of another, in one step."""
-    private = f"{name}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
-    fd = open_fd(private, O_NEW, mode, dir_fd=folder)
-    try:
-        write(fd, content)
-        if durable:
-            fsync(fd)
-        os.rename(private, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        unlink(private, dir_fd=folder)
-        raise
-    finally:
-        close(fd)
+def link_open_file(fd: int, folder: int | None, name: str) -> None:
+    """Give a name to a file that has none."""
+    # Any descriptor will do for the source, whose path is absolute; with none, Python does not follow the link.
+    os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
 
 
 def process_exists(pid: int) -> bool:
