@@ -30,6 +30,8 @@ SECTIONS: dict[str, Section] = {
     "import": lambda quick, _: iter(imports.section(quick)),
     "keep": _everywhere(uncontended.keep),
     "ephemeral": _everywhere(uncontended.ephemeral),
+    "lockfile": _everywhere(uncontended.lock_file),
+    "durable": _everywhere(uncontended.durable),
     "handoff": _everywhere(handoff.section),
     "contention": lambda quick, places: iter(contention.section(quick, places)),
     "waiters": lambda quick, places: iter([contention.waiters(quick, places[0])]),

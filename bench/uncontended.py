@@ -12,6 +12,8 @@ from measure import Place, Row, Table, paired_ratio, python_loop, take_turns
 KEEP_TARGET = 3.0
 EPHEMERAL_TARGETS = {"ext4": 1.5, "tmpfs": 2.0}
 FAIR_TARGET = 1.2
+FILE_TARGETS = {"ext4": 2.0, "tmpfs": 2.5}
+DURABLE_TARGET = 1.2
 
 FLOOR = "raw Python"
 REUSED = "holdfast: with lock"
@@ -32,6 +34,19 @@ PEERS = {
     "zc.lockfile.LockFile": ("from zc.lockfile import LockFile", "LockFile(path).close()"),
     "flufl.lock.Lock": ("from flufl.lock import Lock; lock = Lock(path)", "with lock: pass"),
 }
+
+
+FILE_PEERS = {
+    "filelock.SoftFileLock": ("import filelock; lock = filelock.SoftFileLock(path)", "with lock: pass"),
+    "flufl.lock.Lock": ("from flufl.lock import Lock; lock = Lock(path)", "with lock: pass"),
+    "lockfile.LockFile": ("import lockfile; lock = lockfile.LockFile(path)", "with lock: pass"),
+}
+_WRITE_NAMES = (
+    "import os; open, write, close, unlink, fsync = os.open, os.write, os.close, os.unlink, os.fsync; "
+    "flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC; "
+    "text = b'pid=%d\\ntimestamp=1735420800\\n' % os.getpid(); folder = os.path.dirname(path); "
+    "sync = lambda fd: (fsync(fd), close(fd))"
+)
 
 
 def _holdfast(options: str) -> dict[str, tuple[str, str]]:
@@ -59,10 +74,10 @@ def _compare(kind: str, contestants: dict[str, tuple[str, str]], quick: bool, pl
     commands = {}
     for i, (name, (setup, statement)) in enumerate(contestants.items()):
         commands[name] = python_loop(f"path = {place.directory!r} + '/{i}.lock'; {setup}", statement)
-    floor = _compile_floor(place.directory)
+    floor = _compile_floor(place.directory) if kind else None
     if floor is not None:
         commands["raw C"] = [floor, kind, f"{place.directory}/c.lock"]
-    samples = take_turns(commands, rounds=25 if quick else 60, repeats=2 if quick else 5)
+    samples = take_turns(commands, rounds=10 if quick else 25, repeats=2 if quick else 3)
     return [
         Row(name, median(times) * 1e6, "µs", paired_ratio(times, samples[FLOOR]), raw=times)
         for name, times in samples.items()
@@ -96,3 +111,36 @@ def ephemeral(quick: bool, place: Place) -> Table:
             row.at_most(EPHEMERAL_TARGETS[place.kind])
     title = f"Free lock, ephemeral, {place.kind}: create+flock+fstat+stat+unlink+close"
     return Table(title, [*rows.values(), _fair_row(rows)])
+
+
+def lock_file(quick: bool, place: Place) -> Table:
+    setup = "from holdfast import LockFile; lock = LockFile(path, durable=False)"
+    contestants = {
+        FLOOR: (_WRITE_NAMES, "fd = open(path, flags, 0o644); write(fd, text); close(fd); unlink(path)"),
+        JUDGED[0]: (setup, "lock.acquire().release()"),
+        REUSED: (setup, "with lock: pass"),
+        **FILE_PEERS,
+    }
+    rows = {row.name: row for row in _compare("", contestants, quick, place)}
+    for name, row in rows.items():
+        if name in FILE_PEERS:
+            behind = paired_ratio(row.raw, rows[REUSED].raw)
+            row.check(f"{behind:.1f} x holdfast's, > 1", behind > 1)
+        elif name in JUDGED and place.kind in FILE_TARGETS:
+            row.at_most(FILE_TARGETS[place.kind])
+    return Table(f"Free LockFile, durable=False, {place.kind}: O_EXCL+write+close+unlink", [*rows.values()])
+
+
+def durable(quick: bool, place: Place) -> Table:
+    """The raw sequence syncs what the lock has to: the file before anybody sees it, and the directory with its name."""
+    raw = (
+        "fd = open(path, flags, 0o644); write(fd, text); fsync(fd); close(fd); "
+        "sync(open(folder, os.O_RDONLY)); unlink(path)"
+    )
+    contestants = {
+        FLOOR: (_WRITE_NAMES, raw),
+        REUSED: ("from holdfast import LockFile; lock = LockFile(path)", "with lock: pass"),
+    }
+    rows = _compare("", contestants, quick, place)
+    rows[1].at_most(DURABLE_TARGET)
+    return Table(f"Free LockFile, durable=True, {place.kind}: O_EXCL+write+fsync+fsync+close+unlink", rows)

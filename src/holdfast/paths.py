@@ -67,7 +67,6 @@ class Mount:
 LOCAL = Mount()
 _by_device: dict[int, Mount] = {}
 _checked: dict[str, float] = {}  # directories, and until when that is good
-_safe: dict[str, float] = {}
 _good_until = 0.0
 
 
@@ -101,8 +100,6 @@ def cannot_be_swapped(directory: str) -> bool:
     """
     if os.name == "nt":
         return False
-    if _safe.get(directory, 0.0) > monotonic():
-        return True
     trusted = (0, os.geteuid())
     above = system.stat("/")
     path = ""
@@ -113,9 +110,6 @@ def cannot_be_swapped(directory: str) -> bool:
         if others_write or above.st_uid not in trusted or here.st_mode >> 12 != _DIRECTORY:
             return False
         above = here
-    if len(_safe) > 1000:
-        _safe.clear()
-    _safe[directory] = monotonic() + _TABLE_IS_GOOD_FOR
     return True
 
 

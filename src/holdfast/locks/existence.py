@@ -68,13 +68,18 @@ class FileHold(base.Hold):
 
     def __init__(self, lock: LockFile, fd: int, place: Place, content: bytes) -> None:
         st = system.fstat(fd)
-        base.Hold.__init__(self, lock, fd, (st.st_dev, st.st_ino), False)
+        # What `Hold` does, without the call.
+        self.lock = lock
+        self.acquired_at = time.time()
+        self._outer = None
+        self._book = book = gate.book
+        self._serial = book.write_down(fd, (st.st_dev, st.st_ino), False)
         self._place = place
         self._content = content
         self._lost = False
         self._called_at = 0.0
         if place.folder is not None:
-            self._book.open_fds.add(place.folder)
+            book.open_fds.add(place.folder)
         lock._metrics.acquisitions.bump()
 
     def _still_named(self) -> bool:
@@ -135,6 +140,7 @@ class LockFile(QueuedLock[FileHold]):
         "_composed_for",
         "_name",
         "_parent",
+        "_safe_place",
         "_template",
         "durable",
         "fence",
@@ -182,10 +188,12 @@ class LockFile(QueuedLock[FileHold]):
         self._composed_for: object = None
         self._template = b""
         self._parent, self._name = os.path.split(self.path)
+        self._safe_place: Place | None = None
 
     def _locate(self, file: str) -> None:
         QueuedLock._locate(self, file)
         self._parent, self._name = os.path.split(file)
+        self._safe_place = None
 
     # Acquiring.
 
@@ -199,7 +207,7 @@ class LockFile(QueuedLock[FileHold]):
         if self._file is not self.path:
             self._resolve()
         while True:
-            place = self._open_place()
+            place = self._safe_place or self._open_place()
             hold = None
             try:
                 # Who waits has seen a lock file, and looks at it before trying.
@@ -225,7 +233,8 @@ class LockFile(QueuedLock[FileHold]):
         """The directory, by descriptor: whatever happens to the path from now on, we stay in this one."""
         try:
             if not self.durable and cannot_be_swapped(self._parent):
-                return Place(self._parent, self._name, None)
+                self._safe_place = Place(self._parent, self._name, None)
+                return self._safe_place
             folder = system.open_fd(self._parent, system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER)
             return Place(self._parent, self._name, folder)
         except FileNotFoundError:
@@ -249,7 +258,10 @@ class LockFile(QueuedLock[FileHold]):
             raise
         try:
             # The name is ours, so what has to be greater than in every earlier hold is settled only now.
-            token = max(time_ns(), _last_tokens.get(self._file, 0) + 1)
+            token = time_ns()
+            last = _last_tokens.get(self._file, 0)
+            if token <= last:
+                token = last + 1
             if self.fence:
                 token = self._advance_fence(place, token)
             hold.token = _last_tokens[self._file] = token
