@@ -98,8 +98,6 @@ def cannot_be_swapped(directory: str) -> bool:
 
     In a directory that others may write, an entry is safe only if that directory is sticky and the entry is ours.
     """
-    if os.name == "nt":
-        return False
     trusted = (0, os.geteuid())
     above = system.stat("/")
     path = ""

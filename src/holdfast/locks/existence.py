@@ -66,14 +66,13 @@ class FileHold(base.Hold):
     lock: LockFile
     token: int
 
-    def __init__(self, lock: LockFile, fd: int, place: Place, content: bytes) -> None:
-        st = system.fstat(fd)
+    def __init__(self, lock: LockFile, fd: int, inode: gate.Inode, place: Place, content: bytes) -> None:
         # What `Hold` does, without the call.
         self.lock = lock
         self.acquired_at = time.time()
         self._outer = None
         self._book = book = gate.book
-        self._serial = book.write_down(fd, (st.st_dev, st.st_ino), False)
+        self._serial = book.write_down(fd, inode, False)
         self._place = place
         self._content = content
         self._lost = False
@@ -230,9 +229,9 @@ class LockFile(QueuedLock[FileHold]):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
 
     def _open_place(self) -> Place:
-        """The directory, by descriptor: whatever happens to the path from now on, we stay in this one."""
+        """The directory, by descriptor where it could be swapped: we stay in it, whatever happens to the path."""
         try:
-            if not self.durable and cannot_be_swapped(self._parent):
+            if not system.HAS_FOLDERS or (not self.durable and cannot_be_swapped(self._parent)):
                 self._safe_place = Place(self._parent, self._name, None)
                 return self._safe_place
             folder = system.open_fd(self._parent, system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER)
@@ -248,11 +247,11 @@ class LockFile(QueuedLock[FileHold]):
             self._composed_for = me
         content = self._template % (time_ns() // 1_000_000_000, me.random, gate.book.new_serial())
         try:
-            fd = publish(place, content, self.mode, self.durable)
+            fd, st = publish(place, content, self.mode, self.durable)
         except FileExistsError:
             return None
         try:
-            hold = FileHold(self, fd, place, content)
+            hold = FileHold(self, fd, (st.st_dev, st.st_ino), place, content)
         except BaseException:
             system.close(fd)  # which says that we are gone
             raise
@@ -266,8 +265,7 @@ class LockFile(QueuedLock[FileHold]):
                 token = self._advance_fence(place, token)
             hold.token = _last_tokens[self._file] = token
             system.pwrite(fd, b"%020d" % token, len(content) - record.TOKEN_DIGITS - 1)
-            if self.durable:
-                assert place.folder is not None
+            if self.durable and place.folder is not None:
                 system.fsync(place.folder)
             if self.heartbeat is not None:
                 from .heartbeat import beat

@@ -31,8 +31,11 @@ class Place:
         self.name = name if folder is not None else f"{directory}/{name}"
 
 
-def publish(place: Place, content: bytes, mode: int, durable: bool) -> int:
-    """Make the file with its liveness byte locked, and return its descriptor. Raises FileExistsError if it is there."""
+def publish(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:
+    """Make the file with its liveness byte locked. Gives its descriptor, and what the system says about the file.
+
+    Raises FileExistsError if the name is taken.
+    """
     folder = place.folder
     try:
         fd = system.open_fd(place.directory, system.O_TMPFILE, mode, dir_fd=folder)
@@ -45,11 +48,12 @@ def publish(place: Place, content: bytes, mode: int, durable: bool) -> int:
         system.write(fd, content)
         if durable:
             system.fsync(fd)
+        st = system.fstat(fd)
         system.link_open_file(fd, folder, place.name)
     except BaseException:
         system.close(fd)
         raise
-    return fd
+    return fd, st
 
 
 def _fill(fd: int, content: bytes, durable: bool) -> None:
@@ -63,12 +67,13 @@ def private_name(name: str) -> str:
     return f"{name}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
 
 
-def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> int:
+def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:
     folder = place.folder
     private = private_name(place.name)
     fd = system.open_fd(private, system.O_NEW, mode, dir_fd=folder)
     try:
-        mode = system.fstat(fd).st_mode & 0o7777  # what the umask left of it
+        st = system.fstat(fd)
+        mode = st.st_mode & 0o7777  # what the umask left of it
         system.fchmod(fd, 0o600)
         _fill(fd, content, durable)
         system.fchmod(fd, mode)
@@ -79,6 +84,7 @@ def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> 
                 raise
             system.close(fd)
             fd = system.open_fd(place.name, system.O_NEW, mode, dir_fd=folder)
+            st = system.fstat(fd)
             _fill(fd, content, durable)
     except BaseException:
         system.close(fd)
@@ -88,7 +94,7 @@ def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> 
             system.unlink(private, dir_fd=folder)
         except FileNotFoundError:
             pass
-    return fd
+    return fd, st
 
 
 def replace(place: Place, suffix: str, content: bytes, mode: int, durable: bool) -> None:

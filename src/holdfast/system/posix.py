@@ -52,6 +52,7 @@ touch = os.utime
 lock = fcntl.flock
 
 HAS_FIFOS = True
+HAS_FOLDERS = True  # directories can be opened, and worked from
 
 RANGE_START, RANGE_LENGTH = 0, 1 << 62
 REMOVAL_BYTE = 1 << 62

@@ -35,6 +35,9 @@ EX_NB, SH_NB = EX | NB, SH | NB
 O_READ = os.O_RDONLY
 O_EXISTING = os.O_RDWR
 O_LOCK = O_EXISTING | os.O_CREAT
+O_NEW = O_LOCK | os.O_EXCL
+O_TMPFILE = 1 << 30  # not known here, and refused by `open_fd`
+O_FOLDER = O_SYNCABLE_FOLDER = os.O_RDONLY
 
 fstat = os.fstat
 stat = os.stat
@@ -42,22 +45,24 @@ access = os.access
 listdir = os.listdir
 mkdir = os.mkdir
 rmdir = os.rmdir
-link = os.link
 write = os.write
+fsync = os.fsync
 
 HAS_FIFOS = False
+HAS_FOLDERS = False
 
 RANGE_START, RANGE_LENGTH = 0, 1 << 62
 REMOVAL_BYTE = 1 << 62
+LIVENESS_BYTE = REMOVAL_BYTE + 1
 FIRST_SLOT = (1 << 62) + 16
 # Plus the number of the thread, which is unique on a machine: where nobody but that thread ever locks anything.
 _OWN_BYTE = (1 << 62) + (1 << 40)
 
-_LOCK, _MARK, _SLOT = "lock", "mark", "slot"
+_LOCK, _MARK, _SLOT, _ALIVE = "lock", "mark", "slot", "alive"
 
 _GENERIC_READ, _GENERIC_WRITE, _DELETE = 0x80000000, 0x40000000, 0x00010000
 _SHARE_EVERYTHING = 7
-_OPEN_EXISTING, _OPEN_ALWAYS = 3, 4
+_CREATE_NEW, _OPEN_EXISTING, _OPEN_ALWAYS = 1, 3, 4
 _OPEN_REPARSE_POINT, _IS_REPARSE_POINT = 0x00200000, 0x400
 _INVALID_HANDLE = ctypes.c_void_p(-1).value
 _FAIL_IMMEDIATELY, _EXCLUSIVE = 1, 2
@@ -67,6 +72,7 @@ _DELETE_WITH_POSIX_SEMANTICS = 3
 _ACCESS_DENIED, _SHARING_VIOLATION = 5, 32
 _BUSY = (33, 997)  # ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
 _STATUS_DELETE_PENDING = 0xC0000056
+_QUERY_LIMITED_INFORMATION, _STILL_ACTIVE = 0x1000, 259
 
 _PATIENCE_WITH_DELETION = 100
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.016
@@ -97,6 +103,9 @@ _kernel32.UnlockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _POINTER)
 _kernel32.SetFileInformationByHandle.argtypes = (_HANDLE, ctypes.c_int, _POINTER, _DWORD)
 _kernel32.GetSystemTimeAsFileTime.argtypes = (_POINTER,)
 _kernel32.SetFileTime.argtypes = (_HANDLE, _POINTER, _POINTER, _POINTER)
+_kernel32.OpenProcess.restype = _HANDLE
+_kernel32.OpenProcess.argtypes = (_DWORD, wintypes.BOOL, _DWORD)
+_kernel32.GetExitCodeProcess.argtypes = (_HANDLE, _POINTER)
 _ntdll.RtlGetLastNtStatus.restype = _DWORD
 
 
@@ -130,14 +139,16 @@ def _open(path: str, access: int, disposition: int) -> int:
     raise _busy("deleted, and still open somewhere", path)
 
 
-def open_fd(path: str, flags: int, mode: int = 0o777) -> int:
+def open_fd(path: str, flags: int, mode: int = 0o777, *, dir_fd: None = None) -> int:
     """os.open with sharing. BlockingIOError: somebody has it open for itself alone. `mode` means nothing here."""
+    if flags & O_TMPFILE:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
     writes = flags & os.O_RDWR
-    handle = _open(
-        path,
-        _GENERIC_READ | _GENERIC_WRITE if writes else _GENERIC_READ,
-        _OPEN_ALWAYS if flags & os.O_CREAT else _OPEN_EXISTING,
-    )
+    disposition = _OPEN_EXISTING
+    if flags & os.O_CREAT:
+        disposition = _CREATE_NEW if flags & os.O_EXCL else _OPEN_ALWAYS
+    access = _GENERIC_READ | (_GENERIC_WRITE if writes else 0)
+    handle = _open(path, access, disposition)
     try:
         fd = msvcrt.open_osfhandle(handle, os.O_NOINHERIT | writes)
     except BaseException:
@@ -162,7 +173,7 @@ def close(fd: int) -> None:
     os.close(fd)
 
 
-def unlink(path: str) -> None:
+def unlink(path: str, *, dir_fd: None = None) -> None:
     """Delete a file that others may have open. PermissionError: one of them does not share the deletion."""
     try:
         handle = _open(path, _DELETE, _OPEN_EXISTING)
@@ -192,6 +203,56 @@ def touch(fd: int) -> None:
     _kernel32.GetSystemTimeAsFileTime(ctypes.byref(now))
     if not _kernel32.SetFileTime(msvcrt.get_osfhandle(fd), None, ctypes.byref(now), ctypes.byref(now)):
         raise _error(ctypes.get_last_error())
+
+
+def pread(fd: int, size: int, start: int) -> bytes:
+    os.lseek(fd, start, os.SEEK_SET)
+    return read(fd, size)
+
+
+def pwrite(fd: int, content: bytes, start: int) -> int:
+    os.lseek(fd, start, os.SEEK_SET)
+    return os.write(fd, content)
+
+
+def fchmod(fd: int, mode: int) -> None:
+    """Who may read a file is inherited from its directory here."""
+
+
+def link(
+    private: str,
+    name: str,
+    *,
+    src_dir_fd: None = None,
+    dst_dir_fd: None = None,
+    follow_symlinks: bool = False,
+) -> None:
+    """Give a whole file the name that all look at, unless it is taken: a move that does not replace."""
+    try:
+        os.rename(private, name)
+    except PermissionError:
+        if not os.path.lexists(name):
+            raise
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from None
+
+
+def rename(private: str, name: str, *, src_dir_fd: None = None, dst_dir_fd: None = None) -> None:
+    os.replace(private, name)
+
+
+def link_open_file(fd: int, folder: int | None, name: str) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
+
+
+def process_exists(pid: int) -> bool:
+    handle = _kernel32.OpenProcess(_QUERY_LIMITED_INFORMATION, False, pid)
+    if not handle:
+        return int(ctypes.get_last_error()) == _ACCESS_DENIED
+    try:
+        code = _DWORD()
+        return not _kernel32.GetExitCodeProcess(handle, ctypes.byref(code)) or code.value == _STILL_ACTIVE
+    finally:
+        _kernel32.CloseHandle(handle)
 
 
 def mkfifo(path: str, mode: int = 0o666) -> None:
@@ -282,6 +343,24 @@ def unmark_removal(fd: int) -> None:
 
 def removal_marked(fd: int) -> bool:
     return not _is_free(fd, REMOVAL_BYTE) and not _covered(fd)
+
+
+def lock_removal(fd: int) -> None:
+    """Take the right to remove a lock file. Others have it for a moment, so this waits."""
+    while True:
+        try:
+            return _range(fd, EX_NB, _MARK, REMOVAL_BYTE, 1)
+        except BlockingIOError:
+            sleep(_FIRST_PAUSE)
+
+
+def lock_liveness(fd: int) -> None:
+    _range(fd, EX_NB, _ALIVE, LIVENESS_BYTE, 1)
+
+
+def liveness_locked(fd: int) -> bool:
+    """Asked by trying it. Two who ask at once may each take the other for the holder, and ask again later."""
+    return not _is_free(fd, LIVENESS_BYTE)
 
 
 def try_slot(fd: int, slot: int) -> bool:
