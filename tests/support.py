@@ -281,12 +281,12 @@ def send_held(path: str, pipe: Any) -> None:
     pipe.send(held_in_child(path))
 
 
-def count_up(path: str, record: str, rounds: int, keep: bool = False) -> None:
+def count_up(path: str, record: str, rounds: int, kind: Any = None, **options: Any) -> None:
     """Under the lock, read a number, let others run, write the next number."""
     from holdfast import Lock
 
     for _ in range(rounds):
-        with Lock(path, keep=keep), open(record, "r+") as file:
+        with (kind or Lock)(path, **options), open(record, "r+") as file:
             number = int(file.read())
             os.sched_yield()
             file.seek(0)

@@ -275,6 +275,31 @@ def test_a_semaphore_admits_as_many_as_it_has_permits(path, start_peer):
     peers[1].do("hold.release()")
 
 
+@pytest.mark.parametrize("durable", [False, True], ids=["quick", "durable"])
+def test_lock_files_lose_nothing(path, start_peer, tmp_path, durable):
+    record = tmp_path / "record"
+    record.write_text("0")
+    peers = [start_peer(path=path, record=str(record), durable=durable) for _ in range(3)]
+    begin_together(peers, "count_up(path, record, 60, kind=holdfast.LockFile, durable=durable)")
+    for peer in peers:
+        peer.answer()
+    assert record.read_text() == "180"
+
+
+def test_the_waiter_for_a_lock_file_is_told_of_a_release_and_of_a_kill(path, start_peer):
+    holder, waiter = start_peer(path=path), start_peer(path=path)
+    waiter.do("look_only_when_told()")
+    for end in (lambda: holder.do("hold.release()"), holder.kill):
+        holder.do("hold = holdfast.LockFile(path).acquire()")
+        waiter.begin("hold = holdfast.LockFile(path).acquire()")
+        waiter.until_waiting(path)
+        ended = time.monotonic()
+        end()
+        waiter.answer()
+        assert waiter.at - ended < PROMPTLY
+        waiter.do("hold.release()")
+
+
 @pytest.fixture
 def layered(tmp_path):
     with on_overlay(tmp_path) as where:

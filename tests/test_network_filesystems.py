@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from netfs.checks import PLAN
@@ -97,17 +97,70 @@ print(json.dumps([refusal(lock) for lock in (holdfast.Lock(a + "/l"), holdfast.S
 """
 
 
-def test_sshfs_which_grants_a_flock_twice_is_refused(lab: Path, tmp_path: Path) -> None:
-    ask = [sys.executable, "-W", "error", "-c", ASK_BOTH_MOUNTS, tmp_path / "a", tmp_path / "b"]
+def on_two_mounts(code: str, tmp_path: Path) -> Any:
+    """Run a program with two sshfs mounts of one directory as its arguments; what it printed."""
+    command = [sys.executable, "-W", "error", "-c", code, tmp_path / "a", tmp_path / "b"]
     done = subprocess.run(
-        ["unshare", "--mount", "--net", NETFS / "sshfs.sh", tmp_path, *ask],
+        ["unshare", "--mount", "--net", NETFS / "sshfs.sh", tmp_path, *command],
         capture_output=True,
         text=True,
         check=False,
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    refusals = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+LOCK_FILES_ON_BOTH_MOUNTS = """
+import json, os, signal, sys
+import holdfast
+
+def count(mount):
+    for _ in range(20):
+        with holdfast.LockFile(mount + "/x.lock", retry=0.005), open(mount + "/record", "r+") as file:
+            number = int(file.read())
+            file.seek(0)
+            file.write(str(number + 1))
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+a, b = sys.argv[1:]
+with open(a + "/record", "w") as file:
+    file.write("0")
+for pid in [child(lambda: count(mount)) for mount in (a, b, a)]:
+    os.waitpid(pid, 0)
+with open(a + "/record") as file:
+    counted = int(file.read())
+
+ready, say = os.pipe()
+def hold_on():
+    hold = holdfast.LockFile(a + "/y.lock").acquire()
+    os.write(say, b"1")
+    signal.pause()
+holder = child(hold_on)
+os.read(ready, 1)
+lock = holdfast.LockFile(b + "/y.lock", retry=0.005)
+refused = lock.try_acquire() is None
+os.kill(holder, signal.SIGKILL)
+os.waitpid(holder, 0)
+lock.acquire(timeout=10).release()
+print(json.dumps([counted, refused, sorted(os.listdir(a))]))
+"""
+
+
+def test_lock_files_on_sshfs(lab: Path, tmp_path: Path) -> None:
+    assert on_two_mounts(LOCK_FILES_ON_BOTH_MOUNTS, tmp_path) == [60, True, ["record"]]
+
+
+def test_sshfs_which_grants_a_flock_twice_is_refused(lab: Path, tmp_path: Path) -> None:
+    refusals = on_two_mounts(ASK_BOTH_MOUNTS, tmp_path)
     assert len(refusals) == 2
     for text in refusals:
         assert "fuse.sshfs" in text and "Use holdfast.LockFile" in text

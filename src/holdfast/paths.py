@@ -38,11 +38,13 @@ _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used a
 class Mount:
     """How to lock on one mounted file system."""
 
-    __slots__ = ("blocks", "events", "is_ours", "kind", "ranged", "refusal", "removes", "where")
+    __slots__ = ("blocks", "events", "has_inodes", "is_ours", "kind", "ranged", "refusal", "removes", "where")
 
     def __init__(self, kind: str = "", where: str = "/", options: str = "") -> None:
         self.kind = kind
         self.where = where
+        # sshfs numbers paths, not files: two names of one file differ, and so may two looks at one name.
+        self.has_inodes = kind not in _NO_LOCKS
         self.is_ours = kind in _OURS  # no other machine can have written here; where we do not know, it may have
         self.events = kind not in _REMOTE and kind not in _NO_LOCKS
         # Other machines may see for up to a minute what a name meant before. Whether it still means the file that was

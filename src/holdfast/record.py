@@ -104,6 +104,15 @@ def parse(content: bytes) -> Record:
     )
 
 
+def same_owner(one: bytes, other: bytes) -> bool:
+    """Are both the record of one hold?"""
+    try:
+        owner = parse(one).owner
+        return owner is not None and owner == parse(other).owner
+    except CorruptLock:
+        return False
+
+
 def _printable(text: str | None) -> str | None:
     return None if text is None else sanitise(text)
 

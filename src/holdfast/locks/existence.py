@@ -32,7 +32,7 @@ from time import monotonic, time_ns
 
 from .. import gate, owner, record, system
 from ..errors import CorruptLock, NotALockFile, NotLocked, NotOwner, UnsafePath
-from ..paths import cannot_be_swapped
+from ..paths import cannot_be_swapped, mount_at
 from ..wait import SAFETY_LOOK, Pause, check_deadline, sooner
 from . import base
 from .inode import Waiting, would_deadlock
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
+_MANY_IN_VAIN = 3
 _REGULAR = 0o10  # the type in st_mode, above its 12 permission bits
 
 # The greatest token that this process gave out or saw, by path: two acquisitions may fall into one tick of the clock.
@@ -83,7 +84,8 @@ class FileHold(base.Hold):
 
     def _still_named(self) -> bool:
         if not self._lost and not base.Hold._still_named(self):
-            self._lost = True
+            entry = self._book.holds.get(self._serial)
+            self._lost = entry is None or not self.lock._says(self._place, entry[1], self._content)
         return not self._lost
 
     @property
@@ -97,7 +99,7 @@ class FileHold(base.Hold):
         try:
             system.lock_removal(fd)
             st = system.stat(name, dir_fd=folder, follow_symlinks=False)
-            if st.st_ino == ino and st.st_dev == dev:
+            if (st.st_ino == ino and st.st_dev == dev) or self.lock._says(self._place, (dev, ino), self._content):
                 system.unlink(name, dir_fd=folder)
                 return True
         except FileNotFoundError:
@@ -341,12 +343,7 @@ class LockFile(QueuedLock[FileHold]):
             if error.errno == errno.EBADF:  # open for reading only: another user's
                 return False
             raise
-        st = system.fstat(fd)
-        try:
-            named = system.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return True
-        if (named.st_dev, named.st_ino) != (st.st_dev, st.st_ino):
+        if not self._is_at(place, fd):
             return True
         judgement = self._judge(fd)
         if not wanted(judgement):
@@ -357,6 +354,31 @@ class LockFile(QueuedLock[FileHold]):
 
         logging.getLogger("holdfast").info("%s: removed the lock of %s", self.path, judgement)
         return True
+
+    def _is_at(self, place: Place, fd: int) -> bool:
+        """Is the open file the one that has the name?"""
+        st = system.fstat(fd)
+        try:
+            named = system.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        if (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino):
+            return True
+        return self._says(place, (st.st_dev, st.st_ino), system.pread(fd, record.MOST_BYTES, 0))
+
+    def _says(self, place: Place, inode: gate.Inode, content: bytes) -> bool:
+        """Is the file with this name the one with that inode and content? For file systems without inode numbers."""
+        if mount_at(inode[0], self._file).has_inodes:
+            return False
+        try:
+            fd = system.open_fd(place.name, system.O_READ, dir_fd=place.folder)
+        except FileNotFoundError:
+            return False
+        try:
+            there = system.read(fd, record.MOST_BYTES)
+        finally:
+            system.close(fd)
+        return there == content or record.same_owner(there, content)
 
     def _judge(self, fd: int) -> Judgement:
         if system.fstat(fd).st_mode >> 12 != _REGULAR:
@@ -389,7 +411,7 @@ class LockFile(QueuedLock[FileHold]):
 
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[FileHold]:
         waiting = Waiting(self._file)
-        has_events = self._has_events()
+        in_vain = 0  # how often in a row there was nothing to wait for, and yet no lock
         hold = None
         try:
             while True:
@@ -397,23 +419,52 @@ class LockFile(QueuedLock[FileHold]):
                 if hold is not None:
                     return hold
                 check_deadline(deadline)
-                if not has_events:
-                    yield Pause(sooner(monotonic() + self.retry, deadline))
-                elif waiting.begin():
-                    continue  # registered: look once more, and only then sleep
-                else:
-                    yield waiting.step(sooner(monotonic() + self._next_look(), deadline))
-                    waiting.drain()
-                    waiting.move(self._file)  # the next lock file is another one
+                slept = yield from self._wait_for_change(waiting, deadline)
+                waiting.move(self._file)
+                in_vain = 0 if slept else in_vain + 1
+                if in_vain > _MANY_IN_VAIN:  # it is stale, and we may not remove it
+                    yield waiting.backoff.pause(deadline)
         finally:
             waiting.end(reuse=hold is not None)
 
-    def _next_look(self) -> float:
+    def _wait_for_change(self, waiting: Waiting, deadline: float | None) -> Steps[bool]:
+        """Until the lock file that is there now is gone, replaced or stale. False: it is so already.
+
+        It stays open meanwhile: to open and close it for each look would wake us, being news to whoever watches it.
+        """
+        place = self._open_place()
+        fds = {fd for fd in (place.folder,) if fd is not None}
+        slept = False
+        try:
+            fd = self._open_existing(place)
+            if fd < 0:
+                return slept
+            fds.add(fd)
+            gate.book.open_fds |= fds
+            has_events = self._has_events()
+            while True:
+                judgement = self._judge(fd)
+                if judgement.stale or not self._is_at(place, fd):
+                    return slept
+                check_deadline(deadline)
+                if has_events and waiting.begin():
+                    continue  # registered: look once more, and only then sleep
+                until = sooner(monotonic() + self._next_look(judgement, has_events), deadline)
+                yield waiting.step(until) if has_events else Pause(until)
+                slept = True
+                waiting.drain()
+        except _IsLink:
+            self._resolve()
+            return slept
+        finally:
+            gate.book.open_fds -= fds
+            for fd in fds:
+                system.close(fd)
+
+    def _next_look(self, judgement: Judgement, has_events: bool) -> float:
         """In how many seconds to look although nothing happened: the lock may have grown old by then."""
-        judgement = self.examine()
-        if judgement is None:
-            return 0.0
-        return SAFETY_LOOK if judgement.stale_in is None else min(SAFETY_LOOK, judgement.stale_in + 0.001)
+        longest = SAFETY_LOOK if has_events else self.retry
+        return longest if judgement.stale_in is None else min(longest, judgement.stale_in + 0.001)
 
     # Looking and mending.
 
