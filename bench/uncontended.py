@@ -123,10 +123,23 @@ def ephemeral(quick: bool, place: Place) -> Table:
     return Table(title, [*rows.values(), *_comparisons(rows)])
 
 
+# The system calls that the rules for lock files ask for, and nothing else: what any implementation in Python pays.
+_RULES_NAMES = (
+    f"{_WRITE_NAMES}; from holdfast import system as s; full = text + b'x' * 120; digits = b'0' * 20; "
+    "access, fstat, stat, pwrite, link = os.access, os.fstat, os.stat, os.pwrite, s.link_open_file; queue = path + 'q'"
+)
+_RULES = (
+    "access(queue, 0); fd = open(folder, s.O_TMPFILE, 0o644); s.lock_liveness(fd); write(fd, full); fstat(fd); "
+    "link(fd, None, path); pwrite(fd, digits, 100); s.lock_removal(fd); stat(path, follow_symlinks=False); "
+    "unlink(path); close(fd)"
+)
+
+
 def lock_file(quick: bool, place: Place) -> Table:
     setup = "from holdfast import LockFile; lock = LockFile(path, durable=False)"
     contestants = {
         FLOOR: (_WRITE_NAMES, "fd = open(path, flags, 0o644); write(fd, text); close(fd); unlink(path)"),
+        "the system calls of the rules, raw": (_RULES_NAMES, _RULES),
         JUDGED[0]: (setup, "lock.acquire().release()"),
         REUSED: (setup, "with lock: pass"),
         **FILE_PEERS,

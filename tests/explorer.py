@@ -41,7 +41,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from holdfast import gate, paths, system, wait
-from holdfast.locks import base, inode, kernel, queue, semaphore
+from holdfast.locks import base, existence, inode, kernel, queue, semaphore
 from holdfast.system import posix
 
 if TYPE_CHECKING:
@@ -54,7 +54,12 @@ if TYPE_CHECKING:
 
 # Not what the locks do, but what is read to describe them.
 DESCRIBING = frozenset({"open_denied", "read_text", "mount_table"})
-LOOKS = frozenset({"fstat", "stat", "access", "listdir", "read", "pread", "removal_marked", "liveness_locked", "drain"})
+LOOKS = frozenset(
+    {
+        *("fstat", "stat", "access", "listdir", "read", "pread", "drain"),
+        *("removal_marked", "liveness_locked", "process_exists"),
+    }
+)
 LOCKS = frozenset({"lock", "lock_range"})
 LET_GO = LOCKS | {"close", "unlock_slots", "unmark_removal"}
 # Calls that wait without being asked to, and the try that each is made of.
@@ -121,7 +126,8 @@ class Actor:
         except Killed:
             pass
         except BaseException as error:
-            self.run.fail(error)
+            if not self.killed:  # what the dead have to say about it, nobody hears
+                self.run.fail(error)
         self.waits_for = "end"
         self.done = True
         self.run.ended(self)
@@ -322,7 +328,7 @@ class Run:
         if actor.killed:
             raise Killed
         # Before a call whose answer nobody can change, nobody needs to come in: that is to come in before the next one.
-        if name != "fstat" and (name, args) != ("stat", (self._home,)):
+        if name != "fstat" and not (name == "stat" and self._is_above(args[0])):
             self._point(name, args)
         self.calls[name] += 1
         while True:
@@ -334,6 +340,10 @@ class Run:
                 self._wait_for_release(name, args)
             else:
                 return answer
+
+    def _is_above(self, path: str) -> bool:
+        """Is it the directory of this run, or one that leads there? Those stay as they are."""
+        return path == "/" or f"{self._home}/".startswith(f"{path}/")
 
     def _real(
         self, actor: Actor, name: str, real: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
@@ -398,9 +408,9 @@ class Watch:
 
     real = system.Watch
 
-    def __init__(self, run: Run, path: str) -> None:
+    def __init__(self, run: Run, path: str, **options: Any) -> None:
         self._run = run
-        self._watch = run.call("watch", self.real, path)
+        self._watch = run.call("watch", self.real, path, **options)
         self.fd = self._watch.fd
         self._process = run.current.process if run.current else None
         if self._process:
@@ -457,7 +467,7 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         (gate, "book", gate.book),
     ]
     names = {"monotonic": lambda: run.now, "sleep": run.sleep, "SAFETY_LOOK": SAFETY_LOOK}
-    for module in (wait, gate, paths, base, inode, kernel, queue, semaphore):
+    for module in (wait, gate, paths, base, existence, inode, kernel, queue, semaphore):
         changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]
     try:
