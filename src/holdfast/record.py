@@ -132,13 +132,13 @@ def _number(fields: dict[str, str], key: str, largest: int) -> int:
 
 def template(record: Record) -> bytes:
     """The bytes of a record for `%` with a timestamp and the two parts of an owner, the rest being as given."""
-    head, tail = compose(record).replace(b"%", b"%%").split(b"timestamp=%d\n" % record.timestamp, 1)
+    head, tail = compose(record).replace(b"%", b"%%").split(b"timestamp=%010d\n" % record.timestamp, 1)
     before, after = tail.rsplit(b"owner=\n", 1)
-    return head + b"timestamp=%d\n" + before + b"owner=%b%x\n" + after
+    return head + b"timestamp=%010d\n" + before + b"owner=%b%x\n" + after
 
 
 def compose(record: Record) -> bytes:
-    lines = [f"pid={record.pid}\ntimestamp={record.timestamp}\n"]
+    lines = [f"pid={record.pid}\ntimestamp={record.timestamp:010d}\n"]
     if record.tag is not None:
         lines.append(f"tag={record.tag}\n")
     lines += [

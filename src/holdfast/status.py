@@ -69,6 +69,8 @@ class Status:
         if len(self.holders) > 3:
             who += f" and {len(self.holders) - 3} more"
         text = f"held by {who}"
+        if self.tag:
+            text += f", tag {self.tag if len(self.tag) <= 60 else self.tag[:59] + '…'!r},"
         if any(holder.shared for holder in self.holders):
             text = "shared by" + text[len("held by") :]
         if self.since is not None:

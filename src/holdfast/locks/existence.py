@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 _MANY_IN_VAIN = 3
+_MANY_TOKENS = 10_000
 _REGULAR = 0o10  # the type in st_mode, above its 12 permission bits
 
 # The greatest token that this process gave out or saw, by path: two acquisitions may fall into one tick of the clock.
@@ -101,10 +102,14 @@ class FileHold(base.Hold):
             st = system.stat(name, dir_fd=folder, follow_symlinks=False)
             if (st.st_ino == ino and st.st_dev == dev) or self.lock._says(self._place, (dev, ino), self._content):
                 system.unlink(name, dir_fd=folder)
-                return True
+                return not self._lost  # who lost it once may have had a successor meanwhile
         except FileNotFoundError:
             pass
         finally:
+            if self.lock.heartbeat is not None:
+                from .heartbeat import end
+
+                end(self)
             system.close(fd)
             if folder is not None:
                 self._book.open_fds.discard(folder)
@@ -118,8 +123,10 @@ class FileHold(base.Hold):
     def renew(self) -> None:
         """Set the timestamp to now, in place: as many digits as before, in one write. Raises LockLost."""
         self.check()
-        entry = self._book.holds.get(self._serial)
-        if entry is not None:
+        with self._book.mutex:  # `_release` waits for it before it closes the descriptor
+            entry = self._book.holds.get(self._serial)
+            if entry is None:
+                return
             start = self._content.index(b"timestamp=") + len(b"timestamp=")
             system.pwrite(entry[0], b"%010d" % int(time.time()), start)
 
@@ -265,7 +272,8 @@ class LockFile(QueuedLock[FileHold]):
                 token = last + 1
             if self.fence:
                 token = self._advance_fence(place, token)
-            hold.token = _last_tokens[self._file] = token
+            hold.token = token
+            self._note_token(token)
             system.pwrite(fd, b"%020d" % token, len(content) - record.TOKEN_DIGITS - 1)
             if self.durable and place.folder is not None:
                 system.fsync(place.folder)
@@ -274,7 +282,10 @@ class LockFile(QueuedLock[FileHold]):
 
                 beat(hold, self.heartbeat)
         except BaseException:
-            hold.release()
+            try:
+                hold.release()
+            finally:
+                place.folder = None  # it was the hold's, and is closed
             raise
         return hold
 
@@ -291,7 +302,7 @@ class LockFile(QueuedLock[FileHold]):
                 digits = system.read(fd, 64).strip()
             finally:
                 system.close(fd)
-            if not digits.isdigit():
+            if not (digits.isdigit() and len(digits) <= 19 and int(digits) < 2**63 - 1):
                 raise CorruptLock(
                     f"{self._file}.fence does not hold a number: {digits[:40]!r}. See what wrote it: without it tokens "
                     "may repeat.",
@@ -335,7 +346,7 @@ class LockFile(QueuedLock[FileHold]):
         finally:
             system.close(fd)
 
-    def _remove(self, place: Place, fd: int, wanted: Callable[[Judgement], bool]) -> bool:
+    def _remove(self, place: Place, fd: int, wanted: Callable[[Judgement], bool], *, by_owner: bool = False) -> bool:
         """Remove the open file, if the name still means it and it is `wanted` gone. True: the name is free of it."""
         try:
             system.lock_removal(fd)
@@ -349,10 +360,11 @@ class LockFile(QueuedLock[FileHold]):
         if not wanted(judgement):
             return False
         system.unlink(place.name, dir_fd=place.folder)
-        self._metrics.breaks.bump()
-        import logging
+        if not by_owner:
+            self._metrics.breaks.bump()
+            import logging
 
-        logging.getLogger("holdfast").info("%s: removed the lock of %s", self.path, judgement)
+            logging.getLogger("holdfast").info("%s: removed the lock of %s", self.path, judgement)
         return True
 
     def _is_at(self, place: Place, fd: int) -> bool:
@@ -385,8 +397,13 @@ class LockFile(QueuedLock[FileHold]):
             raise self._not_a_lock_file()
         judgement = judge(fd, self._file, self.stale, self.stale_after)
         if judgement.record is not None and judgement.record.token is not None:
-            _last_tokens[self._file] = max(_last_tokens.get(self._file, 0), judgement.record.token)
+            self._note_token(max(_last_tokens.get(self._file, 0), judgement.record.token))
         return judgement
+
+    def _note_token(self, token: int) -> None:
+        _last_tokens[self._file] = token
+        if len(_last_tokens) > _MANY_TOKENS:
+            _last_tokens.pop(next(iter(_last_tokens)), None)
 
     def _not_a_lock_file(self) -> NotALockFile:
         return NotALockFile(
@@ -510,12 +527,12 @@ class LockFile(QueuedLock[FileHold]):
                 path=self.path,
             )
 
-        self._remove_by_hand(is_ours)
+        self._remove_by_hand(is_ours, by_owner=not force)
 
-    def _remove_by_hand(self, wanted: Callable[[Judgement], bool]) -> Record | None:
+    def _remove_by_hand(self, wanted: Callable[[Judgement], bool], *, by_owner: bool = False) -> Record | None:
         def remove(place: Place, fd: int) -> Judgement:
             judgement = self._judge(fd)
-            if not self._remove(place, fd, wanted):
+            if not self._remove(place, fd, wanted, by_owner=by_owner):
                 raise PermissionError(errno.EACCES, "this user may not write the lock file, nor remove it", self.path)
             return judgement
 

@@ -44,6 +44,15 @@ def beat(hold: FileHold, every: float) -> None:
         _condition.notify()
 
 
+def end(hold: FileHold) -> None:
+    """The hold is released: nothing is due any more, and when this returns, nobody is writing to its descriptor."""
+    with _condition:
+        if _due.pop(weakref.ref(hold), None) is not None:
+            _condition.notify()
+    with hold._book.mutex:
+        pass
+
+
 def _run() -> None:
     global _thread
     while True:
@@ -69,7 +78,12 @@ def _renew(reference: weakref.ref[FileHold]) -> None:
         hold.renew()
     except HoldfastError:
         if hold.lost and on_lost is not None:
-            on_lost(hold)
+            try:
+                on_lost(hold)
+            except Exception:
+                import logging
+
+                logging.getLogger("holdfast").exception("%s: on_lost failed", hold.lock.path)
     except OSError:
         _again(reference, every)  # the disk may come back; if it does not, the lock grows old
     else:

@@ -50,8 +50,11 @@ def publish(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int
             system.fsync(fd)
         st = system.fstat(fd)
         system.link_open_file(fd, folder, place.name)
-    except BaseException:
+    except BaseException as error:
         system.close(fd)
+        # No /proc to name it by, or no hard links here.
+        if isinstance(error, OSError) and error.errno in _NOT_HERE and not isinstance(error, FileExistsError):
+            return _publish_private(place, content, mode, durable)
         raise
     return fd, st
 
@@ -83,17 +86,30 @@ def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> 
             if isinstance(error, FileExistsError) or error.errno not in _NOT_HERE:
                 raise
             system.close(fd)
-            fd = system.open_fd(place.name, system.O_NEW, mode, dir_fd=folder)
-            st = system.fstat(fd)
-            _fill(fd, content, durable)
+            fd = -1
+            fd, st = _publish_in_place(place, content, mode, durable)
     except BaseException:
-        system.close(fd)
+        if fd >= 0:
+            system.close(fd)
         raise
     finally:
         try:
             system.unlink(private, dir_fd=folder)
         except FileNotFoundError:
             pass
+    return fd, st
+
+
+def _publish_in_place(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:
+    fd = system.open_fd(place.name, system.O_NEW, mode, dir_fd=place.folder)
+    try:
+        st = system.fstat(fd)
+        _fill(fd, content, durable)
+    except BaseException:
+        # Nobody takes an empty file over before it is old, so it is still ours to remove.
+        system.unlink(place.name, dir_fd=place.folder)
+        system.close(fd)
+        raise
     return fd, st
 
 

@@ -1,0 +1,479 @@
+"""`LockFile` among real processes: thousands of rounds in which all begin at once, and signals at bad moments.
+
+The explorer (`test_lock_file_interleavings`) goes through the orders that it can think of; here the kernel and two
+cores make them up. Rounds are kept together by shared memory, not by a lock of anybody's.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import signal
+import struct
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from foreign import TOOLS
+from support import Raised, assert_nothing_left, die_with_parent, state_of, tickets, until
+
+from holdfast import CorruptLock, LockFile, LockLost, NotLocked, owner, record, system
+from holdfast.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support import Peer
+
+
+ROUNDS = 2000
+NO_PROCESS = 4_194_304  # one more than the highest pid there can be
+LONG_AGO = 1_000_000_000
+OURS = "ours"
+
+
+def of_the_dead() -> bytes:
+    """A fresh lock of a process of ours, on this boot, whose liveness byte nobody holds."""
+    me = owner.me()
+    return record.compose(Record(NO_PROCESS, int(time.time()), "dead", me.host, me.boot, "1:1", "0123456789abcdef", 17))
+
+
+IN_PLACE: dict[str, Callable[[], bytes | None]] = {
+    "absent": lambda: None,
+    "dead": of_the_dead,
+    "foreign": lambda: b"pid=%d\ntimestamp=%d\n" % (NO_PROCESS, LONG_AGO),
+}
+
+
+class Arena:
+    """Processes that meet in rounds. What each did in a round, it writes into memory that all of them share.
+
+    Slot `n` of a round is that of process `n`: when it came in and went out (nanoseconds of the monotonic clock, which
+    all share; 0: it did not get in), and whether it was told that it lost the lock.
+    """
+
+    _SLOT = struct.Struct("qqq")
+
+    def __init__(self, path: str, members: list[str], content: str, rounds: int) -> None:
+        self.path = path
+        self.members = members
+        self.content = content
+        self.rounds = rounds
+        self._memory = mmap.mmap(-1, 4096 + self._SLOT.size * rounds * len(members))
+        self._counters = memoryview(self._memory).cast("q")  # 0: the round that may begin; n + 1: the last one n ended
+        self._base = 512
+
+    def run(self) -> None:
+        children = []
+        try:
+            for number, member in enumerate(self.members):
+                pid = os.fork()
+                if pid == 0:
+                    self._child(number, member)
+                children.append(pid)
+            for number in range(1, self.rounds + 1):
+                self._prepare()
+                self._counters[0] = number
+                self._until_all_ended(number, children)
+        finally:
+            for pid in children:
+                if not self._finished(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+
+    def _finished(self, pid: int) -> bool:
+        if self._counters[0] != self.rounds:
+            return False
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, f"a process ended with {status}"
+        return True
+
+    def _until_all_ended(self, number: int, children: list[int]) -> None:
+        deadline = time.monotonic() + 30
+        ended = range(1, len(children) + 1)
+        while not all(self._counters[n] >= number for n in ended):
+            assert time.monotonic() < deadline, "a round has no end"
+            assert all(state_of(pid) not in ("", "Z") for pid in children) or self._counters[0] == self.rounds
+            os.sched_yield()
+
+    def _prepare(self) -> None:
+        content = IN_PLACE[self.content]()
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        if content is not None:
+            with open(self.path, "wb") as file:
+                file.write(content)
+
+    def _child(self, number: int, member: str) -> None:
+        code = 1
+        try:
+            die_with_parent()
+            attempt = self._ours if member == OURS else self._foreign
+            for turn in range(1, self.rounds + 1):
+                while self._counters[0] < turn:
+                    os.sched_yield()
+                at = self._base + 3 * ((turn - 1) * len(self.members) + number)
+                self._counters[at], self._counters[at + 1], self._counters[at + 2] = attempt(member)
+                self._counters[number + 1] = turn
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _stay(self) -> tuple[int, int]:
+        came = time.monotonic_ns()
+        for _ in range(3):
+            os.sched_yield()
+        return came, time.monotonic_ns()
+
+    def _ours(self, _: str) -> tuple[int, int, int]:
+        hold = LockFile(self.path, durable=False).try_acquire()
+        if hold is None:
+            return 0, 0, 0
+        came, went = self._stay()
+        try:
+            hold.release()
+        except LockLost:
+            return came, went, 1
+        return came, went, 0
+
+    def _foreign(self, member: str) -> tuple[int, int, int]:
+        tool = TOOLS[member](self.path)
+        if not tool.try_acquire():
+            return 0, 0, 0
+        came, went = self._stay()
+        return came, went, int(not tool.release())
+
+    def stays(self) -> list[list[tuple[str, int, int, bool]]]:
+        """Of each round: who was in, from when to when, and whether it was told that it lost the lock."""
+        many = len(self.members)
+        found = []
+        for turn in range(self.rounds):
+            at = self._base + 3 * turn * many
+            slots = [tuple(self._counters[at + 3 * n : at + 3 * n + 3]) for n in range(many)]
+            found.append(
+                [(self.members[n], came, went, bool(lost)) for n, (came, went, lost) in enumerate(slots) if came]
+            )
+        return found
+
+
+def overlaps(stays: list[tuple[str, int, int, bool]]) -> list[tuple[Any, Any]]:
+    """Pairs that were in at the same time."""
+    return [
+        (one, other)
+        for number, one in enumerate(stays)
+        for other in stays[number + 1 :]
+        if one[1] < other[2] and other[1] < one[2]
+    ]
+
+
+@pytest.mark.parametrize("content", IN_PLACE)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_of_all_that_try_at_once_there_are_never_two_holders(processes: int, content: str, path: str) -> None:
+    arena = Arena(path, [OURS] * processes, content, ROUNDS)
+    arena.run()
+    rounds = arena.stays()
+    together = [pair for stays in rounds for pair in overlaps(stays)]
+    assert not together, f"{len(together)} times two holders in {ROUNDS} rounds"
+    assert all(stays for stays in rounds), "in some round nobody got it"
+    assert not any(lost for stays in rounds for *_, lost in stays)
+    assert sum(len(stays) == 1 for stays in rounds) > ROUNDS / 20, "they never met"
+    assert_nothing_left(path)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("content", IN_PLACE)
+@pytest.mark.parametrize("ours", [1, 3], ids=["one of each", "three of ours"])
+def test_beside_a_foreign_tool_who_has_company_is_told_of_its_loss(
+    ours: int, content: str, tool: str, path: str
+) -> None:
+    """One foreign process: it may take the lock away from ours, which are then told. Ours take nothing from it."""
+    if tool == "semats" and content == "dead":
+        pytest.skip("a fresh lock is not stale to semats, though its process is dead")
+    arena = Arena(path, [tool] + [OURS] * ours, content, ROUNDS)
+    arena.run()
+    rounds = arena.stays()
+    untold = [pair for stays in rounds for pair in overlaps(stays) if not any(s[0] == OURS and s[3] for s in pair)]
+    assert not untold, f"{len(untold)} times two holders and nobody was told, in {ROUNDS} rounds: {untold[:3]}"
+    assert any(stay[0] == tool for stays in rounds for stay in stays) or content == "dead"
+    assert any(stay[0] == OURS for stays in rounds for stay in stays)
+
+
+# Stopped processes.
+
+
+@pytest.mark.parametrize("stale", ["by hand", "old"])
+@pytest.mark.parametrize("where", ["inside", "releasing"])
+def test_a_stopped_holder_whose_lock_was_broken_removes_nothing_and_learns_of_it(
+    where: str, stale: str, path: str, start_peer: Callable[..., Peer]
+) -> None:
+    """It stops inside, or in the middle of its release, before it has the right to remove its file."""
+    peer = start_peer(path=path)
+    peer.do("from test_lock_file_races import stop_before")
+    peer.do("hold = holdfast.LockFile(path, durable=False).acquire()")
+    if where == "inside":
+        peer.stop()
+    else:
+        peer.do("stop_before('lock_removal')")
+        peer.begin("hold.release()")
+        until(lambda: state_of(peer.pid) == "T")
+    if stale == "by hand":
+        loser = LockFile(path).break_()
+        assert loser is not None and loser.pid == peer.pid
+        successor = LockFile(path, durable=False).acquire(timeout=5)
+    else:
+        successor = LockFile(path, durable=False, stale="old", stale_after=0).acquire(timeout=5)
+    peer.go_on()
+    if where == "releasing":
+        with pytest.raises(Raised, match="LockLost"):
+            peer.answer()
+    else:
+        assert peer.do("hold.lost") is True
+        with pytest.raises(Raised, match="LockLost"):
+            peer.do("hold.check()")
+        with pytest.raises(Raised, match="LockLost"):
+            peer.do("hold.release()")
+    successor.check()
+    successor.release()
+    assert_nothing_left(path)
+
+
+def stop_before(name: str) -> None:
+    """Stop this process the next time it is about to make this system call."""
+    real = getattr(system, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        setattr(system, name, real)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return real(*args, **options)
+
+    setattr(system, name, call)
+
+
+@pytest.mark.parametrize("way", ["old", "dead"])
+def test_a_stopped_remover_keeps_nobody_beyond_its_timeout(
+    way: str, path: str, start_peer: Callable[..., Peer]
+) -> None:
+    """One that stopped with the right to remove the file is in the way, as a holder is, and no more than that."""
+    stopped, waiter = start_peer(path=path), start_peer(path=path)
+    stopped.do("from test_lock_file_races import stop_before")
+    if way == "old":
+        stopped.do("hold = holdfast.LockFile(path, durable=False).acquire()")
+        stopped.do("stop_before('unlink')")
+        stopped.begin("hold.release()")
+    else:
+        with open(path, "wb") as file:
+            file.write(of_the_dead())
+        stopped.do("stop_before('unlink')")
+        stopped.begin("holdfast.LockFile(path, durable=False).acquire().release()")
+    until(lambda: state_of(stopped.pid) == "T")
+    options = "stale='old', stale_after=0, " if way == "old" else ""
+    try:
+        with pytest.raises(Raised, match=r"Timeout|Busy"):
+            waiter.do(f"holdfast.LockFile(path, durable=False, {options}timeout=0.2).acquire()", seconds=5)
+    finally:
+        stopped.go_on()
+        stopped.answer()
+
+
+# What others see.
+
+
+def acquire_and_release_until(path: str, seconds: float) -> int:
+    lock = LockFile(path, durable=False, tag="a tag")
+    until = time.monotonic() + seconds
+    times = 0
+    while time.monotonic() < until:
+        lock.acquire().release()
+        times += 1
+    return times
+
+
+@pytest.mark.parametrize("reads", [1_000_000])
+def test_nobody_ever_reads_an_empty_or_partial_file(reads: int, path: str, start_peer: Callable[..., Peer]) -> None:
+    peer = start_peer(path=path)
+    peer.do("from test_lock_file_races import acquire_and_release_until")
+    peer.begin("acquire_and_release_until(path, 100)")
+    whole = re.compile(
+        rb"pid=%d\ntimestamp=\d{10}\ntag=a tag\nhost=[^\n]*\nboot=[^\n]+\nstart=\d+:\d+\nowner=[0-9a-f]+\n"
+        rb"token=\d{20}\n" % peer.pid
+    ).fullmatch
+    opened, read, close, seen = os.open, os.read, os.close, set()
+    done = misses = 0
+    until(lambda: os.path.exists(path))
+    while done < reads:
+        try:
+            fd = opened(path, os.O_RDONLY)
+        except FileNotFoundError:
+            misses += 1
+            continue
+        content = read(fd, 4096)
+        close(fd)
+        done += 1
+        assert whole(content), content
+        if not done % 1000:
+            seen.add(record.parse(content).owner)
+    peer.kill()
+    assert misses > 1000 and len(seen) > 100, "the lock did not come and go"
+    LockFile(path).clean()
+    assert_nothing_left(path)
+
+
+# Sudden death.
+
+
+def die_before_call(number: int, path: str, way: str, thorough: bool) -> int:
+    """Start a process that uses the lock and is killed before its `number`th system call."""
+    from explorer import system_calls
+
+    pid = os.fork()
+    if pid:
+        return pid
+    left = number
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if way == "private" and name == "open_fd" and args[1] == system.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
+            return real(*args, **options)
+
+        return call
+
+    code = 1
+    try:
+        for name, real in system_calls().items():
+            setattr(system, name, counted(name, real))
+        LockFile(path, durable=thorough, fence=thorough).acquire().release()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def died(pid: int) -> bool:
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status) or status == 0, f"it ended with {status}"
+    return os.WIFSIGNALED(status)
+
+
+def grow_old(path: str) -> None:
+    """As if it had all happened long ago."""
+    try:
+        with open(path, "r+b") as file:
+            start = file.read().index(b"timestamp=") + len(b"timestamp=")
+            file.seek(start)
+            file.write(b"%d" % LONG_AGO)
+    except FileNotFoundError:
+        pass
+
+
+@pytest.mark.parametrize("policy", ["proof", "old", "dead-and-old"])
+@pytest.mark.parametrize("way", ["nameless", "private"])
+@pytest.mark.parametrize("case", ["absent", "stale", "durable with a fence", "queueing"])
+def test_sigkill_before_every_system_call(
+    case: str, way: str, policy: Any, path: str, start_peer: Callable[..., Peer]
+) -> None:
+    peer = start_peer(path=path)
+    peer.do("from test_lock_file_races import die_before_call, died")
+    calls, killed = 0, True
+    while killed:
+        calls += 1
+        if case == "stale":
+            with open(path, "wb") as file:
+                file.write(of_the_dead())
+        hold = LockFile(path, durable=False).acquire(timeout=10) if case == "queueing" else None
+        pid = peer.do(f"die_before_call({calls}, path, {way!r}, {case.startswith('durable')})")
+        if hold is not None:
+            until(lambda pid=pid: state_of(pid) == "Z" or (state_of(pid) == "S" and tickets(path)))
+            hold.release()
+        killed = peer.do(f"died({pid})")
+        if policy != "proof":
+            grow_old(path)
+        lock = LockFile(path, durable=False, stale=policy)
+        lock.acquire(timeout=10).release()
+        lock.clean()
+        if case.startswith("durable") and os.path.exists(f"{path}.fence"):
+            os.unlink(f"{path}.fence")
+        assert_nothing_left(path)
+    assert calls > {"absent": 10, "stale": 20, "durable with a fence": 18, "queueing": 25}[case]
+
+
+# Threads.
+
+
+def test_a_heartbeat_writes_into_no_other_file(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs beside the release, and the number of a closed descriptor may mean another file at once."""
+    about_to_write, reopened = threading.Event(), threading.Event()
+    hold = LockFile(path, durable=False).acquire()
+    pwrite = system.pwrite
+
+    def slow(*args: Any) -> int:
+        about_to_write.set()
+        reopened.wait(0.3)  # in vain, if the release waits for us
+        return pwrite(*args)
+
+    def renew() -> None:
+        try:
+            hold.renew()
+        except (LockLost, NotLocked, OSError):
+            pass
+
+    monkeypatch.setattr(system, "pwrite", slow)
+    thread = threading.Thread(target=renew)
+    thread.start()
+    assert about_to_write.wait(10)
+    hold.release()
+    data = b"precious " * 40
+    with open(f"{path}.data", "w+b", buffering=0) as file:
+        file.write(data)
+        reopened.set()
+        thread.join()
+        file.seek(0)
+        assert file.read() == data
+
+
+def test_what_failed_while_acquiring_is_what_is_raised(path: str) -> None:
+    """And no descriptor is closed twice: it may be another thread's by then."""
+    with open(f"{path}.fence", "w") as file:
+        file.write("not a number")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(CorruptLock):
+        LockFile(path, durable=True, fence=True).try_acquire()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert not os.path.exists(path)
+
+
+def test_a_waiter_sleeps(path: str, start_peer: Callable[..., Peer]) -> None:
+    """Looking at the lock must not be what wakes those who wait for it."""
+    hold = LockFile(path, durable=False).acquire()
+    peers = [start_peer(path=path) for _ in range(2)]
+    for peer in peers:
+        peer.begin("holdfast.LockFile(path, durable=False, fair=False).acquire().release()")
+    for peer in peers:
+        until(lambda peer=peer: state_of(peer.pid) in "SR" and not peer.has_answered())
+    time.sleep(0.3)
+    before = [processor_time(peer.pid) for peer in peers]
+    time.sleep(1.0)
+    spent = [processor_time(peer.pid) - earlier for peer, earlier in zip(peers, before, strict=True)]
+    hold.release()
+    for peer in peers:
+        peer.answer()
+    assert max(spent) < 0.2, f"seconds of processor time in a second of waiting: {spent}"
+
+
+def processor_time(pid: int) -> float:
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
