@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from time import monotonic, time_ns
+from time import monotonic, sleep, time_ns
 
 from .. import gate, owner, record, system
 from ..errors import CorruptLock, NotALockFile, NotLocked, NotOwner, UnsafePath
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 _MANY_IN_VAIN = 3
+_PATIENCE_WITH_REMOVER = 1000
 _MANY_TOKENS = 10_000
 _REGULAR = 0o10  # the type in st_mode, above its 12 permission bits
 
@@ -98,7 +99,10 @@ class FileHold(base.Hold):
         fd, (dev, ino), _, _, _ = entry
         name, folder = self._place.name, self._place.folder
         try:
-            system.lock_removal(fd)
+            if not _take_removal_right(fd):
+                # Whoever has it removes the file; if not, everybody finds that we are gone.
+                self.lock._metrics.cleanups_skipped.bump()
+                return not self._lost
             st = system.stat(name, dir_fd=folder, follow_symlinks=False)
             if (st.st_ino == ino and st.st_dev == dev) or self.lock._says(self._place, (dev, ino), self._content):
                 system.unlink(name, dir_fd=folder)
@@ -110,7 +114,8 @@ class FileHold(base.Hold):
                 from .heartbeat import end
 
                 end(self)
-            system.close(fd)
+            with self._book.mutex:  # somebody may be renewing it
+                system.close(fd)
             if folder is not None:
                 self._book.open_fds.discard(folder)
                 system.close(folder)
@@ -349,7 +354,8 @@ class LockFile(QueuedLock[FileHold]):
     def _remove(self, place: Place, fd: int, wanted: Callable[[Judgement], bool], *, by_owner: bool = False) -> bool:
         """Remove the open file, if the name still means it and it is `wanted` gone. True: the name is free of it."""
         try:
-            system.lock_removal(fd)
+            if not _take_removal_right(fd):
+                return False
         except OSError as error:
             if error.errno == errno.EBADF:  # open for reading only: another user's
                 return False
@@ -575,6 +581,18 @@ class LockFile(QueuedLock[FileHold]):
 
 class _IsLink(Exception):
     """The name is a symlink: to be resolved, then begun again."""
+
+
+def _take_removal_right(fd: int) -> bool:
+    """Others have it for microseconds. False: one of them has been stopped in the middle."""
+    for _ in range(_PATIENCE_WITH_REMOVER):
+        try:
+            system.lock_removal(fd)
+        except BlockingIOError:
+            sleep(0.000_01)
+        else:
+            return True
+    return False
 
 
 def _leave_place(place: Place) -> None:

@@ -45,12 +45,10 @@ def beat(hold: FileHold, every: float) -> None:
 
 
 def end(hold: FileHold) -> None:
-    """The hold is released: nothing is due any more, and when this returns, nobody is writing to its descriptor."""
+    """The hold is released: nothing is due any more."""
     with _condition:
         if _due.pop(weakref.ref(hold), None) is not None:
             _condition.notify()
-    with hold._book.mutex:
-        pass
 
 
 def _run() -> None:

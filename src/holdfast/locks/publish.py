@@ -87,7 +87,9 @@ def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> 
                 raise
             system.close(fd)
             fd = -1
-            fd, st = _publish_in_place(place, content, mode, durable)
+            # Gone: somebody who could not see that we live has cleaned it away. Else there are no hard links here.
+            again = _publish_private if error.errno == errno.ENOENT else _publish_in_place
+            fd, st = again(place, content, mode, durable)
     except BaseException:
         if fd >= 0:
             system.close(fd)

@@ -132,8 +132,11 @@ _LOCK_LIVENESS = _pack(fcntl.F_WRLCK, LIVENESS_BYTE, 1)
 
 
 def lock_removal(fd: int) -> None:
-    """Take the right to remove a lock file. Others have it for microseconds, so this waits."""
-    fcntl.fcntl(fd, _SETLKW, _LOCK_REMOVAL)
+    """Take the right to remove a lock file. BlockingIOError: somebody else has it."""
+    try:
+        fcntl.fcntl(fd, _SETLK, _LOCK_REMOVAL)
+    except PermissionError:  # how CIFS says it
+        raise BlockingIOError(errno.EAGAIN, "busy") from None
 
 
 def lock_liveness(fd: int) -> None:

@@ -346,12 +346,8 @@ def removal_marked(fd: int) -> bool:
 
 
 def lock_removal(fd: int) -> None:
-    """Take the right to remove a lock file. Others have it for a moment, so this waits."""
-    while True:
-        try:
-            return _range(fd, EX_NB, _MARK, REMOVAL_BYTE, 1)
-        except BlockingIOError:
-            sleep(_FIRST_PAUSE)
+    """Take the right to remove a lock file. BlockingIOError: somebody else has it."""
+    _range(fd, EX_NB, _MARK, REMOVAL_BYTE, 1)
 
 
 def lock_liveness(fd: int) -> None:
