@@ -61,7 +61,7 @@ class Show:
             elif pid in holders:
                 state = f"{GREEN}holds the lock{PLAIN}"
             elif pid in line:
-                state = "next" if line[0] == pid else f"{DIM}{line.index(pid) + 1}. in the queue{PLAIN}"
+                state = "next" if line[0] == pid else f"{DIM}number {line.index(pid) + 1} in the queue{PLAIN}"
             else:
                 state = f"{DIM}on its way{PLAIN}"
             rows.append(f"  worker {number}  pid {pid:<8}{self.turns[number]:4} turns   {state}")

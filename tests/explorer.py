@@ -42,7 +42,6 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import gate, paths, system, wait
 from holdfast.locks import base, existence, inode, kernel, queue, semaphore
-from holdfast.system import posix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -62,8 +61,6 @@ LOOKS = frozenset(
 )
 LOCKS = frozenset({"lock", "lock_range"})
 LET_GO = LOCKS | {"close", "unlock_slots", "unmark_removal"}
-# Calls that wait without being asked to, and the try that each is made of.
-TRIES = {"lock_removal": lambda fd: posix._range(fd, system.EX_NB, system.REMOVAL_BYTE, 1)}
 SAFETY_LOOK = 1e6  # later than every deadline
 MOST_STEPS = 20_000
 
@@ -335,7 +332,7 @@ class Run:
             try:
                 answer = self._real(actor, name, real, args, options)
             except BlockingIOError:
-                if name not in TRIES and (name not in LOCKS or args[1] & system.NB):
+                if name not in LOCKS or args[1] & system.NB:
                     raise
                 self._wait_for_release(name, args)
             else:
@@ -355,7 +352,7 @@ class Run:
             fd, op = args
             args = (fd, op if op == system.UN else op | system.NB)
         try:
-            answer = TRIES.get(name, real)(*args, **options)
+            answer = real(*args, **options)
         except OSError as error:
             self._log.append((actor.number, name, args, error))
             raise

@@ -9,6 +9,8 @@ import re
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -23,7 +25,7 @@ from faces import Caller, Leftovers, eventually, in_thread, until_waiting
 from support import WAYS, Raised, assert_nothing_left, descriptors, state_of, until
 
 import holdfast
-from holdfast import LockFile, gate, metrics, owner, system
+from holdfast import Lock, LockFile, Semaphore, gate, metrics, owner, system
 from holdfast.locks import existence, heartbeat
 from holdfast.locks import judge as judging
 from holdfast.record import Record, compose, parse
@@ -1240,9 +1242,48 @@ def test_break_takes_the_lock_from_a_living_holder_and_is_logged_and_counted(pat
 
 
 def test_breaking_a_corrupt_lock_gives_no_record(path):
-    Path(path).write_bytes(b"junk")
+    Path(path).write_bytes(b"pid=")
     assert LockFile(path).break_() is None
     assert_nothing_left(path)
+
+
+def saved(path):
+    """What was found in the place of the lock file, and kept."""
+    folder = Path(path).parent
+    return [file.read_bytes() for file in folder.iterdir() if file.name.startswith(f"{Path(path).name}.saved-")]
+
+
+@pytest.mark.parametrize(
+    "do",
+    [LockFile.break_, LockFile.clean, lambda lock: lock.acquire(timeout=0).release()],
+    ids=["break", "clean", "acquire"],
+)
+def test_a_data_file_named_by_mistake_is_kept_under_another_name(path, do, caplog):
+    Path(path).write_bytes(b"my thesis\n")
+    os.utime(path, (time.time() - 7200,) * 2)
+    do(LockFile(path))
+    assert not os.path.exists(path)
+    assert saved(path) == [b"my thesis\n"]
+    assert "did not look like a lock file" in caplog.text
+
+
+@pytest.mark.parametrize("make", [Lock, partial(Semaphore, permits=2)], ids=["lock", "semaphore"])
+def test_the_file_of_a_lock_or_semaphore_that_is_held_is_refused(path, make, start_peer):
+    peer = start_peer(path=path)
+    peer.do(f"hold = {'Lock(path)' if make is Lock else 'Semaphore(path, 2)'}.acquire()")
+    os.utime(path, (time.time() - 7200,) * 2)
+    for do in (LockFile.break_, LockFile.clean, LockFile.acquire):
+        with pytest.raises(holdfast.NotALockFile, match="Lock or Semaphore"):
+            do(LockFile(path))
+    peer.do("hold.check()")
+    peer.do("hold.release()")
+
+
+def test_a_program_that_ends_with_a_beating_hold_ends(path):
+    code = f"import holdfast; hold = holdfast.LockFile({path!r}, heartbeat=0.001).acquire()"
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=True)
+        assert done.stderr == b""
 
 
 @pytest.mark.parametrize("do", [LockFile.break_, LockFile.release_as_owner], ids=["break", "release"])
@@ -1271,7 +1312,7 @@ def test_who_is_not_the_owner_is_refused_unless_it_insists(path):
 
 
 def test_nobody_owns_a_corrupt_lock_but_force_removes_it(path):
-    Path(path).write_bytes(b"junk")
+    Path(path).write_bytes(b"pid=x\n")
     with pytest.raises(holdfast.NotOwner):
         LockFile(path).release_as_owner(pid=4711)
     assert os.path.exists(path)
@@ -1600,7 +1641,6 @@ def test_what_happens_is_counted(path, monkeypatch):
     with lock:
         pass
     taken = metrics.snapshot()
-    assert list(taken) == ["file"]
     assert {name: taken["file"][name] for name in ("acquisitions", "contended", "timeouts", "breaks", "losses")} == {
         "acquisitions": 3,
         "contended": 1,

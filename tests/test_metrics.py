@@ -122,7 +122,7 @@ def test_a_sharer_that_is_not_the_last_skips_the_cleanup(path):
 def test_kinds_are_counted_apart(path):
     with holdfast.Lock(path), holdfast.Semaphore(path + ".sem", 2):
         pass
-    assert metrics.snapshot().keys() == {"lock", "semaphore"}
+    assert metrics.snapshot().keys() == {"lock", "semaphore", "file"}
     assert counted("lock") == counted("semaphore") == {"acquisitions": 1, "cleanups": 1}
 
 

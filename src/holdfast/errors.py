@@ -18,6 +18,10 @@ stays the OSError that it is: "the disk is broken" is never reported as "somebod
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .status import Status
+
 __all__ = [
     "Busy",
     "CorruptLock",
@@ -44,7 +48,9 @@ class HoldfastError(Exception):
 
 
 class Timeout(HoldfastError, TimeoutError):
-    """The lock did not come free in the time given."""
+    """The lock did not come free in the time given. `status` says who had it then."""
+
+    status: Status | None = None
 
 
 class Busy(Timeout):

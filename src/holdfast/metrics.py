@@ -43,6 +43,7 @@ WAIT_BUCKETS = (
 )
 
 _MANY_WAITS = 1000
+KINDS = ("lock", "semaphore", "file")
 
 COUNTERS = {
     "acquisitions": "Locks acquired",
@@ -131,6 +132,8 @@ def kind(name: str) -> Kind:
 
 def snapshot() -> dict[str, dict[str, Any]]:
     """All counters, by kind of lock. `wait_seconds` counts per bucket (upper bound in seconds), not cumulatively."""
+    for name in KINDS:
+        kind(name)
     return {name: counters.snapshot() for name, counters in kinds.items()}
 
 

@@ -84,8 +84,8 @@ def _namespace() -> int:
 
 def command_of(pid: int) -> str | None:
     """The command line of a process of this machine, or None where it cannot be had. Safe to print."""
-    words = system.read_text(f"/proc/{pid}/cmdline").split("\0")
-    return sanitise(" ".join(words).strip()) or None
+    program, *words = system.read_text(f"/proc/{pid}/cmdline").split("\0")
+    return sanitise(" ".join([os.path.basename(program), *words]).strip()) or None
 
 
 def describe(pid: int) -> str:

@@ -74,6 +74,8 @@ def sanitise(text: str) -> str:
 def check_tag(tag: str | None) -> str | None:
     if tag is None:
         return None
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a str, not {type(tag).__name__}")
     if len(tag) > LONGEST_TAG:
         raise ValueError(f"a tag has at most {LONGEST_TAG} characters, not {len(tag)}")
     return sanitise(tag).encode("utf-8", "replace").decode("utf-8")
@@ -101,6 +103,13 @@ def parse(content: bytes) -> Record:
         fields.get("start"),
         fields.get("owner"),
         int(token) if _is_number(token, _LARGEST_NUMBER) else None,
+    )
+
+
+def looks_foreign(content: bytes) -> bool:
+    """Does it say anything, and nothing like a record? Then it is somebody's data, not a damaged lock file."""
+    return bool(content.strip()) and not any(
+        line.strip().startswith((b"pid", b"timestamp", b"tag=")) for line in content.split(b"\n", 8)[:8]
     )
 
 

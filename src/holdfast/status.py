@@ -57,28 +57,36 @@ class Status:
     token: int | None = None
     alive: bool | None = None
     stale: bool = False
+    stale_in: float | None = None
     corrupt: bool = False
 
     def explain(self) -> str:
-        """In words, for an error message: who has it, for how long, how many wait."""
+        """In words: who has it, for how long, how many wait."""
         if not self.held:
-            return "it was held a moment ago and is free now" if not self.waiters else "others are first in its queue"
+            return "free" if not self.waiters else "free, and others are first in its queue"
         if self.corrupt:
-            return "its file cannot be understood, so it counts as held until it is old"
+            return "its file cannot be understood (is the path right?); it counts as held" + self._until_stale()
         who = ", ".join(str(holder) for holder in self.holders[:3])
         if len(self.holders) > 3:
             who += f" and {len(self.holders) - 3} more"
-        text = f"held by {who}"
+        text = f"held by {who}" if self.permits is None else f"{len(self.holders)} of {self.permits} held by {who}"
         if self.tag:
             text += f", tag {self.tag if len(self.tag) <= 60 else self.tag[:59] + '…'!r},"
         if any(holder.shared for holder in self.holders):
-            text = "shared by" + text[len("held by") :]
+            text = text.replace("held by", "shared by", 1) if self.permits is None else text
         if self.since is not None:
             text += f" for {max(0.0, time.time() - self.since):.1f} s"
         others = sum(waiter.pid != os.getpid() for waiter in self.waiters)
         if others:
             text += f", {others} more waiting"
+        if self.kind == "file" and self.alive is None and not self.stale:
+            text += ". Whether that one lives cannot be known here, so it counts as held" + self._until_stale()
         return text
+
+    def _until_stale(self) -> str:
+        if self.stale_in is None:
+            return " until somebody removes it"
+        return f" for {self.stale_in:.0f} s more; break_() takes it away now"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -186,20 +194,29 @@ def _holders(fd: int, st: os.stat_result, families: tuple[str, ...], first: int 
 def _waiters(file: str) -> tuple[Holder, ...]:
     """Those who have a ticket, in the order in which they will be served."""
     queue = file + ".queue"
-    found: list[Holder] = []
     try:
         names = sorted(os.listdir(queue))
     except OSError:
         return ()
+    # One reading for all of them: there may be hundreds, and an error message that says so must not take long.
+    owners = {
+        (line.device, line.inode): line.pid for line in _lines(system.read_text("/proc/locks")) if not line.blocked
+    }
+    found: list[Holder] = []
+    device = None
     for name in names:
         try:
             fd = system.open_fd(f"{queue}/{name}", system.O_READ)
         except OSError:
             continue
         try:
-            found.extend(_holders(fd, system.fstat(fd), ("FLOCK",)))
+            st = system.fstat(fd)
+            device = device or _place(fd, st)[0]
         finally:
             system.close(fd)
+        pid = owners.get((device, st.st_ino))
+        if pid is not None:
+            found.append(_holder(pid if pid > 0 else None, shared=False))
     return tuple(found)
 
 
@@ -270,7 +287,9 @@ def of_lock_file(path: str, found: Judgement | None) -> Status:
     if found is None:
         return Status(path, "file", held=False, waiters=waiters)
     if found.record is None:
-        return Status(path, "file", held=True, waiters=waiters, stale=found.stale, corrupt=True)
+        return Status(
+            path, "file", held=True, waiters=waiters, stale=found.stale, stale_in=found.stale_in, corrupt=True
+        )
     record = found.record
     here = record.host is None or record.host == me().host
     holder = Holder(record.pid, False, command_of(record.pid) if here else None, None if here else record.host)
@@ -280,9 +299,11 @@ def of_lock_file(path: str, found: Judgement | None) -> Status:
         held=True,
         holders=(holder,),
         waiters=waiters,
-        since=float(record.timestamp),
+        # A heartbeat renews the timestamp, and not the token, which began as the time of the acquisition.
+        since=min(float(record.timestamp), record.token / 1e9) if record.token else float(record.timestamp),
         tag=record.tag,
         token=record.token,
         alive=found.alive,
         stale=found.stale,
+        stale_in=found.stale_in,
     )

@@ -13,6 +13,7 @@ for a driver of `wait`) and `status`. It gets the rest from here, once.
 
 from __future__ import annotations
 
+import sys
 from time import monotonic, time
 
 from .. import gate, metrics, system, wait
@@ -42,6 +43,9 @@ else:  # Generic would import typing
 
 class Default:
     """The type of `DEFAULT`, which stands for "as the lock was made"."""
+
+    def __repr__(self) -> str:
+        return "the lock's own"
 
 
 DEFAULT = Default()
@@ -110,6 +114,7 @@ class Hold:
         )
 
     def release(self) -> None:
+        """Give the lock back. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
         # Popping the entry is atomic, so of two threads that release at once one gets it and the other is told.
         entry = self._book.holds.pop(self._serial, None) if self._book is gate.book else None
         if entry is None:
@@ -122,6 +127,8 @@ class Hold:
         self.release()
 
     def __enter__(self: HoldType) -> HoldType:
+        if self.released:
+            raise self._not_held()
         return self
 
     def __exit__(
@@ -138,7 +145,7 @@ class Hold:
             pass
 
     async def __aenter__(self: HoldType) -> HoldType:
-        return self
+        return self.__enter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -154,11 +161,15 @@ class Hold:
             return
         if entry is not None:
             self._release(entry)  # first: where warnings are errors, nothing comes after them
-            try:
-                import warnings
-            except ImportError:
-                return  # the interpreter is going down
-            warnings.warn(f"a hold on {self.lock.path} was never released", ResourceWarning, stacklevel=2, source=self)
+            if sys.is_finalizing():
+                return
+            text = f"a hold on {self.lock.path} was never released; keep what acquire() returns until then"
+            import logging
+            import warnings
+
+            # Python shows no ResourceWarning unless asked to, and a lock that was not held is worth a word.
+            logging.getLogger("holdfast").warning(text)
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.lock!r}{', released' if self.released else ''}>"
@@ -168,6 +179,8 @@ class BaseLock(Generic[HoldType]):
     """What every lock can do."""
 
     __slots__ = ("_entered", "_metrics", "fair", "mode", "path", "timeout")
+
+    _options: tuple[str, ...] = ()  # the names of its parameters besides the path
 
     def __init__(self, path: StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
         self.path = absolute(path)
@@ -204,7 +217,10 @@ class BaseLock(Generic[HoldType]):
         return self._try() or self._try_despite_queue()
 
     def acquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
-        """Wait for the lock: for ever (None), for some seconds, or not at all (0). Raises Timeout."""
+        """Wait for the lock: for ever (None), for some seconds, or not at all (0). Raises Timeout, or Busy for 0.
+
+        Keep the hold that it returns: one that is dropped is released. In a task, use `async with` or `aacquire`.
+        """
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
         return self._try() or self._acquire_later(timeout)
 
@@ -218,6 +234,7 @@ class BaseLock(Generic[HoldType]):
         return wait.drive(self._wait(timeout, asynchronous=False))
 
     async def atry_acquire(self) -> HoldType | None:
+        """`try_acquire` for asyncio and trio: it does not wait, and lets others run."""
         from anyio.lowlevel import checkpoint
 
         await checkpoint()
@@ -245,14 +262,18 @@ class BaseLock(Generic[HoldType]):
         return hold
 
     def _timed_out(self, timeout: float) -> Timeout:
-        who = self.status().explain()
+        status = self.status()
+        who = status.explain() if status.held or status.waiters else "it was held a moment ago and is free now"
         if timeout == 0:
-            return Busy(f"{self.path} is busy: {who}. Give a timeout to wait for it.", path=self.path)
-        return Timeout(
-            f"{self.path}: not acquired within {timeout:g} s: {who}. Wait longer with timeout=…, or for ever with "
-            "timeout=None.",
-            path=self.path,
-        )
+            error: Timeout = Busy(f"{self.path} is busy: {who}. Give a timeout to wait for it.", path=self.path)
+        else:
+            error = Timeout(
+                f"{self.path}: not acquired within {timeout:g} s: {who}. Wait longer with timeout=…, or for ever with "
+                "timeout=None.",
+                path=self.path,
+            )
+        error.status = status
+        return error
 
     # A lock may be entered by several threads and tasks at once, so each finds its own hold again by who it is.
     def __enter__(self) -> HoldType:
@@ -291,13 +312,27 @@ class BaseLock(Generic[HoldType]):
     ) -> None:
         self.__exit__(kind, error, trace)
 
+    def __getattr__(self, name: str) -> object:
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name == "release":
+            text += "; release what acquire() returned: hold = lock.acquire(); hold.release()"
+        raise AttributeError(text)
+
     def __repr__(self) -> str:
         return f"holdfast.{type(self).__name__}({self.path!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A lock is a description, and so can be sent to another process; what is held stays here."""
+        return _describe_again, (type(self), self.path, {name: getattr(self, name) for name in self._options})
+
+
+def _describe_again(kind: type[BaseLock[Any]], path: str, options: dict[str, Any]) -> BaseLock[Any]:
+    return kind(path, **options)
 
 
 def check_timeout(timeout: float | Default | None) -> float | None:
     if timeout is None:
         return None
-    if not isinstance(timeout, int | float) or not timeout >= 0:
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
         raise ValueError(f"timeout is seconds, 0 for one try, or None to wait for ever; not {timeout!r}")
     return None if timeout == float("inf") else timeout

@@ -27,18 +27,20 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from time import monotonic, sleep, time_ns
 
 from .. import gate, owner, record, system
-from ..errors import CorruptLock, NotALockFile, NotLocked, NotOwner, UnsafePath
+from ..errors import CorruptLock, LockLost, NotALockFile, NotLocked, NotOwner, UnsafePath
 from ..paths import cannot_be_swapped, mount_at
 from ..wait import SAFETY_LOOK, Pause, check_deadline, sooner
-from . import base
+from . import base, heartbeat
 from .inode import Waiting, would_deadlock
 from .judge import POLICIES, judge
-from .publish import Place, private_files, publish, replace
+from .publish import NOT_HERE, Place, exchange, private_files, publish, replace
 from .queue import Queue, QueuedLock, remove_queue
+from .semaphore import MOST_PERMITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ class FileHold(base.Hold):
             if not _take_removal_right(fd):
                 # Whoever has it removes the file; if not, everybody finds that we are gone.
                 self.lock._metrics.cleanups_skipped.bump()
-                return not self._lost
+                return not self._lost and self.lock._names((dev, ino))
             st = system.stat(name, dir_fd=folder, follow_symlinks=False)
             if (st.st_ino == ino and st.st_dev == dev) or self.lock._says(self._place, (dev, ino), self._content):
                 system.unlink(name, dir_fd=folder)
@@ -111,11 +113,13 @@ class FileHold(base.Hold):
             pass
         finally:
             if self.lock.heartbeat is not None:
-                from .heartbeat import end
-
-                end(self)
-            with self._book.mutex:  # somebody may be renewing it
-                system.close(fd)
+                heartbeat.end(self)
+            # Who renews it has the mutex, and whoever comes later finds no entry. When the interpreter goes down,
+            # threads stop with what they have.
+            if not sys.is_finalizing():
+                with self._book.mutex:
+                    pass
+            system.close(fd)
             if folder is not None:
                 self._book.open_fds.discard(folder)
                 system.close(folder)
@@ -147,6 +151,7 @@ class LockFile(QueuedLock[FileHold]):
     durable: the lock survives a power failure (fsync of the file and of its directory)
     heartbeat: renew the timestamp every so many seconds; `on_lost(hold)` is called if the lock was taken away
     fence: keep the last token in `<path>.fence`, so that tokens grow even if the clock is set back
+    timeout, fair, mode: as for `Lock`
     """
 
     __slots__ = (
@@ -164,6 +169,9 @@ class LockFile(QueuedLock[FileHold]):
         "stale_after",
         "tag",
     )
+
+    _options: tuple[str, ...] = ("tag", "stale_after", "stale", "timeout", "retry", "durable")
+    _options += ("heartbeat", "on_lost", "fence", "fair", "mode")
 
     def __init__(
         self,
@@ -183,13 +191,20 @@ class LockFile(QueuedLock[FileHold]):
     ) -> None:
         QueuedLock.__init__(self, path, "file", timeout, fair, mode)
         if ".." in self.path.split(os.sep):
-            raise UnsafePath(f"{self.path}: a path with a component '..' may lead anywhere", path=self.path)
+            raise UnsafePath(
+                f"{self.path}: a path with a component '..' may lead anywhere; give os.path.realpath of it",
+                path=self.path,
+            )
         if stale not in POLICIES:
             raise ValueError(f"stale is one of {', '.join(POLICIES)}, not {stale!r}")
-        if stale_after is not None and not stale_after >= 0:
+        if stale_after is not None and (not isinstance(stale_after, int | float) or not stale_after >= 0):
             raise ValueError(f"stale_after is seconds, or None for never; not {stale_after!r}")
-        if not retry > 0 or (heartbeat is not None and not heartbeat > 0):
-            raise ValueError(f"retry and heartbeat are seconds, more than 0; not {retry!r} and {heartbeat!r}")
+        if not isinstance(retry, int | float) or not retry > 0:
+            raise ValueError(f"retry is seconds, more than 0; not {retry!r}")
+        if heartbeat is not None and (not isinstance(heartbeat, int | float) or not heartbeat > 0):
+            raise ValueError(f"heartbeat is seconds, more than 0, or None for none; not {heartbeat!r}")
+        if on_lost is not None and heartbeat is None:
+            raise ValueError("on_lost is called by the heartbeat: give heartbeat=seconds too")
         self.tag = record.check_tag(tag)
         self.stale_after = stale_after
         self.stale = stale
@@ -224,13 +239,16 @@ class LockFile(QueuedLock[FileHold]):
             hold = None
             try:
                 # Who waits has seen a lock file, and looks at it before trying.
-                if not queued or self._clear(place):
-                    hold = self._publish(place)
-                    while hold is None and self._clear(place):
-                        hold = self._publish(place)
+                hold = None if queued else self._publish(place)
+                while hold is None:
+                    hold = self._publish_after_look(place)
                 return hold
+            except _StillHeld:
+                return None
             except _IsLink:
                 self._resolve()
+            except _Robbed:
+                pass
             finally:
                 if hold is None:
                     _leave_place(place)
@@ -254,41 +272,96 @@ class LockFile(QueuedLock[FileHold]):
             text = "the directory for this lock does not exist; make it first"
             raise FileNotFoundError(errno.ENOENT, text, self.path) from None
 
+    def _publish_after_look(self, place: Place) -> FileHold | None:
+        """Take the name if it is free, or its lock file is stale. None: something changed meanwhile, so look again."""
+        fd = self._open_existing(place)
+        if fd < 0:
+            return self._publish(place)
+        try:
+            if not self._judge(fd).stale:
+                raise _StillHeld
+            return self._take_over(place, fd)
+        finally:
+            system.close(fd)
+
     def _publish(self, place: Place) -> FileHold | None:
-        me = owner.me()
-        if self._composed_for is not me:  # what stays the same is put together once in a process
-            self._template = record.template(record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "", 0))
-            self._composed_for = me
-        content = self._template % (time_ns() // 1_000_000_000, me.random, gate.book.new_serial())
+        """Make the lock file. None: there is one."""
+        content = self._compose()
         try:
             fd, st = publish(place, content, self.mode, self.durable)
         except FileExistsError:
             return None
+        return self._begin(place, fd, st, content)
+
+    def _take_over(self, place: Place, stale: int) -> FileHold | None:
+        """Put our lock file in the place of a stale one, in one step where that can be done.
+
+        Tools that know nothing of the removal byte may remove the stale one too, and make their own. With a moment
+        between removing and making, we could remove theirs.
+        """
+        found = self._prepare_removal(place, stale, lambda judgement: judgement.stale)
+        if found is False:
+            raise _StillHeld
+        if found is True:
+            return None
+        if found.foreign:
+            self._put_away(place, found)
+            return None
+        content = self._compose()
+        try:
+            made = exchange(place, content, self.mode, self.durable, system.fstat(stale))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in NOT_HERE:
+                raise
+            self._put_away(place, found)
+            return None
+        if made is None:
+            return None
+        self._count_break(found)
+        return self._begin(place, *made, content)
+
+    def _compose(self) -> bytes:
+        """The record of a new hold; what stays the same is put together once in a process."""
+        me = owner.me()
+        if self._composed_for is not me:
+            self._template = record.template(record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "", 0))
+            self._composed_for = me
+        return self._template % (time_ns() // 1_000_000_000, me.random, gate.book.new_serial())
+
+    def _begin(self, place: Place, fd: int, st: os.stat_result, content: bytes) -> FileHold:
+        """The name is ours, so what has to be greater than in every earlier hold is settled now."""
         try:
             hold = FileHold(self, fd, (st.st_dev, st.st_ino), place, content)
         except BaseException:
             system.close(fd)  # which says that we are gone
             raise
         try:
-            # The name is ours, so what has to be greater than in every earlier hold is settled only now.
             token = time_ns()
             last = _last_tokens.get(self._file, 0)
             if token <= last:
                 token = last + 1
             if self.fence:
+                # Nobody takes the lock away from who has the removal byte, so nobody else writes the fence.
+                if not _take_removal_right(fd) or not self._is_at(place, fd, st):
+                    raise _Robbed
                 token = self._advance_fence(place, token)
+                system.unmark_removal(fd)
             hold.token = token
             self._note_token(token)
             system.pwrite(fd, b"%020d" % token, len(content) - record.TOKEN_DIGITS - 1)
             if self.durable and place.folder is not None:
                 system.fsync(place.folder)
+            if not self._is_at(place, fd, st):
+                raise _Robbed
             if self.heartbeat is not None:
-                from .heartbeat import beat
-
-                beat(hold, self.heartbeat)
+                heartbeat.beat(hold, self.heartbeat)
         except BaseException:
             try:
                 hold.release()
+            except LockLost:
+                pass  # why we gave up matters more
             finally:
                 place.folder = None  # it was the hold's, and is closed
             raise
@@ -339,20 +412,12 @@ class LockFile(QueuedLock[FileHold]):
                 raise
         raise PermissionError(errno.EACCES, "the lock file may not be read", self.path)
 
-    def _clear(self, place: Place) -> bool:
-        """True: there is no lock file now; if there was a stale one, it is gone."""
-        fd = self._open_existing(place)
-        if fd < 0:
-            return True
-        try:
-            if not self._judge(fd).stale:
-                return False
-            return self._remove(place, fd, lambda found: found.stale)
-        finally:
-            system.close(fd)
+    def _prepare_removal(self, place: Place, fd: int, wanted: Callable[[Judgement], bool]) -> Judgement | bool:
+        """Whose lock is removed, if the name still means the open file and it is `wanted` gone.
 
-    def _remove(self, place: Place, fd: int, wanted: Callable[[Judgement], bool], *, by_owner: bool = False) -> bool:
-        """Remove the open file, if the name still means it and it is `wanted` gone. True: the name is free of it."""
+        The removal byte is ours then, until the descriptor is closed. True: the name is free of it already. False: it
+        is to stay, or not ours to remove.
+        """
         try:
             if not _take_removal_right(fd):
                 return False
@@ -365,22 +430,55 @@ class LockFile(QueuedLock[FileHold]):
         judgement = self._judge(fd)
         if not wanted(judgement):
             return False
-        system.unlink(place.name, dir_fd=place.folder)
-        if not by_owner:
-            self._metrics.breaks.bump()
-            import logging
+        if judgement.record is None and _is_locked(fd):
+            raise self._not_a_lock_file()
+        return judgement
 
-            logging.getLogger("holdfast").info("%s: removed the lock of %s", self.path, judgement)
+    def _remove(self, place: Place, fd: int, wanted: Callable[[Judgement], bool], *, by_owner: bool = False) -> bool:
+        """Remove the open file, if the name still means it and it is `wanted` gone. True: the name is free of it."""
+        found = self._prepare_removal(place, fd, wanted)
+        if isinstance(found, bool):
+            return found
+        self._put_away(place, found, by_owner=by_owner)
         return True
 
-    def _is_at(self, place: Place, fd: int) -> bool:
+    def _put_away(self, place: Place, found: Judgement, *, by_owner: bool = False) -> None:
+        """Free the name. What does not look like a lock file is kept under another one."""
+        saved = ""
+        try:
+            if found.foreign:
+                saved = f"{place.name}.saved-{os.urandom(4).hex()}"
+                system.rename(place.name, saved, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+            else:
+                system.unlink(place.name, dir_fd=place.folder)
+        except FileNotFoundError:
+            return  # another tool, which does not wait for the removal byte, was quicker
+        if not by_owner:
+            self._count_break(found, saved)
+
+    def _count_break(self, found: Judgement, saved: str = "") -> None:
+        self._metrics.breaks.bump()
+        self._log_removal(found, saved)
+
+    def _log_removal(self, judgement: Judgement, saved: str) -> None:
+        import logging
+
+        log = logging.getLogger("holdfast")
+        if saved:
+            log.warning("%s did not look like a lock file and was old: it is %s now", self.path, saved)
+        elif judgement.alive:
+            log.warning("%s: took the lock away from %s, which is alive", self.path, judgement)
+        else:
+            log.info("%s: removed the lock of %s", self.path, judgement)
+
+    def _is_at(self, place: Place, fd: int, st: os.stat_result | None = None) -> bool:
         """Is the open file the one that has the name?"""
-        st = system.fstat(fd)
+        st = st or system.fstat(fd)
         try:
             named = system.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        if (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino):
+        if named.st_ino == st.st_ino and named.st_dev == st.st_dev:
             return True
         return self._says(place, (st.st_dev, st.st_ino), system.pread(fd, record.MOST_BYTES, 0))
 
@@ -413,7 +511,9 @@ class LockFile(QueuedLock[FileHold]):
 
     def _not_a_lock_file(self) -> NotALockFile:
         return NotALockFile(
-            f"{self.path} is a directory, a device or a FIFO, not a lock file; it was left untouched.", path=self.path
+            f"{self.path} is a directory, a device, a FIFO, or the file of a Lock or Semaphore that is held, and not "
+            "that of a LockFile; it was left untouched.",
+            path=self.path,
         )
 
     # Waiting.
@@ -549,7 +649,7 @@ class LockFile(QueuedLock[FileHold]):
 
     def clean(self) -> bool:
         """Remove a stale lock, and private files that dead acquirers of this very lock left. True: there was one."""
-        cleaned = self._with_existing(lambda place, fd: self._judge(fd).stale and self._clear(place)) or False
+        cleaned = self._with_existing(lambda place, fd: self._remove(place, fd, lambda found: found.stale)) or False
         place = self._open_place()
         try:
             for name in private_files(self._parent, self._name):
@@ -579,8 +679,28 @@ class LockFile(QueuedLock[FileHold]):
         return True
 
 
+class _StillHeld(Exception):
+    """The lock is held, or stale and not ours to take over."""
+
+
+class _Robbed(Exception):
+    """Taken away before its token was settled, which might then be greater than the robber's: to be begun again."""
+
+
 class _IsLink(Exception):
     """The name is a symlink: to be resolved, then begun again."""
+
+
+def _is_locked(fd: int) -> bool:
+    """Does a `Lock` or a `Semaphore` use this file? Then it has no record, and is not ours to judge."""
+    if system.slots_taken(fd, MOST_PERMITS) or system.range_taken(fd):
+        return True
+    try:
+        system.lock(fd, system.EX_NB)  # we have the removal byte, so nobody takes this for a holder
+        system.lock(fd, system.UN)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _take_removal_right(fd: int) -> bool:

@@ -6,6 +6,7 @@ A hold whose lock was taken away is told so once (`on_lost`), and not renewed an
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from time import monotonic
@@ -46,6 +47,8 @@ def beat(hold: FileHold, every: float) -> None:
 
 def end(hold: FileHold) -> None:
     """The hold is released: nothing is due any more."""
+    if sys.is_finalizing():
+        return  # the thread has stopped, perhaps with the lock of the condition in its hands
     with _condition:
         if _due.pop(weakref.ref(hold), None) is not None:
             _condition.notify()

@@ -31,16 +31,18 @@ POLICIES = ("proof", "old", "dead-and-old")
 class Judgement:
     """What is known about the holder of a lock file at one moment.
 
-    `record` is None for a file that cannot be understood. `alive` is None where nothing can be proved. `stale_in` is in
+    `record` is None for a file that cannot be understood, and `foreign` says that it does not even look like one of
+    ours. `alive` is None where nothing can be proved. `stale_in` is in
     how many seconds age alone will make it stale, None for never.
     """
 
-    __slots__ = ("age", "alive", "record", "stale", "stale_in")
+    __slots__ = ("age", "alive", "foreign", "record", "stale", "stale_in")
 
     def __init__(
         self, found: Record | None, age: float, alive: bool | None, *, stale: bool, stale_in: float | None
     ) -> None:
         self.record = found
+        self.foreign = False
         self.age = age
         self.alive = alive
         self.stale = stale
@@ -61,10 +63,13 @@ def judge(fd: int, path: str, policy: Policy, stale_after: float | None) -> Judg
     """Judge the lock file that `fd` has open and that `path` names."""
     st = system.fstat(fd)
     now = time.time()
+    content = system.pread(fd, record.MOST_BYTES + 1, 0)
     try:
-        found = record.parse(system.pread(fd, record.MOST_BYTES + 1, 0))
+        found = record.parse(content)
     except CorruptLock:
-        return decide(None, now - st.st_mtime, None, policy, stale_after)
+        judgement = decide(None, now - st.st_mtime, None, policy, stale_after)
+        judgement.foreign = record.looks_foreign(content)
+        return judgement
     alive = _liveness(fd, st.st_dev, path, found)
     if policy == "dead-and-old" and alive is None and found.host in (None, owner.me().host):
         alive = system.process_exists(found.pid)

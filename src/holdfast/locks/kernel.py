@@ -110,6 +110,8 @@ class Lock(InodeLock[KernelHold]):
 
     __slots__ = ("_count", "_op", "keep", "shared")
 
+    _options = ("shared", "timeout", "keep", "fair", "mode")
+
     def __init__(
         self,
         path: base.StrPath,

@@ -15,7 +15,7 @@ import os
 
 from .. import system
 
-_NOT_HERE = frozenset(
+NOT_HERE = frozenset(
     {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.ENOENT}
 )
 
@@ -40,7 +40,7 @@ def publish(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int
     try:
         fd = system.open_fd(place.directory, system.O_TMPFILE, mode, dir_fd=folder)
     except OSError as error:
-        if error.errno not in _NOT_HERE:
+        if error.errno not in NOT_HERE:
             raise
         return _publish_private(place, content, mode, durable)
     try:
@@ -53,7 +53,7 @@ def publish(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int
     except BaseException as error:
         system.close(fd)
         # No /proc to name it by, or no hard links here.
-        if isinstance(error, OSError) and error.errno in _NOT_HERE and not isinstance(error, FileExistsError):
+        if isinstance(error, OSError) and error.errno in NOT_HERE and not isinstance(error, FileExistsError):
             return _publish_private(place, content, mode, durable)
         raise
     return fd, st
@@ -70,36 +70,65 @@ def private_name(name: str) -> str:
     return f"{name}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
 
 
+def _make_private(place: Place, private: str, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:
+    """A file that is whole, under a name that nobody looks at; for its owner's eyes only until then."""
+    fd = system.open_fd(private, system.O_NEW, mode, dir_fd=place.folder)
+    try:
+        st = system.fstat(fd)  # what the umask left of the mode is in it
+        system.fchmod(fd, 0o600)
+        _fill(fd, content, durable)
+        system.fchmod(fd, st.st_mode & 0o7777)
+    except BaseException:
+        system.close(fd)
+        _forget(place, private)
+        raise
+    return fd, st
+
+
+def _forget(place: Place, private: str) -> None:
+    try:
+        system.unlink(private, dir_fd=place.folder)
+    except FileNotFoundError:
+        pass
+
+
 def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:
     folder = place.folder
     private = private_name(place.name)
-    fd = system.open_fd(private, system.O_NEW, mode, dir_fd=folder)
+    fd, st = _make_private(place, private, content, mode, durable)
     try:
-        st = system.fstat(fd)
-        mode = st.st_mode & 0o7777  # what the umask left of it
-        system.fchmod(fd, 0o600)
-        _fill(fd, content, durable)
-        system.fchmod(fd, mode)
-        try:
-            system.link(private, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-        except OSError as error:
-            if isinstance(error, FileExistsError) or error.errno not in _NOT_HERE:
-                raise
-            system.close(fd)
-            fd = -1
-            # Gone: somebody who could not see that we live has cleaned it away. Else there are no hard links here.
-            again = _publish_private if error.errno == errno.ENOENT else _publish_in_place
-            fd, st = again(place, content, mode, durable)
+        system.link(private, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except BaseException as error:
+        system.close(fd)
+        if isinstance(error, FileExistsError) or not isinstance(error, OSError) or error.errno not in NOT_HERE:
+            raise
+        # Gone: somebody who could not see that we live has cleaned it away. Else there are no hard links here.
+        again = _publish_private if error.errno == errno.ENOENT else _publish_in_place
+        return again(place, content, mode, durable)
+    finally:
+        _forget(place, private)
+    return fd, st
+
+
+def exchange(
+    place: Place, content: bytes, mode: int, durable: bool, expected: os.stat_result
+) -> tuple[int, os.stat_result] | None:
+    """`publish` in place of a file that is there, in one step. None: that was not the `expected` one, and is back."""
+    private = private_name(place.name)
+    fd, st = _make_private(place, private, content, mode, durable)
+    try:
+        system.exchange(private, place.name, place.folder)
+        out = system.stat(private, dir_fd=place.folder, follow_symlinks=False)
+        if (out.st_dev, out.st_ino) == (expected.st_dev, expected.st_ino):
+            return fd, st
+        system.exchange(private, place.name, place.folder)
     except BaseException:
-        if fd >= 0:
-            system.close(fd)
+        system.close(fd)
         raise
     finally:
-        try:
-            system.unlink(private, dir_fd=folder)
-        except FileNotFoundError:
-            pass
-    return fd, st
+        _forget(place, private)
+    system.close(fd)
+    return None
 
 
 def _publish_in_place(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:

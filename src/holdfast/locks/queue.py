@@ -53,7 +53,16 @@ _MOMENT = 0.001  # seconds
 # What a waiter that leaves tells the next one.
 _WAS_FIRST, _GAVE_UP = b"1", b"0"
 
-_NO_QUEUE_HERE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EMFILE}
+_NO_QUEUE_HERE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EOPNOTSUPP,
+    errno.EMFILE,
+    errno.ENOTDIR,
+}
 
 
 class Queue:

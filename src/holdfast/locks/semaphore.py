@@ -81,9 +81,14 @@ class SemaphoreHold(InodeHold):
 
 
 class Semaphore(InodeLock[SemaphoreHold]):
-    """A lock that `permits` callers can have at the same time. All who use the path must agree on the number."""
+    """A lock that `permits` callers can have at the same time. All who use the path must agree on the number.
+
+    timeout, fair, mode: as for `Lock`
+    """
 
     __slots__ = ("permits",)
+
+    _options = ("permits", "timeout", "fair", "mode")
 
     def __init__(
         self,

@@ -155,6 +155,11 @@ def link_open_file(fd: int, folder: int | None, name: str) -> None:
     os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
 
 
+def exchange(one: str, other: str, folder: int | None) -> None:
+    """Let two files exchange their names, in one step."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), one)
+
+
 def process_exists(pid: int) -> bool:
     if pid <= 0:
         return False  # 0 and below mean process groups to kill(2)

@@ -244,6 +244,10 @@ def link_open_file(fd: int, folder: int | None, name: str) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
 
 
+def exchange(one: str, other: str, folder: int | None) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), one)
+
+
 def process_exists(pid: int) -> bool:
     handle = _kernel32.OpenProcess(_QUERY_LIMITED_INFORMATION, False, pid)
     if not handle:
@@ -325,6 +329,16 @@ def lock(fd: int, op: int) -> None:
 
 
 lock_range = lock
+
+
+def range_taken(fd: int) -> bool:
+    """Has anybody else got what `lock` takes? Asked by taking it."""
+    try:
+        lock(fd, EX_NB)
+    except BlockingIOError:
+        return True
+    lock(fd, UN)
+    return False
 
 
 def mark_removal(fd: int) -> None:
