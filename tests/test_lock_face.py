@@ -240,7 +240,8 @@ def test_a_forgotten_hold_is_released_with_a_warning(path, tmp_path):
 
 def test_a_forgotten_hold_is_released_where_warnings_are_errors(path):
     program = (
-        "import gc, os, sys, holdfast\n"
+        "import gc, logging, os, sys, holdfast\n"
+        "logging.disable()\n"
         "sys.unraisablehook = lambda what: print(what.exc_type.__name__)\n"
         "lock = holdfast.Lock(sys.argv[1])\n"
         "hold = lock.acquire()\n"
@@ -893,3 +894,68 @@ def test_flock_waits_for_us(path, option):
 def waits_in_kernel(pid: int, inode: int) -> bool:
     lines = Path("/proc/locks").read_text().splitlines()
     return any("->" in line and f" {pid} " in line and f":{inode} " in line for line in lines)
+
+
+# What people try.
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        holdfast.Lock("/x", shared=True, timeout=3, keep=True, fair=False, mode=0o600),
+        holdfast.Semaphore("/x", 4, timeout=3, fair=False, mode=0o600),
+        holdfast.LockFile("/x", tag="t", stale_after=5, stale="old", retry=2, durable=False, heartbeat=9, fence=True),
+    ],
+    ids=["lock", "semaphore", "file"],
+)
+def test_a_description_can_be_sent_to_another_process(lock):
+    again = pickle.loads(pickle.dumps(lock))
+    assert type(again) is type(lock)
+    assert [getattr(again, name) for name in ("path", *lock._options)] == [
+        getattr(lock, name) for name in ("path", *lock._options)
+    ]
+
+
+def test_releasing_the_lock_instead_of_the_hold_says_what_to_do(path):
+    with pytest.raises(AttributeError, match=r"release what acquire\(\) returned"):
+        holdfast.Lock(path).release()
+    with pytest.raises(AttributeError, match="no attribute 'locked'"):
+        holdfast.Lock(path).locked  # noqa: B018
+
+
+def test_a_hold_that_is_not_kept_is_complained_about_where_people_look(path, caplog):
+    with pytest.warns(ResourceWarning, match="keep what"):
+        holdfast.Lock(path).acquire()
+    assert "was never released" in caplog.text
+
+
+def test_a_released_hold_cannot_be_entered(path):
+    hold = holdfast.Lock(path).acquire()
+    hold.release()
+    with pytest.raises(holdfast.NotLocked):
+        hold.__enter__()
+
+
+@pytest.mark.parametrize("timeout", [True, False])
+def test_the_flag_of_other_locks_is_no_timeout(path, timeout):
+    with pytest.raises(ValueError, match="timeout is seconds"):
+        holdfast.Lock(path).acquire(timeout)
+
+
+def test_a_free_lock_is_free(path):
+    assert holdfast.Lock(path).status().explain() == "free"
+    assert holdfast.LockFile(path).status().explain() == "free"
+
+
+def test_a_timeout_carries_the_status(path):
+    with holdfast.Lock(path), pytest.raises(holdfast.Busy) as caught:
+        holdfast.Lock(path, timeout=0).acquire()
+    assert [holder.pid for holder in caught.value.status.holders] == [os.getpid()]
+
+
+def test_a_name_that_cannot_have_a_queue_is_waited_for_without(path):
+    Path(path + ".queue").touch()
+    hold = in_thread(holdfast.Lock(path).acquire)
+    with pytest.raises(holdfast.Timeout):
+        holdfast.Lock(path).acquire(timeout=0.05)
+    hold.release()
