@@ -130,11 +130,16 @@ def kind(name: str) -> Kind:
     return kinds.setdefault(name, Kind(name))
 
 
-def snapshot() -> dict[str, dict[str, Any]]:
-    """All counters, by kind of lock. `wait_seconds` counts per bucket (upper bound in seconds), not cumulatively."""
+def _all_kinds() -> list[Kind]:
+    """Also those that have not been used yet."""
     for name in KINDS:
         kind(name)
-    return {name: counters.snapshot() for name, counters in kinds.items()}
+    return list(kinds.values())
+
+
+def snapshot() -> dict[str, dict[str, Any]]:
+    """All counters, by kind of lock. `wait_seconds` counts per bucket (upper bound in seconds), not cumulatively."""
+    return {counters.name: counters.snapshot() for counters in _all_kinds()}
 
 
 def export_prometheus(registry: CollectorRegistry | None = None) -> Collector:
@@ -172,7 +177,7 @@ def export_opentelemetry(provider: MeterProvider | None = None) -> Callable[[], 
     meter = get_meter("holdfast", meter_provider=provider)
 
     def observe(name: str) -> Callable[[CallbackOptions], list[Observation]]:
-        return lambda _: [Observation(getattr(k, name).value, {"kind": k.name}) for k in list(kinds.values())]
+        return lambda _: [Observation(getattr(k, name).value, {"kind": k.name}) for k in _all_kinds()]
 
     for name, text in COUNTERS.items():
         meter.create_observable_counter(f"holdfast.{name}", [observe(name)], description=text)
