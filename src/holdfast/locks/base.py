@@ -23,6 +23,7 @@ from ..paths import absolute
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any, Generic, TypeVar
 
@@ -312,11 +313,10 @@ class BaseLock(Generic[HoldType]):
     ) -> None:
         self.__exit__(kind, error, trace)
 
-    def __getattr__(self, name: str) -> object:
-        text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name == "release":
-            text += "; release what acquire() returned: hold = lock.acquire(); hold.release()"
-        raise AttributeError(text)
+    @property
+    def release(self) -> Callable[[], None]:
+        """There is none. (Not in `__getattr__`, which would make every attribute slower.)"""
+        raise AttributeError("a lock has no release; release what acquire() returned: hold = lock.acquire()")
 
     def __repr__(self) -> str:
         return f"holdfast.{type(self).__name__}({self.path!r})"
