@@ -535,10 +535,11 @@ class LockFile(QueuedLock[FileHold]):
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[FileHold]:
         waiting = Waiting(self._file)
         in_vain = 0  # how often in a row there was nothing to wait for, and yet no lock
+        slept = False
         hold = None
         try:
             while True:
-                hold = self._attempt(queued=True)
+                hold = self._attempt(queued=not slept)
                 if hold is not None:
                     return hold
                 check_deadline(deadline)
@@ -566,8 +567,10 @@ class LockFile(QueuedLock[FileHold]):
             gate.book.open_fds |= fds
             has_events = self._has_events()
             while True:
+                if not self._is_at(place, fd):  # released: the case that should be quick
+                    return slept
                 judgement = self._judge(fd)
-                if judgement.stale or not self._is_at(place, fd):
+                if judgement.stale:
                     return slept
                 check_deadline(deadline)
                 if has_events and waiting.begin():
