@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 _MANY_IN_VAIN = 3
+_SOME_TRIES, _MANY_TRIES = 5, 60
 _PATIENCE_WITH_REMOVER = 1000
 _MANY_TOKENS = 10_000
 _REGULAR = 0o10  # the type in st_mode, above its 12 permission bits
@@ -240,8 +241,14 @@ class LockFile(QueuedLock[FileHold]):
             try:
                 # Who waits has seen a lock file, and looks at it before trying.
                 hold = None if queued else self._publish(place)
-                while hold is None:
+                tries = 0
+                while hold is None and tries < _MANY_TRIES:
                     hold = self._publish_after_look(place)
+                    tries += 1
+                    if hold is None and tries > _SOME_TRIES:
+                        # Others are at it too, and where a name stays until all have closed the file (Windows) we are
+                        # in each other's way. Not all of us pause equally long.
+                        sleep(0.000_1 * tries * (os.getpid() % 7 + 1))
                 return hold
             except _StillHeld:
                 return None
