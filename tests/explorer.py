@@ -41,7 +41,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from holdfast import gate, paths, system, wait
-from holdfast.locks import base, existence, inode, kernel, queue, semaphore
+from holdfast.locks import base, existence, inode, kernel, queue, removal, semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -464,7 +464,7 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         (gate, "book", gate.book),
     ]
     names = {"monotonic": lambda: run.now, "sleep": run.sleep, "SAFETY_LOOK": SAFETY_LOOK}
-    for module in (wait, gate, paths, base, existence, inode, kernel, queue, semaphore):
+    for module in (wait, gate, paths, base, existence, inode, kernel, queue, removal, semaphore):
         changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]
     try:

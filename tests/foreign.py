@@ -34,6 +34,15 @@ def exists(pid: int) -> bool:
     return True
 
 
+def unlinked(path: str) -> bool:
+    """Remove a file, whosever it is. False: there was none."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 class Sema:
     """The tool of sema-protocol.md."""
 
@@ -62,19 +71,12 @@ class Sema:
             return not os.path.exists(self.path)
         if not time.time() - found[1] > self.stale_after:
             return False
-        try:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            pass
+        unlinked(self.path)
         return True
 
     def release(self) -> bool:
         """Remove the lock file, whosever it is. False: there was none."""
-        try:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            return False
-        return True
+        return unlinked(self.path)
 
 
 class Semats:
@@ -102,10 +104,7 @@ class Semats:
         pid, timestamp = found
         if exists(pid) or not time.time() - timestamp > self.stale_after:
             return False
-        try:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            pass
+        unlinked(self.path)
         return True
 
     def release(self) -> bool:
@@ -113,11 +112,7 @@ class Semats:
         found = read(self.path)
         if found is None or found[0] != os.getpid():
             return False
-        try:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            return False
-        return True
+        return unlinked(self.path)
 
 
 TOOLS = {"sema": Sema, "semats": Semats}

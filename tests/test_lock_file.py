@@ -26,7 +26,7 @@ from support import WAYS, Raised, assert_nothing_left, descriptors, state_of, un
 
 import holdfast
 from holdfast import Lock, LockFile, Semaphore, gate, metrics, owner, system
-from holdfast.locks import existence, heartbeat
+from holdfast.locks import existence, heartbeat, tokens
 from holdfast.locks import judge as judging
 from holdfast.record import Record, compose, parse
 
@@ -397,11 +397,12 @@ def test_a_file_without_a_name_that_cannot_be_given_one_is_made_in_another_way(p
 
 def forget_tokens(monkeypatch) -> None:
     """As in a process that has just been started."""
-    monkeypatch.setattr(existence, "_last_tokens", {})
+    monkeypatch.setattr(tokens, "_last", {})
 
 
 def set_clock(monkeypatch, nanoseconds) -> None:
-    monkeypatch.setattr(existence, "time_ns", lambda: nanoseconds)
+    for module in (existence, tokens):
+        monkeypatch.setattr(module, "time_ns", lambda: nanoseconds)
 
 
 @pytest.mark.parametrize("fence", [False, True])
@@ -1664,3 +1665,24 @@ def test_a_waiter_has_it_within_50_ms_of_the_death_of_the_holder(path, start_pee
         times.append(waiter.at - killed)
         waiter.do("hold.release()")
     assert min(times) < 0.05
+
+
+@pytest.mark.parametrize("and_again", [False, True], ids=["once", "twice"])
+def test_a_lock_that_came_in_the_place_of_a_stale_one_is_put_back(path, monkeypatch, and_again):
+    """Another tool replaces the stale file just before ours does; perhaps a third one, before we have put it back."""
+    fresh = [f"pid={pid}\ntimestamp={int(time.time())}\n".encode() for pid in (4711, 4712)]
+    exchange = system.exchange
+    left = fresh[:2] if and_again else fresh[:1]
+
+    def exchange_late(one, other, folder):
+        if left:
+            Path(path + ".new").write_bytes(left.pop(0))
+            os.replace(path + ".new", path)
+        exchange(one, other, folder)
+
+    monkeypatch.setattr(system, "exchange", exchange_late)
+    Path(path).write_bytes(b"pid=1\ntimestamp=1\n")
+    assert LockFile(path, durable=False).try_acquire() is None
+    assert Path(path).read_bytes() == fresh[0]
+    found = sorted(file.read_bytes() for file in Path(path).parent.iterdir())
+    assert found == fresh[: 2 if and_again else 1]

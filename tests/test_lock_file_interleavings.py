@@ -21,7 +21,7 @@ explorer = pytest.importorskip("explorer", reason="needs POSIX files, kernel loc
 from explorer import Failure, Oracle, Run, explore, replay, wander  # noqa: E402
 
 from holdfast import LockFile, LockLost, NotLocked, Timeout, owner, record, system  # noqa: E402
-from holdfast.locks import existence, publish  # noqa: E402
+from holdfast.locks import existence, publish, removal  # noqa: E402
 from holdfast.record import Record  # noqa: E402
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def arrange(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "no_links":
         monkeypatch.setattr(system, "link", no_link)
     if way == "by_descriptor":
-        monkeypatch.setattr(existence, "cannot_be_swapped", lambda _: False)
+        monkeypatch.setattr(removal, "cannot_be_swapped", lambda _: False)
 
 
 class Pids:
@@ -504,7 +504,7 @@ def test_who_takes_the_lock_from_another_has_the_greater_token(
                 with open(run.path + ".fence") as file:
                     assert int(file.read()) == max(tokens.values()), "the last token was forgotten"
 
-        monkeypatch.setattr(existence, "time_ns", look_at_the_clock)
+        monkeypatch.setattr(tokens, "time_ns", look_at_the_clock)
         run.spawn(lambda: use("meek", UNFAIR))
         run.spawn(lambda: use("robber", OLD))
         return check

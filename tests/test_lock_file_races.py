@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 import traceback
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -188,15 +189,13 @@ def test_of_all_that_try_at_once_there_are_never_two_holders(processes: int, con
     assert_nothing_left(path)
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize("content", IN_PLACE)
+# To semats a fresh lock is not stale although its process is dead: nothing would happen there.
+@pytest.mark.parametrize(("tool", "content"), [pair for pair in product(TOOLS, IN_PLACE) if pair != ("semats", "dead")])
 @pytest.mark.parametrize("ours", [1, 3], ids=["one of each", "three of ours"])
 def test_beside_a_foreign_tool_who_has_company_is_told_of_its_loss(
     ours: int, content: str, tool: str, path: str
 ) -> None:
     """One foreign process: it may take the lock away from ours, which are then told. Ours take nothing from it."""
-    if tool == "semats" and content == "dead":
-        pytest.skip("a fresh lock is not stale to semats, though its process is dead")
     arena = Arena(path, [tool] + [OURS] * ours, content, ROUNDS)
     arena.run()
     rounds = arena.stays()

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from faces import Caller, Leftovers, in_thread, peers, until_waiting
+from faces import PATIENCE, Caller, Leftovers, in_thread, peers, until_waiting
 
 import holdfast
 from holdfast import metrics, paths, system, wait
@@ -158,6 +159,21 @@ def test_the_events_of_release_and_removal_wake(path, monkeypatch, shared):
 def test_an_event_may_come_before_its_cause(path, monkeypatch):
     """The kernel reports that a process which dies closed the file, and drops the lock only then."""
     monkeypatch.setattr(inode, "SAFETY_LOOK", 3600.0)
+    looked_in_vain = threading.Event()
+    drain, step = inode.Waiting.drain, inode.Waiting.step
+    woken = []
+
+    def note_wake_up(waiting):
+        drain(waiting)
+        woken.append(1)
+
+    def sleep_again(waiting, deadline):
+        if woken:
+            looked_in_vain.set()
+        return step(waiting, deadline)
+
+    monkeypatch.setattr(inode.Waiting, "drain", note_wake_up)
+    monkeypatch.setattr(inode.Waiting, "step", sleep_again)
     lock = holdfast.Lock(path, keep=True)
     dying = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -166,7 +182,7 @@ def test_an_event_may_come_before_its_cause(path, monkeypatch):
         until_waiting(lock, 1)
         with open(path, "r+b"):
             pass  # closed: the event
-        time.sleep(0.005)
+        assert looked_in_vain.wait(PATIENCE)
         fcntl.flock(dying, fcntl.LOCK_UN)  # no event
         waiter.result()
     finally:

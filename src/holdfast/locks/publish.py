@@ -116,19 +116,30 @@ def exchange(
     """`publish` in place of a file that is there, in one step. None: that was not the `expected` one, and is back."""
     private = private_name(place.name)
     fd, st = _make_private(place, private, content, mode, durable)
+    ours, stale = (st.st_dev, st.st_ino), (expected.st_dev, expected.st_ino)
     try:
         system.exchange(private, place.name, place.folder)
-        out = system.stat(private, dir_fd=place.folder, follow_symlinks=False)
-        if (out.st_dev, out.st_ino) == (expected.st_dev, expected.st_ino):
+        if _inode_of(place, private) == stale:
             return fd, st
         system.exchange(private, place.name, place.folder)
     except BaseException:
         system.close(fd)
         raise
     finally:
-        _forget(place, private)
+        # Others may have put theirs under the name between the two exchanges. That is not ours to remove, and `clean`
+        # finds it when it is old.
+        if _inode_of(place, private) in (ours, stale):
+            _forget(place, private)
     system.close(fd)
     return None
+
+
+def _inode_of(place: Place, name: str) -> tuple[int, int] | None:
+    try:
+        st = system.stat(name, dir_fd=place.folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return st.st_dev, st.st_ino
 
 
 def _publish_in_place(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:

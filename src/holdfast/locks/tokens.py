@@ -1,0 +1,66 @@
+"""Fencing tokens: each greater than every earlier one of its path.
+
+A token is the clock in nanoseconds, or one more than the greatest that this process gave out or saw. Where clocks may
+be set back, a small file beside the lock keeps the last one.
+"""
+
+from __future__ import annotations
+
+from time import time_ns
+
+from .. import system
+from ..errors import CorruptLock
+from .publish import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .publish import Place
+
+_MANY = 10_000
+_LARGEST = 2**63 - 2  # one more must fit
+
+# By path: two acquisitions may fall into one tick of the clock.
+_last: dict[str, int] = {}
+
+
+def note(path: str, token: int) -> None:
+    """Give out nothing smaller from now on."""
+    if token > _last.get(path, 0):
+        _last[path] = token
+        if len(_last) > _MANY:
+            _last.pop(next(iter(_last)), None)
+
+
+def new(path: str) -> int:
+    token = time_ns()
+    last = _last.get(path, 0)
+    if token <= last:
+        token = last + 1
+    note(path, token)
+    return token
+
+
+def advance_fence(place: Place, path: str, token: int, mode: int, durable: bool) -> int:
+    """A token past the one in the fence file, and written there. Only for who holds the lock and its removal byte."""
+    last = _read_fence(place, path)
+    token = max(token, last + 1)
+    replace(place, ".fence", b"%d\n" % token, mode, durable)
+    note(path, token)
+    return token
+
+
+def _read_fence(place: Place, path: str) -> int:
+    try:
+        fd = system.open_fd(place.name + ".fence", system.O_READ, dir_fd=place.folder)
+    except FileNotFoundError:
+        return 0
+    try:
+        digits = system.read(fd, 64).strip()
+    finally:
+        system.close(fd)
+    if digits.isdigit() and len(digits) <= 19 and int(digits) <= _LARGEST:
+        return int(digits)
+    raise CorruptLock(
+        f"{path}.fence does not hold a number: {digits[:40]!r}. See what wrote it: without it tokens may repeat.",
+        path=path,
+    )
