@@ -504,7 +504,7 @@ def test_who_takes_the_lock_from_another_has_the_greater_token(
                 with open(run.path + ".fence") as file:
                     assert int(file.read()) == max(tokens.values()), "the last token was forgotten"
 
-        monkeypatch.setattr(tokens, "time_ns", look_at_the_clock)
+        monkeypatch.setattr(giving_out, "time_ns", look_at_the_clock)
         run.spawn(lambda: use("meek", UNFAIR))
         run.spawn(lambda: use("robber", OLD))
         return check
