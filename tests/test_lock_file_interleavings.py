@@ -22,6 +22,7 @@ from explorer import Failure, Oracle, Run, explore, replay, wander  # noqa: E402
 
 from holdfast import LockFile, LockLost, NotLocked, Timeout, owner, record, system  # noqa: E402
 from holdfast.locks import existence, publish, removal  # noqa: E402
+from holdfast.locks import tokens as giving_out  # noqa: E402
 from holdfast.record import Record  # noqa: E402
 
 if TYPE_CHECKING:
