@@ -32,6 +32,13 @@ class Raised(Exception):
         self.name = name
 
 
+class Traceback(Exception):
+    """The cause of `Raised`: where in the peer."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
 class Peer:
     """A process that runs what it is told. Leaving the `with` block ends it and insists that it had no complaints."""
 
@@ -62,7 +69,7 @@ class Peer:
         self._expected -= 1
         self.at = reply["at"]
         if "error" in reply:
-            raise Raised(reply["error"], reply["text"])
+            raise Raised(reply["error"], reply["text"]) from Traceback(reply["where"])
         return reply["value"]
 
     def do(self, code: str, seconds: float = PATIENCE) -> Any:
@@ -327,7 +334,9 @@ def serve(names: dict[str, Any]) -> None:
         try:
             reply = {"value": run(code, names)}
         except BaseException as error:
-            reply = {"error": type(error).__name__, "text": str(error)}
+            import traceback
+
+            reply = {"error": type(error).__name__, "text": str(error), "where": traceback.format_exc()}
         reply["at"] = time.monotonic()
         # Unbuffered, and in one piece: a forked child must not have half an answer to repeat.
         os.write(1, json.dumps(reply, default=repr).encode() + b"\n")

@@ -54,7 +54,8 @@ def guest(lab: Path) -> dict[tuple[str, str], dict[str, Any]]:
         *("-nodefaults", "-nographic", "-no-reboot", "-serial", f"file:{console}", "-serial", f"file:{results}"),
         *("-virtfs", f"{share},path=/,mount_tag=machine", "-virtfs", f"{share},path={packages},mount_tag=packages"),
         *("-kernel", lab / "vmlinuz", "-initrd", lab / "initrd.gz", "-append"),
-        f"console=ttyS0 quiet loglevel=1 panic=1 checkout={CHECKOUT} python={sys.executable} guest={NETFS}/guest.sh",
+        f"console=ttyS0 quiet loglevel=1 panic=1 checkout={CHECKOUT} python={sys.executable} guest={NETFS}/guest.sh "
+        f"mounts={os.environ.get('NETFS_MOUNTS', '')}",
     ]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "QEMU_MODULE_DIR": str(libraries / "qemu")}
     for file in (console, results):

@@ -2,7 +2,7 @@
 # The first process of the guest: a server and two hosts, `a` and `b`, each with its own network, mounts and name.
 # Runs netfs/checks.py, whose answers go to the second serial port, and switches the machine off.
 #
-#   $checkout, $python   from the kernel's command line
+#   $checkout, $python   from the kernel's command line; $mounts too: those to check, all if there are none
 #   /srv/export          on the server, exported by NFS and SMB
 #   /mnt/<name>          the same on the hosts, by each of the mounts below
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin HOME=/root PYTHONPATH=$checkout/src
@@ -105,4 +105,4 @@ for host in a b; do
   $on grep -E ' (nfs|cifs)' /proc/self/mountinfo
 done
 
-cd "$checkout/tests" && "$python" -W error -m netfs.checks >/dev/ttyS1
+cd "$checkout/tests" && "$python" -W error -m netfs.checks ${mounts//,/ } >/dev/ttyS1
