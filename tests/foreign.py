@@ -34,12 +34,20 @@ def exists(pid: int) -> bool:
     return True
 
 
+victims: list[int] = []  # the pids whose locks this process removed
+
+
 def unlinked(path: str) -> bool:
-    """Remove a file, whosever it is. False: there was none."""
+    """Remove a file, whosever it is, and remember whose it was. False: there was none."""
+    aside = f"{path}.{os.getpid()}.gone"
     try:
-        os.unlink(path)
+        os.rename(path, aside)  # as atomic as unlink, and one can still look at it
     except FileNotFoundError:
         return False
+    found = read(aside)
+    if found is not None:
+        victims.append(found[0])
+    os.unlink(aside)
     return True
 
 
