@@ -55,15 +55,15 @@ class FileHold(base.Hold):
         self.lock = lock
         self.acquired_at = time.time()
         self._outer = None
-        self._book = book = gate.book
-        self._serial = book.write_down(fd, inode, False)
         self._place = place
         self._content = content
         self._lost = False
         self._called_at = 0.0
+        self._book = book = gate.book
         if place.folder is not None:
             book.open_fds.add(place.folder)
         lock._metrics.acquisitions.bump()
+        self._serial = book.write_down(fd, inode, False)
 
     def _still_named(self) -> bool:
         if not self._lost and not base.Hold._still_named(self):

@@ -52,12 +52,12 @@ class KernelHold(InodeHold):
         self.lock = lock
         self.acquired_at = time()
         self._outer = None
-        self._book = book = gate.book
-        self._serial = book.write_down(fd, inode, lock.shared)
         self._mount = mount
         self._came_through_queue = queued
         self._called_at = 0.0
         lock._count()
+        self._book = book = gate.book
+        self._serial = book.write_down(fd, inode, lock.shared)
 
     def _release(self, entry: gate.Entry) -> bool:
         lock = self.lock
@@ -153,13 +153,14 @@ class Lock(InodeLock[KernelHold]):
     def _attempt(self, queued: bool = False) -> KernelHold | None:
         retries = 0
         while True:
+            fd, hold, busy = -1, None, False
             try:
-                fd = system.open_fd(self._file, system.O_LOCK, self.mode) if self._file is self.path else self._open()
-            except BlockingIOError:
-                return None  # Windows: opened by somebody who shares it with nobody
-            except OSError as error:
-                fd = self._open_otherwise(error)
-            try:
+                try:
+                    fd = system.open_fd(self._file, system.O_LOCK, self.mode) if self._file is self.path else self._open()
+                except BlockingIOError:
+                    return None  # Windows: opened by somebody who shares it with nobody
+                except OSError as error:
+                    fd = self._open_otherwise(error)
                 st = system.fstat(fd)
                 mode, ino, dev, _, _, _, size, _, _, _ = st  # half the price of naming them one by one
                 if size or mode >> 12 != _REGULAR:
@@ -170,11 +171,9 @@ class Lock(InodeLock[KernelHold]):
                     (system.lock_range if mount.ranged else system.lock)(fd, self._op)
                 except BlockingIOError:
                     # Once more in the end: whoever looked at the lock only to remove the file may have let it be.
-                    if not mount.removes or (
+                    busy = not mount.removes or (
                         not self._is_being_removed(fd, inode) and not self._take(fd, mount.ranged)
-                    ):
-                        system.close(fd)
-                        return None
+                    )
                 else:
                     named = system.stat(self.path)
                     if named.st_ino == ino and named.st_dev == dev:
@@ -183,11 +182,18 @@ class Lock(InodeLock[KernelHold]):
                             _say_when(fd)
                         return hold
             except FileNotFoundError:
-                pass  # unlinked between our open and our lock
-            except BaseException:
-                system.close(fd)
+                if fd < 0:
+                    raise
+                # unlinked between our open and our lock
+            except BaseException:  # an interrupt, for one, which may come after every line
+                if hold is not None:
+                    hold.release()
+                elif fd >= 0:
+                    system.close(fd)
                 raise
             system.close(fd)
+            if busy:
+                return None
             retries += 1
             self._file_was_replaced(retries)
 

@@ -99,8 +99,8 @@ class FileLock(QueuedLock[HoldType]):
             if not system.HAS_FOLDERS or (not self.durable and cannot_be_swapped(self._parent)):
                 self._safe_place = Place(self._parent, self._name, None)
                 return self._safe_place
-            folder = system.open_fd(self._parent, system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER)
-            return Place(self._parent, self._name, folder)
+            flags = system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER
+            return Place(self._parent, self._name, system.open_fd(self._parent, flags))
         except FileNotFoundError:
             text = "the directory for this lock does not exist; make it first"
             raise FileNotFoundError(errno.ENOENT, text, self.path) from None

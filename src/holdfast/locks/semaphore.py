@@ -48,11 +48,11 @@ class SemaphoreHold(InodeHold):
     lock: Semaphore
 
     def __init__(self, lock: Semaphore, fd: int, inode: gate.Inode, mount: Mount, queued: bool) -> None:
-        base.Hold.__init__(self, lock, fd, inode, True)
         self._mount = mount
         self._came_through_queue = queued
         self._called_at = 0.0
         lock._metrics.acquisitions.bump()
+        base.Hold.__init__(self, lock, fd, inode, True)
 
     def _release(self, entry: gate.Entry) -> bool:
         lock = self.lock

@@ -1,0 +1,152 @@
+"""Control-C after every line of acquire and release: no descriptor is closed twice, and nothing stays locked.
+
+A signal's handler runs between two lines of Python, wherever it finds the program. The tracer puts it after each.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import assert_nothing_left, descriptors
+
+import holdfast
+from holdfast import Lock, LockFile, Semaphore, system
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PACKAGE = str(Path(holdfast.__file__).parent)
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "exclusive": Lock,
+    "shared": lambda path: Lock(path, shared=True),
+    "kept": lambda path: Lock(path, keep=True),
+    "semaphore": lambda path: Semaphore(path, 1),
+    "file": lambda path: LockFile(path, durable=False),
+    "durable file": LockFile,
+    "fenced file": lambda path: LockFile(path, fence=True),
+}
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt before line `number` that runs in the package; `came` says whether there was one."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.came = False
+        self.where = "none"
+
+    def __enter__(self) -> Interrupt:
+        self.before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self.before)
+
+    def _call(self, frame: Any, event: str, argument: object) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _is_nothing(self, frame: Any) -> bool:
+        """A line with `try:` alone does nothing, and no handler runs before it."""
+        return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == "try:"
+
+    def _line(self, frame: Any, event: str, argument: object) -> Any:
+        if event == "line" and not self.came and not self._is_nothing(frame):
+            if not self.left:
+                self.came = True
+                self.where = f"the interrupt at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+            self.left -= 1
+        return self._line
+
+
+@pytest.fixture
+def closed_twice(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Descriptors that were closed and not open: somebody else's, in a program with threads."""
+    wrong: list[int] = []
+
+    def close(fd: int) -> None:
+        try:
+            os.fstat(fd)
+        except OSError:
+            wrong.append(fd)
+        os.close(fd)
+
+    monkeypatch.setattr(system, "close", close)
+    return wrong
+
+
+def interrupted_everywhere(action: Callable[[], object], after: Callable[[str], object]) -> None:
+    number = 0
+    while True:
+        with Interrupt(number) as interrupt:
+            try:
+                action()
+            except KeyboardInterrupt:
+                assert interrupt.came
+        gc.collect()
+        after(interrupt.where)
+        if not interrupt.came:
+            break
+        number += 1
+    assert number > 5
+
+
+def assert_free(make: Callable[[str], Any], path: str) -> None:
+    hold = make(path).try_acquire()
+    assert hold is not None, "nobody can have it any more"
+    hold.release()
+    for leftover in ("", ".fence"):
+        if os.path.exists(path + leftover):
+            os.unlink(path + leftover)
+    if isinstance(make(path), LockFile):
+        make(path).clean()
+    assert_nothing_left(path)
+
+
+@pytest.mark.filterwarnings("ignore:a hold on")
+@pytest.mark.parametrize("kind", KINDS)
+def test_acquiring(kind: str, path: str, closed_twice: list[int]) -> None:
+    make = KINDS[kind]
+    lock = make(path)
+    assert_free(make, path)
+    holds = []
+    before = descriptors()
+
+    def acquire() -> None:
+        holds.append(lock.acquire())
+
+    def after(where: str) -> None:
+        while holds:
+            holds.pop().release()
+        assert descriptors().keys() == before.keys(), f"{where} left a descriptor open"
+        assert not closed_twice, f"{where} closed a descriptor twice"
+        assert_free(make, path)
+
+    interrupted_everywhere(acquire, after)
+
+
+@pytest.mark.filterwarnings("ignore:a hold on")
+@pytest.mark.parametrize("kind", KINDS)
+def test_finding_it_busy(kind: str, path: str, closed_twice: list[int]) -> None:
+    make = KINDS[kind]
+    holder = (Lock(path) if kind == "shared" else make(path)).acquire()
+    lock = make(path)
+
+    def attempt() -> None:
+        assert lock.try_acquire() is None
+
+    def after(where: str) -> None:
+        assert not closed_twice, f"{where} closed a descriptor twice"
+        holder.check()
+
+    interrupted_everywhere(attempt, after)
+    holder.release()
+    assert_free(make, path)
