@@ -101,7 +101,7 @@ class FileHold(base.Hold):
             system.close(fd)
             if folder is not None:
                 self._book.open_fds.discard(folder)
-                system.close(folder)
+                leave_place(self._place)
             if self._called_at:
                 gate.book.note_turn(self.lock._file, self._called_at)
                 remove_queue(self.lock._queue)
@@ -299,8 +299,6 @@ class LockFile(FileLock[FileHold]):
                 hold.release()
             except LockLost:
                 pass  # why we gave up matters more
-            finally:
-                place.folder = None  # it was the hold's, and is closed
             raise
         return hold
 

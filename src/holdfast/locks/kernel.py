@@ -156,7 +156,11 @@ class Lock(InodeLock[KernelHold]):
             fd, hold, busy = -1, None, False
             try:
                 try:
-                    fd = system.open_fd(self._file, system.O_LOCK, self.mode) if self._file is self.path else self._open()
+                    fd = (
+                        system.open_fd(self._file, system.O_LOCK, self.mode)
+                        if self._file is self.path
+                        else self._open()
+                    )
                 except BlockingIOError:
                     return None  # Windows: opened by somebody who shares it with nobody
                 except OSError as error:

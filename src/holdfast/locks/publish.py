@@ -165,7 +165,7 @@ def replace(place: Place, suffix: str, content: bytes, mode: int, durable: bool)
         _fill(fd, content, durable)
         system.rename(private, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        system.unlink(private, dir_fd=folder)
+        _forget(place, private)
         raise
     finally:
         system.close(fd)

@@ -346,5 +346,7 @@ def take_removal_right(fd: int) -> bool:
 
 
 def leave_place(place: Place) -> None:
-    if place.folder is not None:
-        system.close(place.folder)
+    """Close the directory, once: a hold and its acquirer share the place, and an interrupt may make both leave."""
+    folder, place.folder = place.folder, None
+    if folder is not None:
+        system.close(folder)
