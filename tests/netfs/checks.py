@@ -52,8 +52,8 @@ class HostPeer(Peer):
         return self.answer(seconds)
 
     def until_waiting(self, path: str) -> None:
-        """Until it sleeps with the lock open, in the kernel's lock or between two looks, and not in some call that takes
-        its time here. A wait for an SMB server counts as D."""
+        """Until it sleeps with the lock open, in the kernel's lock or between two looks, and not in a call that is slow
+        here. A wait for an SMB server counts as D."""
         support.until(lambda: support.state_of(self.pid) in "SD" and self.has_open(path) and self._waits(), PATIENCE)
         assert not self.has_answered()
 

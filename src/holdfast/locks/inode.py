@@ -106,9 +106,13 @@ class InodeLock(QueuedLock[InodeHoldType]):
         check_directory(self._file)
         self._unchecked = False
 
+    def _follow_link(self) -> None:
+        """The path is a symlink, which may have been changed since."""
+        self._locate(os.path.realpath(self.path))
+
     def _open(self) -> int:
         if self._file != self.path:
-            self._locate(os.path.realpath(self.path))  # a symlink, which may have been changed since
+            self._follow_link()
         try:
             return system.open_fd(self._file, system.O_LOCK, self.mode)
         except OSError as error:
@@ -117,7 +121,7 @@ class InodeLock(QueuedLock[InodeHoldType]):
     def _open_otherwise(self, error: OSError) -> int:
         """The plain open failed: find the way around, or say why there is none."""
         if error.errno == errno.ELOOP and self._file == self.path:
-            self._locate(os.path.realpath(self.path))
+            self._follow_link()
             if self._file != self.path:
                 return self._open()
         if isinstance(error, PermissionError):

@@ -154,15 +154,11 @@ class Lock(InodeLock[KernelHold]):
         retries = 0
         while True:
             fd, hold, busy = -1, None, False
+            if self._file is not self.path:
+                self._follow_link()
             try:
                 try:
-                    fd = (
-                        system.open_fd(self._file, system.O_LOCK, self.mode)
-                        if self._file is self.path
-                        else self._open()
-                    )
-                except BlockingIOError:
-                    return None  # Windows: opened by somebody who shares it with nobody
+                    fd = system.open_fd(self._file, system.O_LOCK, self.mode)
                 except OSError as error:
                     fd = self._open_otherwise(error)
                 st = system.fstat(fd)
@@ -188,18 +184,25 @@ class Lock(InodeLock[KernelHold]):
             except FileNotFoundError:
                 if fd < 0:
                     raise
-                # unlinked between our open and our lock
-            except BaseException:  # an interrupt, for one, which may come after every line
-                if hold is not None:
-                    hold.release()
-                elif fd >= 0:
-                    system.close(fd)
-                raise
+                # else it was unlinked between our open and our lock
+            except BaseException as error:  # an interrupt, for one, which may come after every line
+                self._abandon(fd, hold, error)
+                return None
             system.close(fd)
             if busy:
                 return None
             retries += 1
             self._file_was_replaced(retries)
+
+    def _abandon(self, fd: int, hold: KernelHold | None, error: BaseException) -> None:
+        """Undo an attempt that went wrong, and raise the error unless it means that the lock is busy."""
+        if hold is not None:
+            hold.release()
+        elif fd >= 0:
+            system.close(fd)
+        elif isinstance(error, BlockingIOError):
+            return  # Windows: opened by somebody who shares it with nobody
+        raise error
 
     def _check_file(self, fd: int, st: os.stat_result) -> bool:
         if st.st_size or st.st_mode >> 12 != _REGULAR:
