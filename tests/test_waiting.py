@@ -281,7 +281,7 @@ TABLE = """\
 33 21 0:43 / /nfs-posix rw,relatime - nfs server:/export rw,vers=3,local_lock=posix
 34 21 0:44 / /nfs-flock rw,relatime - nfs server:/export rw,vers=3,local_lock=flock
 35 21 0:45 / /nfs-nolock rw,relatime - nfs server:/export rw,vers=3,nolock
-36 21 0:46 / /cifs rw,relatime - cifs //server/share rw,vers=3.1.1,cache=strict
+36 21 0:46 / /cifs rw,relatime - cifs //server/share rw,vers=3.1.1,cache=strict,nolease
 37 21 0:47 / /cifs-nobrl rw,relatime - cifs //server/share rw,vers=3.1.1,nobrl
 38 21 0:48 / /ssh rw,nosuid,nodev,relatime - fuse.sshfs user@server:/ rw,user_id=0
 39 21 0:49 / /with\\040a\\040space\\134 rw,relatime - nfs4 server:/ rw,local_lock=all
@@ -289,6 +289,7 @@ TABLE = """\
 41 21 0:51 / /tmp rw - tmpfs tmpfs rw
 42 41 0:52 / /tmp/deep rw - nfs4 server:/ rw,local_lock=none
 43 42 0:53 / /tmp/deep rw - tmpfs cover rw
+45 21 0:55 / /cifs-leases rw,relatime - cifs //server/share rw,vers=3.1.1,cache=strict
 44 21 0:54 / /9p rw - 9p share rw,trans=virtio
 this line is no mount
 """
@@ -308,6 +309,7 @@ def device(major: int, minor: int) -> int:
         (44, "/nfs-flock/x", "nfs", True, False, None),
         (45, "/nfs-nolock/x", "nfs", True, False, "nolock"),
         (46, "/cifs/x", "cifs", True, False, None),
+        (55, "/cifs-leases/x", "cifs", True, False, "nolease"),
         (47, "/cifs-nobrl/x", "cifs", True, False, "nobrl"),
         (48, "/ssh/x", "fuse.sshfs", False, False, "sshfs"),
         (49, "/with a space\\/x", "nfs4", True, False, "local_lock=all"),
@@ -377,7 +379,8 @@ def pretend(monkeypatch):
         ("nfs", "rw,nolock", "mount option nolock"),
         ("nfs", "rw,local_lock=all", "mount option local_lock=all"),
         ("nfs4", "rw,local_lock=posix", "mount option local_lock=posix"),
-        ("cifs", "rw,nobrl", "mount option nobrl"),
+        ("cifs", "rw,nolease,nobrl", "mount option nobrl"),
+        ("cifs", "rw,cache=none", "mount option nolease"),
         ("fuse.sshfs", "rw", "sshfs"),
     ],
 )
@@ -395,7 +398,7 @@ def test_a_file_system_that_grants_twice_is_refused(pretend, kind, options, name
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs"])
 def test_a_network_file_system_gets_ranges_and_is_polled(pretend, kind, monkeypatch):
-    directory = pretend(kind, "rw,local_lock=none")
+    directory = pretend(kind, "rw,local_lock=none" if kind == "nfs4" else "rw,nolease")
 
     def no_watch(path):
         raise AssertionError("no event comes from another machine")

@@ -8,6 +8,7 @@ it runs on. Two containers on one machine have one boot id.
 from __future__ import annotations
 
 import os
+from time import time
 
 from . import system
 from .record import sanitise
@@ -65,6 +66,14 @@ def start_of(pid: int) -> str | None:
     return f"{fields[19]}:{_namespace()}"
 
 
+def started_at(pid: int) -> float | None:
+    """When a process began, in seconds since the epoch."""
+    start, uptime = start_of(pid), system.read_text("/proc/uptime").split()
+    if start is None or not uptime:
+        return None
+    return time() - float(uptime[0]) + int(start.partition(":")[0]) / os.sysconf("SC_CLK_TCK")
+
+
 def namespace_of(start: str) -> str:
     """The pid namespace in a start time."""
     return start.rpartition(":")[2]
@@ -85,6 +94,8 @@ def _namespace() -> int:
 def command_of(pid: int) -> str | None:
     """The command line of a process of this machine, or None where it cannot be had. Safe to print."""
     program, *words = system.read_text(f"/proc/{pid}/cmdline").split("\0")
+    if words and os.path.basename(words[0]) == "holdfast":
+        program, *words = words  # our own command: the interpreter before it says nothing
     return sanitise(" ".join([os.path.basename(program), *words]).strip()) or None
 
 

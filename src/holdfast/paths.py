@@ -30,6 +30,9 @@ _LOCAL_ONLY_OPTIONS = {
     "local_lock=all": "the mount option local_lock=all keeps locks on the client",
     "local_lock=posix": "the mount option local_lock=posix keeps byte-range locks on the client",
 }
+# Linux's client keeps locks to itself while it is alone with a file, and hands them to the server when another machine
+# comes. If a process of this machine opens the file in that moment, they are not handed over, and both are granted.
+_LEASES = "without the mount option nolease locks may stay on the client"
 _DIRECTORY = 0o04  # the type in st_mode, above its 12 permission bits
 _SEPARATORS = (os.sep, os.altsep or os.sep)
 _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used again after an unmount
@@ -57,6 +60,8 @@ class Mount:
         if self.ranged:
             given = set(options.split(","))
             self.refusal = next((why for option, why in _LOCAL_ONLY_OPTIONS.items() if option in given), None)
+            if kind in ("cifs", "smb3") and "nolease" not in given:
+                self.refusal = self.refusal or _LEASES
 
     def refuse(self, path: str) -> Unsupported:
         return Unsupported(

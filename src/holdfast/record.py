@@ -7,6 +7,7 @@
     boot=0f4c9d2e-…                         which run of which kernel
     start=8812345:4026531836                start time of the process in clock ticks, and its pid namespace
     owner=9f86d081884c7d65                  the holder keeps the liveness byte of this file locked
+    call=5d41402abc4b2a76                   instead of owner: acquired for that pid by a call that has ended
     token=1735420800123456789               fencing token, always 20 digits, so that it can be written in place
 
 Lines end in LF, and may end in CRLF when read. A line is split at its first '='; white space around key and value does
@@ -32,7 +33,7 @@ _CONTROL = dict.fromkeys((*range(32), 127), " ")
 class Record:
     """The content of a lock file."""
 
-    __slots__ = ("boot", "host", "owner", "pid", "start", "tag", "timestamp", "token")
+    __slots__ = ("boot", "call", "host", "owner", "pid", "start", "tag", "timestamp", "token")
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Record:
         start: str | None = None,
         owner: str | None = None,
         token: int | None = None,
+        call: str | None = None,
     ) -> None:
         self.pid = pid
         self.timestamp = timestamp
@@ -53,6 +55,7 @@ class Record:
         self.start = start
         self.owner = owner
         self.token = token
+        self.call = call
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("pid", "timestamp", "tag", "host", "token"))
@@ -103,6 +106,7 @@ def parse(content: bytes) -> Record:
         fields.get("start"),
         fields.get("owner"),
         int(token) if _is_number(token, _LARGEST_NUMBER) else None,
+        fields.get("call"),
     )
 
 
@@ -116,8 +120,8 @@ def looks_foreign(content: bytes) -> bool:
 def same_owner(one: bytes, other: bytes) -> bool:
     """Are both the record of one hold?"""
     try:
-        owner = parse(one).owner
-        return owner is not None and owner == parse(other).owner
+        mine, theirs = parse(one), parse(other)
+        return (mine.owner or mine.call) is not None and (mine.owner, mine.call) == (theirs.owner, theirs.call)
     except CorruptLock:
         return False
 
@@ -157,6 +161,7 @@ def compose(record: Record) -> bytes:
             ("boot", record.boot),
             ("start", record.start),
             ("owner", record.owner),
+            ("call", record.call),
         )
         if value is not None
     ]

@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that holds a lock, or waits for one. `pid` is None for one that this system does not show."""
+    """A process that holds a lock, or waits for one. `pid` is None for one that this system does not show.
+
+    `since` is when a waiter began to wait, in seconds since the epoch.
+    """
 
     pid: int | None
     shared: bool = False
     command: str | None = None
     host: str | None = None
+    since: float | None = None
 
     def __str__(self) -> str:
         if self.host is not None:
@@ -216,7 +220,9 @@ def _waiters(file: str) -> tuple[Holder, ...]:
             system.close(fd)
         pid = owners.get((device, st.st_ino))
         if pid is not None:
-            found.append(_holder(pid if pid > 0 else None, shared=False))
+            known = pid if pid > 0 else None
+            # Nothing is written to a ticket before its owner leaves.
+            found.append(Holder(known, False, None if known is None else command_of(known), since=st.st_mtime))
     return tuple(found)
 
 

@@ -293,7 +293,7 @@ def a_lock_taken_on_the_server_itself_is_another_lock(hosts: Hosts) -> None:
 
 
 def the_mount_is_refused(hosts: Hosts) -> None:
-    option = hosts.mount.partition("-")[2]
+    option = hosts.mount.partition("-")[2] or "nolease"
     for lock in ("Lock(path('x'))", "Semaphore(path('x'), 2)"):
         for way in ("try_acquire()", "acquire(timeout=1)"):
             error = raised(hosts.a, f"{lock}.{way}")
@@ -324,9 +324,10 @@ WITH_SERVER = (a_range_lock_on_the_server_excludes, a_lock_taken_on_the_server_i
 PLAN: dict[str, tuple[Callable[[Hosts], Any], ...]] = {
     "nfs4": (*BETWEEN_HOSTS, *WITH_SERVER),
     "nfs3": (*BETWEEN_HOSTS, *WITH_SERVER),
-    "cifs": BETWEEN_HOSTS,
-    # By default a client that is alone with a file keeps its locks to itself until another client comes.
-    "cifs-nolease": WITH_SERVER,
+    "cifs-nolease": (*BETWEEN_HOSTS, *WITH_SERVER),
+    # By default a client that is alone with a file keeps its locks to itself until another client comes. In 4 of 14 runs
+    # of `nothing_is_lost…`, on a busy machine, it had not handed them over by then; in none of 20 with nolease.
+    "cifs": (the_mount_is_refused,),
     "nfs3-local_lock=flock": (an_exclusive_lock_excludes_the_other_host,),
     "nfs3-nolock": (the_mount_is_refused,),
     "nfs3-local_lock=all": (the_mount_is_refused,),

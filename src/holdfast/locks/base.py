@@ -90,6 +90,13 @@ class Hold:
         entry = self._book.holds.get(self._serial)
         return entry is not None and self.lock._names(entry[1])
 
+    def fileno(self) -> int:
+        """The descriptor that carries the lock. A child that inherits it keeps the lock alive if this process dies."""
+        entry = self._book.holds.get(self._serial) if self._book is gate.book else None
+        if entry is None:
+            raise self._not_held()
+        return entry[0]
+
     @property
     def released(self) -> bool:
         return self._book is not gate.book or self._serial not in self._book.holds

@@ -23,7 +23,7 @@ from time import monotonic, sleep, time_ns
 
 from .. import gate, owner, record, system
 from ..errors import LockLost
-from ..wait import SAFETY_LOOK, Pause, check_deadline, sooner
+from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, check_deadline, drive, sooner
 from . import base, heartbeat, tokens
 from .inode import Waiting, would_deadlock
 from .publish import NOT_HERE, exchange, publish
@@ -34,6 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..record import Record
     from ..wait import Steps
     from .judge import Judgement, Policy
     from .publish import Place
@@ -107,6 +108,20 @@ class FileHold(base.Hold):
                 remove_queue(self.lock._queue)
         self._lost = True
         return False
+
+    def leave_standing(self) -> None:
+        """Let go of the lock file without removing it: it is held in the name of another process from now on."""
+        entry = self._book.holds.pop(self._serial, None) if self._book is gate.book else None
+        if entry is None:
+            raise self._not_held()
+        if self.lock.heartbeat is not None:
+            heartbeat.end(self)
+        system.close(entry[0])
+        if self._place.folder is not None:
+            self._book.open_fds.discard(self._place.folder)
+            leave_place(self._place)
+        if self._called_at:
+            remove_queue(self.lock._queue)
 
     def renew(self) -> None:
         """Set the timestamp to now, in place: as many digits as before, in one write. Raises LockLost."""
@@ -302,7 +317,39 @@ class LockFile(FileLock[FileHold]):
             raise
         return hold
 
+    def acquire_as_owner(self, pid: int, timeout: float | base.Default | None = base.DEFAULT) -> Record:
+        """Acquire in the name of another process, for a command that ends before its caller does.
+
+        Nothing in this process holds the lock afterwards. It is released by `release_as_owner(pid)`, or stale when that
+        process has ended or the lock is old. Raises Timeout or Busy as `acquire` does.
+        """
+        from .detached import acquire_for
+
+        return acquire_for(self, pid, timeout)
+
     # Waiting.
+
+    def wait_until_free(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
+        """Until nobody holds it, or whoever does is stale. Takes nothing. Raises Timeout, or Busy for 0."""
+        timeout = self.timeout if timeout is base.DEFAULT else base.check_timeout(timeout)
+        deadline = None if timeout is None else monotonic() + timeout
+        try:
+            drive(self._until_free(deadline))
+        except DeadlinePassed:
+            raise self._timed_out(timeout or 0) from None
+
+    def _until_free(self, deadline: float | None) -> Steps[None]:
+        waiting = Waiting(self._file)
+        try:
+            while True:
+                found = self.examine()
+                if found is None or found.stale:
+                    return
+                check_deadline(deadline)
+                yield from self._wait_for_change(waiting, deadline)
+                waiting.move(self._file)
+        finally:
+            waiting.end()
 
     def _steps(self, deadline: float | None, *, asynchronous: bool) -> Steps[FileHold]:
         try:

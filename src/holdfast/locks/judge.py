@@ -48,6 +48,13 @@ class Judgement:
         self.stale = stale
         self.stale_in = stale_in
 
+    @property
+    def is_dead(self) -> bool:
+        """Proved dead, or of this machine as far as anybody knows, and there is no such process."""
+        if self.alive is not None or self.record is None:
+            return self.alive is False
+        return self.record.host in (None, owner.me().host) and not system.process_exists(self.record.pid)
+
     def __str__(self) -> str:
         if self.record is None:
             return "somebody whose record cannot be read"

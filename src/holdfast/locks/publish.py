@@ -181,6 +181,15 @@ def private_files(directory: str, name: str) -> list[str]:
     ]
 
 
+def lock_of_private(path: str) -> str | None:
+    """The lock file of which this is a private file, or None if it is none."""
+    stem, _, last = path.rpartition(".")
+    for _ in range(2):
+        stem, _, part = stem.rpartition(".")
+        last = f"{part}.{last}"
+    return stem if stem and last.endswith(".tmp") and _is_private(last[: -len(".tmp")]) else None
+
+
 def _is_private(middle: str) -> bool:
     pid, _, rest = middle.partition(".")
     return pid.isascii() and pid.isdigit() and len(rest) == 16 and all(c in "0123456789abcdef" for c in rest)

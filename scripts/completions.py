@@ -1,0 +1,36 @@
+"""Write the completion scripts of the command into the package, from its parsers. Run it when the options change."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import shtab
+
+from holdfast import cli
+from holdfast.cli.arguments import Parser
+from holdfast.cli.completion import FOLDER, SHELLS
+
+PATHS = {"PATH": shtab.FILE, "TARGET": shtab.FILE, "DIR": shtab.DIRECTORY}
+
+
+def whole_parser() -> Parser:
+    parser = Parser(prog="holdfast", description="Programs take turns.")
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name, (_, does) in cli.COMMANDS.items():
+        sub = cli.parser_of(name, into=commands.add_parser(name, help=does))
+        sub.epilog = None
+        for action in sub._actions:
+            if action.metavar in PATHS:
+                action.complete = PATHS[str(action.metavar)]  # type: ignore[attr-defined]
+    return parser
+
+
+def script(shell: str) -> str:
+    return shtab.complete(whole_parser(), shell).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if sys.argv[1:] else FOLDER
+    for shell, name in SHELLS.items():
+        (folder / name).write_text(script(shell))

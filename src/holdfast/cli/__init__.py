@@ -1,0 +1,120 @@
+"""The `holdfast` command: one module per group of commands, imported when one of them is called.
+
+A module has `configure(name, parser)`, which adds the options and says what to call; that gets the options and gives
+the exit status. What a command raises becomes one or two lines on stderr here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import HoldfastError, UnsafePath
+from . import output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .arguments import Parser
+
+# In the order of the overview: the command, its module, what it does.
+COMMANDS = {
+    "run": ("run", "hold a lock while a command runs"),
+    "fd": ("descriptor", "lock a descriptor that the calling script has open"),
+    "try": ("sema", "take a lock file if it is free"),
+    "acquire": ("sema", "wait for a lock file and take it"),
+    "release": ("sema", "give a lock file back"),
+    "status": ("sema", "say who holds a lock"),
+    "wait": ("waiting", "wait until a lock is free, without taking it"),
+    "ls": ("listing", "list the locks in directories"),
+    "top": ("top", "watch the locks in directories, live"),
+    "clean": ("mending", "remove stale locks and what crashes left"),
+    "break": ("mending", "take a lock away from its holder"),
+    "doctor": ("doctor", "try out what the file system of a directory really does"),
+    "completion": ("completion", "print the completion script for a shell"),
+}
+ALIASES = {"try-acquire": "try"}
+
+INTERRUPTED = 130
+OVERVIEW = """\
+usage: holdfast COMMAND …     holdfast COMMAND --help tells more
+
+Programs take turns.
+
+{commands}
+
+examples:
+  holdfast run build.lock -- make          one make at a time; others wait for their turn
+  holdfast run -n cron.lock -- ./nightly   or not at all: exit status 75 if another one runs
+  holdfast ls -r .                         who holds what
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Gives its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    output.prepare()
+    name = words[0] if words else ""
+    if name in ("", "-h", "--help", "help"):
+        if len(words) > 1 and words[1] in COMMANDS:
+            return _call(words[1], ["--help"])
+        output.say(OVERVIEW.format(commands="\n".join(f"  {key:11} {does}" for key, (_, does) in COMMANDS.items())))
+        return 0 if words else 2
+    if name in ("-V", "--version"):
+        from .. import __version__
+
+        output.say(f"holdfast {__version__}")
+        return 0
+    if name not in COMMANDS and name not in ALIASES:
+        output.complain(f"holdfast: there is no command {name!r}{_similar(name)}; holdfast --help lists them")
+        return 2
+    return _call(name, words[1:])
+
+
+def parser_of(name: str, into: Parser | None = None) -> Parser:
+    """The parser of one command. The others are not built: that would take longer than to run it."""
+    from importlib import import_module
+
+    from .arguments import Parser
+
+    command = ALIASES.get(name, name)
+    module, does = COMMANDS[command]
+    parser = into or Parser(prog=f"holdfast {name}")
+    parser.description = does[0].upper() + does[1:] + "."
+    import_module(f".{module}", __name__).configure(command, parser)
+    return parser
+
+
+def _call(name: str, words: list[str]) -> int:
+    failure, misuse = 3, 2
+    try:
+        parser = parser_of(name)
+        failure, misuse = parser.failure, parser.misuse
+        options = parser.parse(words)
+        status: int = options.call(options)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except (HoldfastError, OSError, ValueError, NotImplementedError) as error:
+        if os.environ.get("HOLDFAST_DEBUG"):
+            raise
+        output.complain(f"holdfast {name}: {_text(error)}")
+        status = misuse if isinstance(error, UnsafePath | ValueError) else failure
+    output.finish()
+    return status
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = error.filename if isinstance(error.filename, str) else None
+        return f"{where}: {error.strerror}" if where else error.strerror
+    return str(error)
+
+
+def _similar(name: str) -> str:
+    from difflib import get_close_matches
+
+    found = get_close_matches(name, [*COMMANDS, *ALIASES], 1)
+    return f" (did you mean {found[0]}?)" if found else ""

@@ -1,0 +1,104 @@
+"""The command line: argparse with errors of one line, and a way to say where a command of the user's begins.
+
+argparse is what starts quickly: click and typer take longer to import than a whole `try` takes to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from . import output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """`misuse` and `failure` are the exit statuses for a wrong command line and for an error of the system."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self.misuse = 2
+        self.failure = 3
+        self.takes_command = False
+
+    def error(self, message: str) -> NoReturn:
+        output.complain(f"{self.prog}: {message} ({self.prog} --help tells more)")
+        raise SystemExit(self.misuse)
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        if not self.takes_command:
+            return self.parse_args(words)
+        own, command = self._split(list(words))
+        options = self.parse_args(own)
+        options.command = command
+        return options
+
+    def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Our words and those of the command: after `--`, or else from the second word on that is no option."""
+        found, position = 0, 0
+        while position < len(words):
+            word = words[position]
+            if word == "--":
+                return words[:position], words[position + 1 :]
+            if word.startswith("-") and word != "-":
+                position += self._takes_next(word)
+            else:
+                found += 1
+                if found == 2:
+                    return words[:position], words[position:]
+            position += 1
+        return words, []
+
+    def _takes_next(self, word: str) -> bool:
+        """Is the word after this option its value?"""
+        if word.startswith("--"):
+            action = self._option_string_actions.get(word)
+            return action is not None and action.nargs != 0
+        for number, letter in enumerate(word[1:], 2):
+            action = self._option_string_actions.get("-" + letter)
+            if action is not None and action.nargs != 0:
+                return number == len(word)
+        return False
+
+
+def seconds(text: str) -> float:
+    number = float(text)
+    if not number >= 0:
+        raise ValueError(text)
+    return number
+
+
+seconds.__name__ = "number of seconds"
+
+
+def exit_status(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 255:
+        raise ValueError(text)
+    return number
+
+
+exit_status.__name__ = "exit status from 0 to 255"
+
+
+def pid(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+pid.__name__ = "process number"
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "print JSON") -> None:
+    parser.add_argument("-j", "--json", action="store_true", help=what)
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing; the exit status tells")

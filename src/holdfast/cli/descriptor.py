@@ -1,0 +1,104 @@
+"""`holdfast fd`: lock a descriptor that the calling shell script has open.
+
+    exec 9>/tmp/x.lock
+    holdfast fd -n 9 || exit 75
+
+The lock belongs to the open file, which the script shares with us: it stays when this command has ended, until the
+script closes the descriptor, ends, or says `holdfast fd -u 9`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .. import system
+from ..errors import Unsupported
+from ..paths import mount_at
+from . import arguments
+from .run import FAILURE, MISUSE, add_waiting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import NoReturn
+
+EXAMPLES = """\
+examples:
+  exec 9>/tmp/x.lock; holdfast fd -n 9 || exit 75
+  ( holdfast fd -w 5 9 || exit; echo alone ) 9>/tmp/x.lock
+"""
+
+
+class _TimeIsUp(Exception):
+    pass
+
+
+def configure(name: str, parser: arguments.Parser) -> None:
+    parser.epilog = EXAMPLES
+    parser.misuse, parser.failure = MISUSE, FAILURE
+    parser.add_argument("fd", metavar="FD", type=int, help="the number of an open descriptor")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("-s", "--shared", action="store_true", help="share the lock")
+    mode.add_argument("-x", "--exclusive", action="store_true", help="have it alone (the default)")
+    mode.add_argument("-u", "--unlock", action="store_true", help="give it back")
+    add_waiting(parser)
+    parser.add_argument("--json", action="store_true", help="what it says on stderr is JSON lines")
+    arguments.add_quiet(parser)
+    parser.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    fd: int = options.fd
+    try:
+        device = system.fstat(fd).st_dev
+    except OSError:
+        raise ValueError(f"descriptor {fd} is not open; exec {fd}>FILE opens it") from None
+    path = _path_of(fd)
+    mount = mount_at(device, path)
+    if mount.refusal is not None:
+        raise Unsupported(mount.refusal, path=path)
+    lock = system.lock_range if mount.ranged else system.lock
+    if options.unlock:
+        lock(fd, system.UN)
+        return 0
+    try:
+        lock(fd, system.SH_NB if options.shared else system.EX_NB)
+        return 0
+    except BlockingIOError:
+        if options.no_wait or options.timeout == 0:
+            return _busy(fd, path, options)
+    try:
+        _begin_alarm(options.timeout)
+        lock(fd, system.SH if options.shared else system.EX)
+        _begin_alarm(None)
+    except _TimeIsUp:
+        return _busy(fd, path, options)
+    return 0
+
+
+def _path_of(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"descriptor {fd}"
+
+
+def _begin_alarm(seconds: float | None) -> None:
+    """Interrupt the wait after so many seconds; None: no more."""
+    import signal
+
+    def ring(*_: object) -> NoReturn:
+        raise _TimeIsUp
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
+
+
+def _busy(fd: int, path: str, options: argparse.Namespace) -> int:
+    if not options.quiet:
+        from ..status import of_kernel_lock
+        from .progress import in_the_way
+
+        status = of_kernel_lock(path, keep=True) if os.path.exists(path) else None
+        in_the_way(path, status, 0 if options.no_wait else options.timeout or 0, json=options.json)
+    return int(options.busy_code)

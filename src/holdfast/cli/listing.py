@@ -1,0 +1,250 @@
+"""`holdfast ls`: every lock in some directories, of both kinds, and how it stands.
+
+What is a lock? A file that says `pid=` and `timestamp=`, one that says `permits=`, one on which somebody has a kernel
+lock, and an empty one that is called `….lock`, or for which somebody queues.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from .. import system
+from ..errors import CorruptLock, HoldfastError
+from . import arguments, output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from ..status import Status
+
+EXAMPLES = """\
+exit status: 0 unless a directory cannot be read
+
+examples:
+  holdfast ls
+  holdfast ls -r /tmp
+  holdfast ls --held --json /tmp
+"""
+_HEAD = 32  # bytes that tell what a file is
+_HEADINGS = ("STATE", "KIND", "AGE", "WAITING", "PID", "USER", "LOCK", "HOLDER")
+
+
+def configure(name: str, parser: arguments.Parser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], help="where to look (here)")
+    parser.add_argument("-r", "--recursive", action="store_true", help="in their directories too")
+    parser.add_argument("--held", action="store_true", help="only those that are held")
+    arguments.add_json(parser)
+    parser.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    found = [status for status in all_locks(options.directories, options.recursive) if status.held or not options.held]
+    if options.json:
+        output.say_json([as_json(status) for status in found])
+        return 0
+    if not found:
+        output.complain("no locks here" if options.recursive else "no locks here (-r looks in directories too)")
+        return 0
+    rows = [_row(status) for status in found]
+    widths = [max(len(row[column]) for row in [_HEADINGS, *rows]) for column in range(len(_HEADINGS))]
+    output.say(output.coloured(_line(_HEADINGS, widths), output.BOLD))
+    for status, row in zip(found, rows, strict=True):
+        output.say(output.coloured(_line(row, widths), _colour(status)))
+    return 0
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if not output.on_terminal(sys.stdout):
+        return text
+    try:
+        return output.shortened(text, os.get_terminal_size(1).columns)
+    except OSError:
+        return text
+
+
+def _colour(status: Status) -> str:
+    if status.stale or status.corrupt:
+        return output.YELLOW
+    return output.GREEN if status.held else output.DIM
+
+
+def state_of(status: Status) -> str:
+    if status.corrupt:
+        return "corrupt"
+    if not status.held:
+        return "free"
+    if status.stale:
+        return "stale"
+    return "shared" if status.kind == "lock" and any(holder.shared for holder in status.holders) else "held"
+
+
+def kind_name(status: Status) -> str:
+    if status.kind == "semaphore":
+        return f"{len(status.holders)} of {status.permits}"
+    return {"lock": "kernel", "file": "file"}.get(status.kind, status.kind)
+
+
+def _row(status: Status) -> tuple[str, ...]:
+    return (
+        state_of(status),
+        kind_name(status),
+        age_of(status),
+        str(len(status.waiters) or "-"),
+        pids_of(status),
+        user_of(status),
+        output.shown(_relative(status.path)),
+        output.shown(who(status)),
+    )
+
+
+def _relative(path: str) -> str:
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def age_of(status: Status) -> str:
+    return "-" if not status.held or status.since is None else output.duration(time.time() - status.since)
+
+
+def pids_of(status: Status) -> str:
+    pids = [str(holder.pid) for holder in status.holders if holder.pid is not None]
+    return "-" if not pids else pids[0] + (f"+{len(pids) - 1}" if len(pids) > 1 else "")
+
+
+def user_of(status: Status) -> str:
+    for holder in status.holders:
+        if holder.pid is not None and holder.host is None:
+            return owner_of(holder.pid) or "-"
+    return "-"
+
+
+def owner_of(pid: int) -> str | None:
+    """The user whose process this is."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+    try:
+        from pwd import getpwuid
+
+        return getpwuid(uid).pw_name
+    except (ImportError, KeyError):
+        return str(uid)
+
+
+def who(status: Status) -> str:
+    """The holder's command, host and tag, in few words."""
+    parts = []
+    for holder in status.holders[:1]:
+        if holder.host:
+            parts.append(f"on {holder.host}")
+        if holder.command:
+            parts.append(output.shortened(holder.command, 60))
+    if status.tag:
+        parts.append(f"[{output.shortened(status.tag, 40)}]")
+    return " ".join(parts)
+
+
+def as_json(status: Status) -> dict[str, object]:
+    return {"state": state_of(status), **status.as_dict(), "user": None if user_of(status) == "-" else user_of(status)}
+
+
+# Finding them.
+
+
+def all_locks(directories: list[str], recursive: bool) -> list[Status]:
+    locked = kernel_locked_inodes()
+    found: list[Status] = []
+    for directory in directories:
+        for path in candidates(directory, recursive):
+            status = status_at(path, locked)
+            if status is not None:
+                found.append(status)
+    return found
+
+
+def kernel_locked_inodes() -> set[int]:
+    """The inodes on which this machine knows of a kernel lock. Only a hint: devices are not compared here."""
+    inodes = set()
+    for line in system.read_text("/proc/locks").splitlines():
+        fields = line.replace("-> ", "").split()
+        if len(fields) > 5 and ":" in fields[5]:
+            inodes.add(int(fields[5].rpartition(":")[2]))
+    return inodes
+
+
+def candidates(directory: str, recursive: bool) -> Iterator[str]:
+    """The regular files in a directory, or the file itself if it is one."""
+    if not os.path.isdir(directory) and os.path.lexists(directory):
+        yield directory
+        return
+    pending = [directory]
+    while pending:
+        here = pending.pop()
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        except OSError as error:
+            if here == directory:
+                raise
+            output.complain(f"holdfast: {output.shown(here)}: {error.strerror}")
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if recursive and not entry.name.endswith(".queue"):
+                    pending.append(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield os.path.normpath(entry.path)
+
+
+def status_at(path: str, locked: set[int]) -> Status | None:
+    """The status of the lock at a path, or None if there is none."""
+    from .sema import status_of
+
+    try:
+        kind = kind_of(path, locked)
+        if kind is None:
+            return None
+        return status_of(path, kind, 3600, "proof")
+    except (OSError, HoldfastError):
+        return None  # gone, or not ours to read
+
+
+def kind_of(path: str, locked: set[int] | None = None) -> str | None:
+    """What kind of lock a file is: lock, file, semaphore. None: none that can be told."""
+    try:
+        fd = system.open_fd(os.path.realpath(path), system.O_READ)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+    try:
+        st = system.fstat(fd)
+        if st.st_mode >> 12 != 0o10:
+            return None
+        head = system.read(fd, _HEAD)
+        if head.startswith(b"permits="):
+            return "semaphore"
+        if head:
+            return "file" if _is_record(fd, head) else None
+    finally:
+        system.close(fd)
+    if st.st_ino in (kernel_locked_inodes() if locked is None else locked) or os.path.isdir(path + ".queue"):
+        return "lock"
+    # Nobody holds it: the empty file of a kernel lock that is kept, or one that a foreign tool is about to write.
+    return "lock" if locked is not None and path.endswith((".lock", ".lck")) else None
+
+
+def _is_record(fd: int, head: bytes) -> bool:
+    from .. import record
+
+    if b"pid" not in head and b"timestamp" not in head and b"tag" not in head:
+        return False
+    try:
+        record.parse(system.pread(fd, record.MOST_BYTES + 1, 0))
+    except CorruptLock:
+        return False
+    return True

@@ -1,0 +1,108 @@
+"""What the commands print: lines for people, JSON for programs.
+
+Lock paths, tags and command lines may hold anything. Nothing of it reaches the terminal as a control character, names
+that are no UTF-8 come out as they went in, and a reader that has gone is no error: what was done is done.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from io import TextIOWrapper
+
+_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), 127)} | {9: "\\t", 10: "\\n", 13: "\\r"}
+
+BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
+
+
+def prepare() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="surrogateescape")
+
+
+def say(text: str) -> None:
+    _write(sys.stdout, text + "\n")
+
+
+def complain(text: str) -> None:
+    _write(sys.stderr, text + "\n")
+
+
+def say_json(value: object, *, to_stderr: bool = False) -> None:
+    import json
+
+    _write(sys.stderr if to_stderr else sys.stdout, json.dumps(value) + "\n")
+
+
+def write_error(text: str) -> None:
+    """To stderr, as it is."""
+    _write(sys.stderr, text)
+
+
+def _write(stream: TextIOWrapper | object, text: str) -> None:
+    if stream is None:  # closed by the caller
+        return
+    try:
+        stream.write(text)  # type: ignore[attr-defined]
+        stream.flush()  # type: ignore[attr-defined]
+    except BrokenPipeError:
+        _discard(stream)
+
+
+def _discard(stream: object) -> None:
+    """Send what is still to come nowhere, so that it does not fail again when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())  # type: ignore[attr-defined]
+    os.close(nowhere)
+
+
+def finish() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                _discard(stream)
+
+
+def shown(text: str) -> str:
+    """Safe to print, in one line."""
+    return text.translate(_CONTROL)
+
+
+def on_terminal(stream: object) -> bool:
+    try:
+        return stream is not None and bool(stream.isatty())  # type: ignore[attr-defined]
+    except ValueError:
+        return False
+
+
+def coloured(text: str, colour: str, stream: object = None) -> str:
+    stream = sys.stdout if stream is None else stream
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not on_terminal(stream):
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def duration(seconds: float) -> str:
+    """Short, for people: 0.4s, 12s, 3m05s, 2h11m, 4d03h."""
+    seconds = max(0.0, seconds)
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"

@@ -1,0 +1,97 @@
+"""What a wait looks like: one live line on a terminal, one line after a second anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from threading import Event, Thread
+
+from . import output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..locks.base import BaseLock
+    from ..status import Status
+
+_FIRST_LOOK, _NEXT_LOOK, _PIPE_LOOK = 0.2, 0.5, 1.0  # seconds
+_CLEAR = "\r\x1b[K"
+
+
+class Progress:
+    """Shows who is in the way, from another thread, until the `with` block is left."""
+
+    def __init__(
+        self, lock: BaseLock[Any], *, quiet: bool = False, json: bool = False, only_live: bool = False
+    ) -> None:
+        self._lock = lock
+        self._json = json
+        self._done = Event()
+        self._live = not json and output.on_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+        self._quiet = quiet or (only_live and not self._live)
+        self._thread: Thread | None = None
+
+    def __enter__(self) -> Progress:
+        if not self._quiet:
+            # A daemon: a look at the lock on a file system that hangs must not keep us here.
+            self._thread = Thread(target=self._show, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+            if self._live:
+                output.write_error(_CLEAR)
+
+    def _show(self) -> None:
+        if not self._live:
+            if not self._done.wait(_PIPE_LOOK):
+                self._show_once()
+            return
+        pause = _FIRST_LOOK
+        while not self._done.wait(pause):
+            text = describe(self._lock.path, self._lock.status())
+            output.write_error(_CLEAR + output.shortened(text, _columns() - 1))
+            pause = _NEXT_LOOK
+
+    def _show_once(self) -> None:
+        status = self._lock.status()
+        if self._json:
+            output.say_json({"event": "waiting", **status.as_dict()}, to_stderr=True)
+        else:
+            output.complain(describe(self._lock.path, status))
+
+
+def _columns() -> int:
+    try:
+        return max(20, os.get_terminal_size(2).columns)
+    except OSError:
+        return 80
+
+
+def describe(path: str, status: Status) -> str:
+    """Who holds it, for how long, and what place in the queue we have."""
+    text = f"waiting for {output.shown(os.path.basename(path))}: {output.shown(status.explain())}"
+    pids = [waiter.pid for waiter in status.waiters]
+    if os.getpid() in pids:
+        text += f"; {_ordinal(pids.index(os.getpid()) + 1)} of {len(pids)} in the queue"
+    return text
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def in_the_way(path: str, status: Status | None, timeout: float, *, json: bool) -> None:
+    """Say why the lock could not be had."""
+    if json:
+        event = {"event": "busy" if timeout == 0 else "timeout"}
+        output.say_json(event | (status.as_dict() if status is not None else {"path": path}), to_stderr=True)
+        return
+    who = "held a moment ago" if status is None or not (status.held or status.waiters) else status.explain()
+    what = "busy" if timeout == 0 else f"not free within {timeout:g} s"
+    output.complain(f"holdfast: {output.shown(path)}: {what}: {output.shown(who)}")

@@ -1,0 +1,241 @@
+"""The screen of `holdfast top`. Textual draws it: tables, keys and dialogs that work over ssh and in 80 by 24."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from .. import LockFile
+from ..errors import HoldfastError
+from . import listing, output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..status import Status
+
+_COLUMNS = ("LOCK", "STATE", "KIND", "AGE", "WAITING", "LONGEST", "PID", "USER", "HOLDER")
+_WIDTHS = (20, 7, 6, 6, 7, 7, 7, 8, 30)
+_COLOURS = {"held": "green", "shared": "green", "stale": "yellow", "corrupt": "yellow", "free": "dim"}
+
+
+def longest_wait(status: Status) -> float:
+    return max((time.time() - waiter.since for waiter in status.waiters if waiter.since is not None), default=0.0)
+
+
+_ORDERS: dict[str, Callable[[Status], tuple[object, ...]]] = {
+    "name": lambda status: (status.path,),
+    "state": lambda status: (not status.held, status.path),
+    "age": lambda status: (status.since is None or not status.held, status.since or 0.0, status.path),
+    "waiting": lambda status: (-len(status.waiters), status.path),
+    "longest wait": lambda status: (-longest_wait(status), status.path),
+}
+
+
+class Question(ModalScreen[bool]):
+    """Asks before something is done that cannot be undone."""
+
+    CSS = """
+    Question { align: center middle; }
+    Question > Vertical { width: 70; height: auto; border: round $warning; padding: 1 2; background: $surface; }
+    """
+    BINDINGS: ClassVar = [Binding("y", "answer(True)", "yes"), Binding("n,escape", "answer(False)", "no")]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Text(self._text))
+            yield Static(Text("\ny: take it away    n: leave it", style="bold"))
+
+    def action_answer(self, yes: bool) -> None:
+        self.dismiss(yes)
+
+
+class Screen(App[None]):
+    """A table of locks that is looked at anew every so many seconds, and more about the one under the cursor."""
+
+    TITLE = "holdfast top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: 1; background: $primary; color: $text; padding: 0 1; }
+    #table { height: 1fr; }
+    #more { height: 5; border-top: solid $primary; padding: 0 1; }
+    #filter { display: none; height: 3; }
+    #filter.shown { display: block; }
+    """
+    BINDINGS: ClassVar = [
+        Binding("s", "sort", "sort"),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("h", "held", "held only"),
+        Binding("b", "break", "break"),
+        Binding("q", "quit", "quit"),
+        Binding("escape", "clear", "clear", show=False),
+    ]
+
+    def __init__(self, directories: list[str], recursive: bool, every: float) -> None:
+        super().__init__()
+        self._directories = directories
+        self._recursive = recursive
+        self._every = every
+        self._found: list[Status] = []
+        self._shown: list[Status] = []
+        self._order = "state"
+        self._held_only = False
+        self._wanted = ""
+        self._looking = False
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        yield DataTable[Text](id="table", cursor_type="row", zebra_stripes=True)
+        yield Input(placeholder="show only what contains…", id="filter")
+        yield Static(id="more")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        table = self.query_one(DataTable)
+        for name, width in zip(_COLUMNS, _WIDTHS, strict=True):
+            table.add_column(name, width=width, key=name)
+        table.focus()
+        self._look()
+        self.set_interval(self._every, self._look)
+
+    def _look(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self.run_worker(self._find, thread=True, exit_on_error=False)
+
+    def _find(self) -> None:
+        """In a thread: a directory may be slow to read."""
+        try:
+            found = listing.all_locks(self._directories, self._recursive)
+        except OSError:
+            found = []
+        self.call_from_thread(self._show, found)
+
+    def _show(self, found: list[Status]) -> None:
+        self._looking = False
+        self._found = found
+        self._draw()
+
+    def _draw(self) -> None:
+        table = self.query_one(DataTable)
+        under_cursor = self._chosen()
+        self._shown = sorted(filter(self._is_wanted, self._found), key=_ORDERS[self._order])
+        row = table.cursor_row
+        table.clear()
+        for status in self._shown:
+            table.add_row(*self._cells(status), key=status.path)
+        paths = [status.path for status in self._shown]
+        if under_cursor is not None and under_cursor.path in paths:
+            row = paths.index(under_cursor.path)
+        if paths:
+            table.move_cursor(row=min(row, len(paths) - 1))
+        self._draw_rest()
+
+    def _is_wanted(self, status: Status) -> bool:
+        if self._held_only and not status.held:
+            return False
+        text = f"{status.path} {listing.who(status)} {listing.pids_of(status)} {listing.user_of(status)}"
+        return self._wanted.lower() in text.lower()
+
+    def _cells(self, status: Status) -> list[Text]:
+        state = listing.state_of(status)
+        waited = longest_wait(status)
+        texts = (
+            output.shown(listing._relative(status.path)),
+            state,
+            listing.kind_name(status),
+            listing.age_of(status),
+            str(len(status.waiters) or "-"),
+            output.duration(waited) if status.waiters else "-",
+            listing.pids_of(status),
+            listing.user_of(status),
+            output.shown(listing.who(status)),
+        )
+        return [Text(text, style=_COLOURS.get(state, "")) for text in texts]
+
+    def _draw_rest(self) -> None:
+        held = sum(status.held for status in self._found)
+        waiting = sum(len(status.waiters) for status in self._found)
+        text = f"holdfast top   {len(self._found)} locks, {held} held, {waiting} waiting   by {self._order}"
+        if self._held_only:
+            text += "   held only"
+        if self._wanted:
+            text += f"   containing {self._wanted!r}"
+        self.query_one("#head", Static).update(Text(text))
+        chosen = self._chosen()
+        self.query_one("#more", Static).update(Text(_details(chosen) if chosen is not None else "no locks here"))
+
+    def _chosen(self) -> Status | None:
+        row = self.query_one(DataTable).cursor_row
+        return self._shown[row] if 0 <= row < len(self._shown) else None
+
+    def on_data_table_row_highlighted(self) -> None:
+        self._draw_rest()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._wanted = event.value
+        self._draw()
+
+    def on_input_submitted(self) -> None:
+        self._hide_filter()
+
+    def _hide_filter(self) -> None:
+        self.query_one("#filter").remove_class("shown")
+        self.query_one(DataTable).focus()
+
+    def action_sort(self) -> None:
+        names = list(_ORDERS)
+        self._order = names[(names.index(self._order) + 1) % len(names)]
+        self._draw()
+
+    def action_held(self) -> None:
+        self._held_only = not self._held_only
+        self._draw()
+
+    def action_filter(self) -> None:
+        self.query_one("#filter").add_class("shown")
+        self.query_one("#filter", Input).focus()
+
+    def action_clear(self) -> None:
+        self.query_one("#filter", Input).value = ""
+        self._hide_filter()
+
+    def action_break(self) -> None:
+        chosen = self._chosen()
+        if chosen is None or not chosen.held:
+            self.notify("nobody holds this lock")
+        elif chosen.kind != "file":
+            self.notify("a kernel lock cannot be taken away; it is free when its holder has ended", severity="warning")
+        else:
+            question = f"{output.shown(chosen.path)}\n{output.shown(chosen.explain())}\n\nTake it away?"
+            self.push_screen(Question(question), lambda yes: self._break(chosen) if yes else None)
+
+    def _break(self, status: Status) -> None:
+        try:
+            LockFile(status.path).break_()
+        except (HoldfastError, OSError) as error:
+            self.notify(str(error), severity="error")
+        else:
+            self.notify(f"{output.shown(status.path)} is free")
+        self._look()
+
+
+def _details(status: Status) -> str:
+    lines = [output.shown(f"{status.path}: {status.explain()}")]
+    for number, waiter in enumerate(status.waiters[:3], 1):
+        waited = output.duration(time.time() - waiter.since) if waiter.since is not None else "?"
+        lines.append(output.shown(f"{number}. pid {waiter.pid} waits for {waited}  {waiter.command or ''}"))
+    if len(status.waiters) > 3:
+        lines[-1] += f"   and {len(status.waiters) - 3} more"
+    return "\n".join(lines)

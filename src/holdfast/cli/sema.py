@@ -1,0 +1,253 @@
+"""`try`, `acquire`, `release` and `status`: the commands of the sema tools, with their words and exit statuses.
+
+The lock belongs to the process that called the command, or to `--pid`: the command itself is gone in a moment. It ends
+with `release`, with that process, or when it is old.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..errors import NotALockFile, NotLocked, NotOwner, Timeout
+from ..locks.existence import LockFile
+from . import arguments, output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from ..record import Record
+    from ..status import Status
+
+HELD = 1
+
+_STATUSES = "exit status: 0 done or free, 1 held or timed out, 2 wrong usage, 3 an error of the system\n"
+EXAMPLES = {
+    "try": "holdfast try /tmp/deploy.lock --tag v1.2.3 && echo mine",
+    "acquire": "holdfast acquire /tmp/deploy.lock --timeout 60 --stale 900",
+    "release": "holdfast release /tmp/deploy.lock",
+    "status": "holdfast status /tmp/deploy.lock --json",
+}
+
+
+def configure(name: str, parser: arguments.Parser) -> None:
+    parser.epilog = f"{_STATUSES}\nexample:\n  {EXAMPLES[name]}\n"
+    parser.add_argument("path", metavar="PATH", help="the lock file")
+    parser.add_argument("--stale", metavar="S", type=arguments.seconds, default=3600.0, help=STALE_HELP)
+    parser.add_argument("--policy", choices=("proof", "old", "dead-and-old"), default="proof", help=POLICY_HELP)
+    if name in ("try", "acquire"):
+        parser.add_argument("-t", "--tag", help="what to say about the holder")
+        parser.add_argument("--fence", action="store_true", help="tokens grow even if the clock is set back")
+    if name in ("try", "acquire", "release"):
+        parser.add_argument("--pid", type=arguments.pid, help="in whose name; the calling process, if not given")
+    if name == "release":
+        parser.add_argument("-f", "--force", action="store_true", help="whoever holds it")
+    if name == "status":
+        parser.add_argument("--kind", choices=("lock", "file"), help="kernel lock or lock file; found out if not given")
+    # Taken by all of them, so that one set of options fits the four.
+    parser.add_argument(
+        "--timeout", metavar="S", type=arguments.seconds, default=None if name == "acquire" else 0.0, help=TIMEOUT_HELP
+    )
+    arguments.add_json(parser)
+    arguments.add_quiet(parser)
+    parser.set_defaults(call={"try": try_, "acquire": acquire, "release": release, "status": status}[name])
+
+
+STALE_HELP = "a holder of whom nothing is known keeps the lock so long (3600; 0: for ever)"
+POLICY_HELP = "when a lock is stale: proved dead (proof), by age alone (old), both (dead-and-old)"
+TIMEOUT_HELP = "wait at most so many seconds; 0: one attempt"
+
+
+def lock_of(options: argparse.Namespace, **more: Any) -> LockFile:
+    return LockFile(options.path, stale_after=options.stale or None, stale=options.policy, **more)
+
+
+def try_(options: argparse.Namespace) -> int:
+    return _acquire(options, 0)
+
+
+def acquire(options: argparse.Namespace) -> int:
+    return _acquire(options, options.timeout)
+
+
+def _acquire(options: argparse.Namespace, timeout: float | None) -> int:
+    lock = lock_of(options, tag=options.tag, fence=options.fence)
+    pid = options.pid or os.getppid()
+    try:
+        record = _acquire_now(lock, pid, timeout, options)
+    except Timeout as error:
+        _say_held(error.status or lock.status(), timeout, options)
+        return HELD
+    if options.json:
+        names = ("pid", "timestamp", "tag", "token")
+        output.say_json({"acquired": True, **{name: getattr(record, name) for name in names}})
+    elif not options.quiet:
+        output.say(f"Lock acquired: {output.shown(options.path)}")
+    return 0
+
+
+def _acquire_now(lock: LockFile, pid: int, timeout: float | None, options: argparse.Namespace) -> Record:
+    try:
+        return lock.acquire_as_owner(pid, 0)
+    except Timeout:
+        if timeout == 0:
+            raise
+    from .progress import Progress
+
+    with Progress(lock, quiet=options.quiet or options.json, only_live=True):
+        return lock.acquire_as_owner(pid, timeout)
+
+
+def _say_held(found: Status, timeout: float | None, options: argparse.Namespace) -> None:
+    pid = found.holders[0].pid if found.holders else None
+    if options.json:
+        since = None if found.since is None else int(found.since)
+        output.say_json({"locked": True, "pid": pid, "since": since, "acquired": False} | _more(found))
+    elif options.quiet:
+        pass
+    elif timeout == 0:
+        output.complain("Lock already held")
+        if pid is not None:
+            output.complain(f"  Holder PID: {pid}")
+    else:
+        output.complain("Timeout waiting for lock")
+
+
+def release(options: argparse.Namespace) -> int:
+    lock = lock_of(options)
+    code, text = 0, f"Lock released: {output.shown(options.path)}"
+    answer: dict[str, object] = {"released": True}
+    try:
+        lock.release_as_owner(options.pid or os.getppid(), force=options.force)
+    except NotLocked:
+        text, answer = f"Lock not held: {output.shown(options.path)}", {"released": False, "locked": False}
+    except NotOwner:
+        found = lock.status()
+        code, text, answer = HELD, "", {"released": False, "locked": True} | _more(found)
+        if not options.json:
+            output.complain(f"holdfast release: {output.shown(options.path)}: {output.shown(found.explain())}")
+            output.complain("-f releases it all the same; holdfast break also says whose it was")
+    if options.json:
+        output.say_json(answer)
+    elif text and not options.quiet:
+        output.say(text)
+    return code
+
+
+def status(options: argparse.Namespace) -> int:
+    found = status_of(options.path, options.kind, options.stale or None, options.policy)
+    if options.json:
+        output.say_json(as_json(found))
+    elif not options.quiet:
+        _say_status(options.path, found)
+    return HELD if found.held else 0
+
+
+def status_of(path: str, kind: str | None, stale_after: float | None, policy: Any) -> Status:
+    """The status of a lock of whatever kind: a kernel lock shows only while it is held, its file being empty."""
+    from .. import Lock
+    from .listing import kind_of
+
+    kind = kind or kind_of(path)
+    if kind == "semaphore":
+        return _semaphore_status(path)
+    if kind == "lock":
+        return _without_old_time(Lock(path).status())
+    return LockFile(path, stale_after=stale_after, stale=policy).status()
+
+
+def _semaphore_status(path: str) -> Status:
+    from ..locks.semaphore import parse
+    from ..status import of_semaphore
+
+    with open(path, "rb") as file:
+        permits = parse(file.read(64))
+    if permits is None:
+        raise NotALockFile(f"{path}: this begins like a semaphore and goes on otherwise", path=path)
+    return of_semaphore(os.path.abspath(path), permits)
+
+
+def _without_old_time(found: Status) -> Status:
+    """The file of a kernel lock that is kept is older than its holder: then nobody knows since when it is held."""
+    from dataclasses import replace
+
+    from ..owner import started_at
+
+    began = [started_at(holder.pid) for holder in found.holders if holder.pid is not None]
+    earliest = min((moment for moment in began if moment is not None), default=None)
+    if found.since is None or earliest is None or found.since >= earliest - 0.1:
+        return found
+    return replace(found, since=None)
+
+
+def as_json(found: Status) -> dict[str, object]:
+    """The keys of sema first: pid, timestamp and tag are there, null or not, whenever it is locked."""
+    if not found.held:
+        return {"locked": False, "path": found.path, "kind": found.kind}
+    holder = found.holders[0] if found.holders else None
+    since = None if found.since is None else int(found.since)
+    first = {"locked": True, "pid": holder and holder.pid, "timestamp": since, "tag": found.tag}
+    return first | _more(found)
+
+
+def _more(found: Status) -> dict[str, object]:
+    more = found.as_dict()
+    del more["held"]
+    return more
+
+
+def _say_status(path: str, found: Status) -> None:
+    if not found.held:
+        output.say(f"Lock status: FREE\n  Path: {output.shown(path)}")
+        return
+    lines = ["Lock status: LOCKED", f"  Path: {output.shown(path)}"]
+    holder = found.holders[0] if found.holders else None
+    if found.corrupt:
+        lines.append("  Record: corrupt")
+    if holder is not None and holder.pid is not None:
+        lines.append(f"  PID: {holder.pid}")
+    if found.since is not None:
+        lines.append(f"  Timestamp: {int(found.since)}")
+    if found.tag is not None:
+        lines.append(f"  Tag: {output.shown(found.tag)}")
+    if holder is not None and holder.pid is not None:
+        lines.append(f"  Process running: {_running(found)}")
+    lines += _own_lines(found)
+    output.say("\n".join(lines))
+
+
+def _running(found: Status) -> str:
+    from .. import system
+
+    holder = found.holders[0]
+    if found.alive is not None:
+        return "yes" if found.alive else "no"
+    if holder.host is not None or holder.pid is None:
+        return "unknown"
+    return "yes" if system.process_exists(holder.pid) else "no"
+
+
+def _own_lines(found: Status) -> list[str]:
+    lines = []
+    holder = found.holders[0] if found.holders else None
+    if found.kind != "file":
+        lines.append(f"  Kind: {'kernel lock' if found.kind == 'lock' else f'semaphore of {found.permits}'}")
+    if len(found.holders) > 1:
+        lines.append(f"  Holders: {', '.join(str(one.pid) for one in found.holders)}")
+    if holder is not None and holder.command:
+        lines.append(f"  Command: {output.shown(output.shortened(holder.command, 200))}")
+    if holder is not None and holder.host:
+        lines.append(f"  Host: {output.shown(holder.host)}")
+    if found.since is not None:
+        lines.append(f"  Held for: {output.duration(time.time() - found.since)}")
+    if found.token is not None:
+        lines.append(f"  Token: {found.token}")
+    if found.stale:
+        lines.append("  Stale: yes; the next one to come takes it over")
+    elif found.stale_in is not None:
+        lines.append(f"  Stale: in {output.duration(found.stale_in)}, unless it is renewed")
+    if found.waiters:
+        lines.append(f"  Waiting: {', '.join(str(one.pid) for one in found.waiters)}")
+    return lines

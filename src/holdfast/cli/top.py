@@ -1,0 +1,44 @@
+"""`holdfast top`: the locks in some directories, live. The screen itself is `screen`, which needs Textual."""
+
+from __future__ import annotations
+
+from ..errors import Unsupported
+from . import arguments, output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+EXAMPLES = """\
+keys: s sorts by the next column, / filters, h shows only what is held, b breaks a lock file (asks first), q ends
+
+examples:
+  holdfast top
+  holdfast top -r /tmp --every 0.5
+"""
+
+
+def configure(name: str, parser: arguments.Parser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], help="where to look (here)")
+    parser.add_argument("-r", "--recursive", action="store_true", help="in their directories too")
+    parser.add_argument("--every", metavar="S", type=arguments.seconds, default=1.0, help="seconds between looks (1)")
+    arguments.add_json(parser, "print how it stands now, as JSON, and end")
+    parser.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    from .listing import all_locks, as_json
+
+    found = all_locks(options.directories, options.recursive)  # a directory that cannot be read: say so before it opens
+    if options.json:
+        output.say_json([as_json(status) for status in found])
+        return 0
+    try:
+        from .screen import Screen
+    except ImportError:
+        raise Unsupported(
+            "holdfast top needs Textual: pip install 'holdfast[top]'. holdfast ls shows the same, once."
+        ) from None
+    Screen(options.directories, options.recursive, max(0.1, options.every)).run()
+    return 0
