@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from . import system
-from .owner import command_of, describe, me, sees_everybody
+from .owner import command_of, describe, sees_everybody
 from .paths import mount_at
 
 TYPE_CHECKING = False
@@ -292,24 +292,7 @@ def of_lock_file(path: str, found: Judgement | None) -> Status:
     waiters = _waiters(os.path.realpath(path))
     if found is None:
         return Status(path, "file", held=False, waiters=waiters)
-    if found.record is None:
-        return Status(
-            path, "file", held=True, waiters=waiters, stale=found.stale, stale_in=found.stale_in, corrupt=True
-        )
-    record = found.record
-    here = record.host is None or record.host == me().host
-    holder = Holder(record.pid, False, command_of(record.pid) if here else None, None if here else record.host)
-    return Status(
-        path,
-        "file",
-        held=True,
-        holders=(holder,),
-        waiters=waiters,
-        # A heartbeat renews the timestamp, and not the token, which began as the time of the acquisition.
-        since=min(float(record.timestamp), record.token / 1e9) if record.token else float(record.timestamp),
-        tag=record.tag,
-        token=record.token,
-        alive=found.alive,
-        stale=found.stale,
-        stale_in=found.stale_in,
-    )
+    facts = found.facts()
+    holder = Holder(facts.pop("pid"), False, facts.pop("command"), facts.pop("host"))
+    holders = () if found.record is None else (holder,)
+    return Status(path, "file", held=True, holders=holders, waiters=waiters, **facts)

@@ -6,6 +6,7 @@ argparse is what starts quickly: click and typer take longer to import than a wh
 from __future__ import annotations
 
 import argparse
+import os
 
 from . import output
 
@@ -25,6 +26,10 @@ class Parser(argparse.ArgumentParser):
         self.misuse = 2
         self.failure = 3
         self.takes_command = False
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        """With a width, which argparse would import shutil to find out, for every option."""
+        return self.formatter_class(prog=self.prog, width=_width())  # type: ignore[call-arg]
 
     def error(self, message: str) -> NoReturn:
         output.complain(f"{self.prog}: {message} ({self.prog} --help tells more)")
@@ -64,6 +69,16 @@ class Parser(argparse.ArgumentParser):
             if action is not None and action.nargs != 0:
                 return number == len(word)
         return False
+
+
+def _width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) > 0:
+        return int(columns) - 2
+    try:
+        return min(118, os.get_terminal_size().columns - 2)
+    except OSError:
+        return 98
 
 
 def seconds(text: str) -> float:

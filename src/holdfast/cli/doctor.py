@@ -12,7 +12,7 @@ import select
 from .. import Lock, LockFile, Semaphore, system
 from ..errors import HoldfastError, Unsupported
 from ..locks.publish import Place, publish
-from ..paths import mount_at
+from ..paths import find_mount
 from . import arguments, output
 
 TYPE_CHECKING = False
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
     from typing import Any
+
+    from ..paths import Mount
 
 EXAMPLES = """\
 exit status: 0 every kind of lock is safe there, 1 some are not
@@ -54,7 +56,7 @@ def call(options: argparse.Namespace) -> int:
     room = os.path.join(directory, f".holdfast-doctor-{os.getpid()}-{os.urandom(4).hex()}")
     os.mkdir(room, 0o700)
     try:
-        mount = mount_at(os.stat(room).st_dev, os.path.realpath(room))
+        mount = find_mount(system.mount_table(), os.stat(room).st_dev, os.path.realpath(room))
         findings = [_tried(what, check, room) for what, check in CHECKS.items()]
         verdicts = [_tried(what, check, room) for what, check in KINDS.items()]
     finally:
@@ -76,7 +78,7 @@ def call(options: argparse.Namespace) -> int:
     return 0 if safe else 1
 
 
-def _show(directory: str, mount: Any, findings: list[Finding], verdicts: list[Finding], safe: bool) -> None:
+def _show(directory: str, mount: Mount, findings: list[Finding], verdicts: list[Finding], safe: bool) -> None:
     kind = mount.kind or "a local disk"
     output.say(f"{output.shown(os.path.realpath(directory))}: {kind}, mounted at {output.shown(mount.where)}\n")
     width = max(len(finding.what) for finding in [*findings, *verdicts])
@@ -134,11 +136,10 @@ class Other:
             try:
                 os.close(ready)
                 os.close(self._go_on)
-                kept = self._action()
+                kept = self._action()  # until it ends: the kernel lets go of it then
                 os.write(told, b"1")
                 os.read(go_on, 1)
-                del kept
-                code = 0
+                code = 0 if kept is not None else 1
             except BaseException:
                 pass
             finally:
@@ -238,7 +239,20 @@ def _exchange(room: str) -> Finding:
         return Finding("", file.read() == other)
 
 
-def _no_replace(room: str) -> Finding:
+def _rename(room: str) -> Finding:
+    one, other = os.path.join(room, "from"), os.path.join(room, "to")
+    for path in (one, other):
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    try:
+        system.rename_new(one, other)
+    except FileExistsError:
+        return Finding("", True)
+    except OSError:
+        return Finding("", None, "not needed: a link does its work")
+    return Finding("", False, "it replaced a file that was there")
+
+
+def _publishing(room: str) -> Finding:
     """The way in which LockFile makes its file, whichever that is here: never over one that is there."""
     place = Place(room, "published", None)
     fd, _ = publish(place, b"first", 0o600, False)
@@ -319,7 +333,8 @@ CHECKS: dict[str, Callable[[str], Finding | bool | None]] = {
     "O_EXCL makes a file once": _exclusive_create,
     "link never replaces": _link,
     "O_TMPFILE, then a name": _nameless,
-    "publishing never replaces": _no_replace,
+    "rename that never replaces": _rename,
+    "publishing never replaces": _publishing,
     "two names exchanged in one step": _exchange,
     "events tell of a close": _events,
     "FIFOs, for the queue": _fifo,

@@ -1,8 +1,4 @@
-"""`holdfast ls`: every lock in some directories, of both kinds, and how it stands.
-
-What is a lock? A file that says `pid=` and `timestamp=`, one that says `permits=`, one on which somebody has a kernel
-lock, and an empty one that is called `….lock`, or for which somebody queues.
-"""
+"""`holdfast ls`: every lock in some directories, of both kinds, and how it stands."""
 
 from __future__ import annotations
 
@@ -10,9 +6,9 @@ import os
 import sys
 import time
 
-from .. import system
-from ..errors import CorruptLock, HoldfastError
+from ..errors import HoldfastError
 from . import arguments, output
+from .kinds import kernel_locked_inodes, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +25,6 @@ examples:
   holdfast ls -r /tmp
   holdfast ls --held --json /tmp
 """
-_HEAD = 32  # bytes that tell what a file is
 _HEADINGS = ("STATE", "KIND", "AGE", "WAITING", "PID", "USER", "LOCK", "HOLDER")
 
 
@@ -169,16 +164,6 @@ def all_locks(directories: list[str], recursive: bool) -> list[Status]:
     return found
 
 
-def kernel_locked_inodes() -> set[int]:
-    """The inodes on which this machine knows of a kernel lock. Only a hint: devices are not compared here."""
-    inodes = set()
-    for line in system.read_text("/proc/locks").splitlines():
-        fields = line.replace("-> ", "").split()
-        if len(fields) > 5 and ":" in fields[5]:
-            inodes.add(int(fields[5].rpartition(":")[2]))
-    return inodes
-
-
 def candidates(directory: str, recursive: bool) -> Iterator[str]:
     """The regular files in a directory, or the file itself if it is one."""
     if not os.path.isdir(directory) and os.path.lexists(directory):
@@ -213,38 +198,3 @@ def status_at(path: str, locked: set[int]) -> Status | None:
         return status_of(path, kind, 3600, "proof")
     except (OSError, HoldfastError):
         return None  # gone, or not ours to read
-
-
-def kind_of(path: str, locked: set[int] | None = None) -> str | None:
-    """What kind of lock a file is: lock, file, semaphore. None: none that can be told."""
-    try:
-        fd = system.open_fd(os.path.realpath(path), system.O_READ)
-    except (FileNotFoundError, IsADirectoryError):
-        return None
-    try:
-        st = system.fstat(fd)
-        if st.st_mode >> 12 != 0o10:
-            return None
-        head = system.read(fd, _HEAD)
-        if head.startswith(b"permits="):
-            return "semaphore"
-        if head:
-            return "file" if _is_record(fd, head) else None
-    finally:
-        system.close(fd)
-    if st.st_ino in (kernel_locked_inodes() if locked is None else locked) or os.path.isdir(path + ".queue"):
-        return "lock"
-    # Nobody holds it: the empty file of a kernel lock that is kept, or one that a foreign tool is about to write.
-    return "lock" if locked is not None and path.endswith((".lock", ".lck")) else None
-
-
-def _is_record(fd: int, head: bytes) -> bool:
-    from .. import record
-
-    if b"pid" not in head and b"timestamp" not in head and b"tag" not in head:
-        return False
-    try:
-        record.parse(system.pread(fd, record.MOST_BYTES + 1, 0))
-    except CorruptLock:
-        return False
-    return True

@@ -53,7 +53,8 @@ def _lock_files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
     from ..locks.publish import lock_of_private
-    from .listing import candidates, kind_of
+    from .kinds import kind_of
+    from .listing import candidates
 
     found = set()
     for file in candidates(path, recursive=False):
@@ -69,7 +70,7 @@ def break_(options: argparse.Namespace) -> int:
     lock = LockFile(options.path)
     found = lock.status()
     if found.held and found.corrupt:
-        from .listing import kind_of
+        from .kinds import kind_of
 
         if kind_of(options.path) in ("lock", "semaphore"):
             return _is_kernel_lock(options)

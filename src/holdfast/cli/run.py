@@ -12,7 +12,6 @@ import sys
 from .. import Lock
 from ..errors import LockLost, Timeout, Unsupported
 from . import arguments, output
-from .progress import Progress, in_the_way
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,6 +113,8 @@ def acquire(lock: BaseLock[Hold], timeout: float | None, options: argparse.Names
     hold = lock.try_acquire()
     if hold is not None:
         return hold
+    from .progress import Progress, in_the_way
+
     try:
         if timeout == 0:
             return lock.acquire(0)

@@ -12,6 +12,7 @@ import time
 from ..errors import NotALockFile, NotLocked, NotOwner, Timeout
 from ..locks.existence import LockFile
 from . import arguments, output
+from .kinds import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _say_held(found: Status, timeout: float | None, options: argparse.Namespace)
     pid = found.holders[0].pid if found.holders else None
     if options.json:
         since = None if found.since is None else int(found.since)
-        output.say_json({"locked": True, "pid": pid, "since": since, "acquired": False} | _more(found))
+        output.say_json(_more(found, {"locked": True, "pid": pid, "since": since, "acquired": False}))
     elif options.quiet:
         pass
     elif timeout == 0:
@@ -125,7 +126,7 @@ def release(options: argparse.Namespace) -> int:
         text, answer = f"Lock not held: {output.shown(options.path)}", {"released": False, "locked": False}
     except NotOwner:
         found = lock.status()
-        code, text, answer = HELD, "", {"released": False, "locked": True} | _more(found)
+        code, text, answer = HELD, "", _more(found, {"released": False, "locked": True})
         if not options.json:
             output.complain(f"holdfast release: {output.shown(options.path)}: {output.shown(found.explain())}")
             output.complain("-f releases it all the same; holdfast break also says whose it was")
@@ -137,23 +138,39 @@ def release(options: argparse.Namespace) -> int:
 
 
 def status(options: argparse.Namespace) -> int:
-    found = status_of(options.path, options.kind, options.stale or None, options.policy)
+    facts = _facts(options)
     if options.json:
-        output.say_json(as_json(found))
+        output.say_json(_as_json(facts))
     elif not options.quiet:
-        _say_status(options.path, found)
-    return HELD if found.held else 0
+        output.say("\n".join(_lines(options.path, facts)))
+    return HELD if facts["held"] else 0
+
+
+def _facts(options: argparse.Namespace) -> dict[str, Any]:
+    """The status as a dictionary, with those of the first holder: pid, host, command.
+
+    Of a lock file for which nobody queues, without `Status`: to import dataclasses takes as long as all the rest.
+    """
+    kind = options.kind or kind_of(options.path) or "file"
+    lock = lock_of(options)
+    if kind == "file" and not os.path.isdir(os.path.realpath(lock.path) + ".queue"):
+        found = lock.examine()
+        rest = {"held": False} if found is None else {"held": True, **found.facts()}
+        return {"path": lock.path, "kind": "file", "waiters": (), "permits": None, **rest}
+    status = status_of(options.path, kind, options.stale or None, options.policy)
+    facts = status.as_dict()
+    first = status.holders[0] if status.holders else None
+    return facts | {name: getattr(first, name, None) for name in ("pid", "host", "command")}
 
 
 def status_of(path: str, kind: str | None, stale_after: float | None, policy: Any) -> Status:
     """The status of a lock of whatever kind: a kernel lock shows only while it is held, its file being empty."""
-    from .. import Lock
-    from .listing import kind_of
-
     kind = kind or kind_of(path)
     if kind == "semaphore":
         return _semaphore_status(path)
     if kind == "lock":
+        from .. import Lock
+
         return _without_old_time(Lock(path).status())
     return LockFile(path, stale_after=stale_after, stale=policy).status()
 
@@ -182,72 +199,66 @@ def _without_old_time(found: Status) -> Status:
     return replace(found, since=None)
 
 
-def as_json(found: Status) -> dict[str, object]:
+def _as_json(facts: dict[str, Any]) -> dict[str, object]:
     """The keys of sema first: pid, timestamp and tag are there, null or not, whenever it is locked."""
-    if not found.held:
-        return {"locked": False, "path": found.path, "kind": found.kind}
-    holder = found.holders[0] if found.holders else None
-    since = None if found.since is None else int(found.since)
-    first = {"locked": True, "pid": holder and holder.pid, "timestamp": since, "tag": found.tag}
-    return first | _more(found)
+    if not facts["held"]:
+        return {"locked": False, "path": facts["path"], "kind": facts["kind"]}
+    since = None if facts["since"] is None else int(facts["since"])
+    first = {"locked": True, "pid": facts["pid"], "timestamp": since, "tag": facts["tag"]}
+    return first | {key: value for key, value in facts.items() if key not in first and key != "held"}
 
 
-def _more(found: Status) -> dict[str, object]:
-    more = found.as_dict()
-    del more["held"]
-    return more
+def _more(found: Status, first: dict[str, object]) -> dict[str, object]:
+    """What an answer of JSON has after the keys that are its own."""
+    return first | {key: value for key, value in found.as_dict().items() if key not in first and key != "held"}
 
 
-def _say_status(path: str, found: Status) -> None:
-    if not found.held:
-        output.say(f"Lock status: FREE\n  Path: {output.shown(path)}")
-        return
+def _lines(path: str, facts: dict[str, Any]) -> list[str]:
+    if not facts["held"]:
+        return ["Lock status: FREE", f"  Path: {output.shown(path)}"]
     lines = ["Lock status: LOCKED", f"  Path: {output.shown(path)}"]
-    holder = found.holders[0] if found.holders else None
-    if found.corrupt:
+    if facts["corrupt"]:
         lines.append("  Record: corrupt")
-    if holder is not None and holder.pid is not None:
-        lines.append(f"  PID: {holder.pid}")
-    if found.since is not None:
-        lines.append(f"  Timestamp: {int(found.since)}")
-    if found.tag is not None:
-        lines.append(f"  Tag: {output.shown(found.tag)}")
-    if holder is not None and holder.pid is not None:
-        lines.append(f"  Process running: {_running(found)}")
-    lines += _own_lines(found)
-    output.say("\n".join(lines))
+    if facts["pid"] is not None:
+        lines.append(f"  PID: {facts['pid']}")
+    if facts["since"] is not None:
+        lines.append(f"  Timestamp: {int(facts['since'])}")
+    if facts["tag"] is not None:
+        lines.append(f"  Tag: {output.shown(facts['tag'])}")
+    if facts["pid"] is not None:
+        lines.append(f"  Process running: {_running(facts)}")
+    return lines + _own_lines(facts)
 
 
-def _running(found: Status) -> str:
+def _running(facts: dict[str, Any]) -> str:
     from .. import system
 
-    holder = found.holders[0]
-    if found.alive is not None:
-        return "yes" if found.alive else "no"
-    if holder.host is not None or holder.pid is None:
+    if facts["alive"] is not None:
+        return "yes" if facts["alive"] else "no"
+    if facts["host"] is not None:
         return "unknown"
-    return "yes" if system.process_exists(holder.pid) else "no"
+    return "yes" if system.process_exists(facts["pid"]) else "no"
 
 
-def _own_lines(found: Status) -> list[str]:
+def _own_lines(facts: dict[str, Any]) -> list[str]:
     lines = []
-    holder = found.holders[0] if found.holders else None
-    if found.kind != "file":
-        lines.append(f"  Kind: {'kernel lock' if found.kind == 'lock' else f'semaphore of {found.permits}'}")
-    if len(found.holders) > 1:
-        lines.append(f"  Holders: {', '.join(str(one.pid) for one in found.holders)}")
-    if holder is not None and holder.command:
-        lines.append(f"  Command: {output.shown(output.shortened(holder.command, 200))}")
-    if holder is not None and holder.host:
-        lines.append(f"  Host: {output.shown(holder.host)}")
-    if found.since is not None:
-        lines.append(f"  Held for: {output.duration(time.time() - found.since)}")
-    if found.token is not None:
-        lines.append(f"  Token: {found.token}")
-    if found.stale:
+    holders = facts.get("holders", ())
+    if facts["kind"] != "file":
+        lines.append("  Kind: " + ("kernel lock" if facts["kind"] == "lock" else f"semaphore of {facts['permits']}"))
+    if len(holders) > 1:
+        lines.append(f"  Holders: {', '.join(str(holder['pid']) for holder in holders)}")
+    if facts["command"]:
+        lines.append(f"  Command: {output.shown(output.shortened(facts['command'], 200))}")
+    if facts["host"]:
+        lines.append(f"  Host: {output.shown(facts['host'])}")
+    if facts["since"] is not None:
+        lines.append(f"  Held for: {output.duration(time.time() - facts['since'])}")
+    if facts["token"] is not None:
+        lines.append(f"  Token: {facts['token']}")
+    if facts["stale"]:
         lines.append("  Stale: yes; the next one to come takes it over")
-    elif found.stale_in is not None:
-        lines.append(f"  Stale: in {output.duration(found.stale_in)}, unless it is renewed")
-    if found.waiters:
-        lines.append(f"  Waiting: {', '.join(str(one.pid) for one in found.waiters)}")
+    elif facts["stale_in"] is not None:
+        lines.append(f"  Stale: in {output.duration(facts['stale_in'])}, unless it is renewed")
+    if facts["waiters"]:
+        lines.append(f"  Waiting: {', '.join(str(waiter['pid']) for waiter in facts['waiters'])}")
     return lines

@@ -27,23 +27,21 @@ _PASSED_ON = {
 }
 # Python ignores these; the command should not.
 _RESET = [signal.SIGPIPE, signal.SIGXFSZ]
+# A command that ends in a moment needs no watch, whose making and closing would take longer than the command itself.
+_A_MOMENT = 0.05  # seconds
 _LOOK = 1.0  # seconds between looks where the file system tells of no events
 _SAFETY_LOOK = 10.0
 
 
 def supervise(child: Child, command: list[str]) -> int:
-    waited_for = {*_PASSED_ON, signal.SIGCHLD, signal.SIGIO}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
-    watch = None
+    """Run the command and wait for it. Gives its exit status, or `LOST`."""
+    signals = {*_PASSED_ON, signal.SIGCHLD, signal.SIGIO}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        pid = _spawn(child, command, before)
-        watch = _watch(child.path)
-        return _wait(child, pid, waited_for, _LOOK if watch is None else _SAFETY_LOOK, watch)
+        return _Supervisor(child, _spawn(child, command, before), signals).run()
     finally:
-        if watch is not None:
-            watch.close()
         # What came after the child had ended is for nobody.
-        while signal.sigtimedwait(waited_for, 0):
+        while signal.sigtimedwait(signals, 0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -59,6 +57,60 @@ def _spawn(child: Child, command: list[str], mask: set[int]) -> int:
             os.set_inheritable(fd, False)
 
 
+class _Supervisor:
+    def __init__(self, child: Child, pid: int, signals: set[signal.Signals]) -> None:
+        self._child = child
+        self._pid = pid
+        self._signals = signals
+        self._watch: system.Watch | None = None
+        self._look = _A_MOMENT
+        self._kill_at: float | None = None  # when patience with a child that was told to end is over
+
+    def run(self) -> int:
+        try:
+            while True:
+                ended, status = os.waitpid(self._pid, os.WNOHANG)
+                if ended:
+                    code = os.waitstatus_to_exitcode(status)
+                    return LOST if self._kill_at is not None else code if code >= 0 else 128 - code
+                self._wait()
+        finally:
+            if self._watch is not None:
+                self._watch.close()
+
+    def _wait(self) -> None:
+        """For one thing to happen, and do what is to be done then."""
+        patience = self._look if self._kill_at is None else max(0.0, self._kill_at - monotonic())
+        came = signal.sigtimedwait(self._signals, patience)
+        if came is not None and came.si_signo in _PASSED_ON:
+            if came.si_code <= 0:  # sent by a process, and not by the kernel to the whole group
+                self._send(came.si_signo)
+        elif came is not None and came.si_signo == signal.SIGCHLD:
+            pass
+        elif self._kill_at is None:
+            self._look_at_lock()
+        elif monotonic() >= self._kill_at:
+            self._send(signal.SIGKILL)
+            self._kill_at = sys.maxsize
+
+    def _look_at_lock(self) -> None:
+        if self._look == _A_MOMENT:
+            self._watch = _watch(self._child.path)
+            self._look = _LOOK if self._watch is None else _SAFETY_LOOK
+        if self._watch is not None:
+            self._watch.drain()
+        if self._child.is_lost():
+            self._child.say_lost("the lock was taken away; ending the command")
+            self._send(signal.SIGTERM)
+            self._kill_at = monotonic() + self._child.grace
+
+    def _send(self, number: int) -> None:
+        try:
+            os.kill(self._pid, number)
+        except ProcessLookupError:
+            pass
+
+
 def _watch(path: str) -> system.Watch | None:
     """Have the kernel send SIGIO when something happens to the file."""
     try:
@@ -72,39 +124,3 @@ def _watch(path: str) -> system.Watch | None:
         watch.close()
         return None
     return watch
-
-
-def _wait(child: Child, pid: int, waited_for: set[signal.Signals], look: float, watch: system.Watch | None) -> int:
-    kill_at = None  # when patience with a child that was told to end is over
-    look_next = 0.0  # at once: it may have been lost before we watched
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            return LOST if kill_at is not None else code if code >= 0 else 128 - code
-        patience = look_next if kill_at is None else max(0.0, kill_at - monotonic())
-        look_next = look
-        came = signal.sigtimedwait(waited_for, patience)
-        if came is not None and came.si_signo in _PASSED_ON:
-            if came.si_code <= 0:  # sent by a process, and not by the kernel to the whole group
-                _send(pid, came.si_signo)
-        elif came is not None and came.si_signo == signal.SIGCHLD:
-            pass
-        elif kill_at is not None:
-            if monotonic() >= kill_at:
-                _send(pid, signal.SIGKILL)
-                kill_at = sys.maxsize
-        else:
-            if watch is not None:
-                watch.drain()
-            if child.is_lost():
-                child.say_lost("the lock was taken away; ending the command")
-                _send(pid, signal.SIGTERM)
-                kill_at = monotonic() + child.grace
-
-
-def _send(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass

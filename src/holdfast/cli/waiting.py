@@ -54,7 +54,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _wait(path: str, timeout: float | None, options: argparse.Namespace) -> None:
-    from .listing import kind_of
+    from .kinds import kind_of
     from .progress import Progress
 
     kind = kind_of(path)

@@ -19,7 +19,7 @@ from ..paths import mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Any, Literal
 
     from ..record import Record
 
@@ -54,6 +54,24 @@ class Judgement:
         if self.alive is not None or self.record is None:
             return self.alive is False
         return self.record.host in (None, owner.me().host) and not system.process_exists(self.record.pid)
+
+    def facts(self) -> dict[str, Any]:
+        """What a status says about the lock: who holds it, since when, and when it will be stale."""
+        found = self.record
+        common = {"alive": self.alive, "stale": self.stale, "stale_in": self.stale_in, "corrupt": found is None}
+        if found is None:
+            return common | {"pid": None, "host": None, "command": None, "since": None, "tag": None, "token": None}
+        here = found.host is None or found.host == owner.me().host
+        # A heartbeat renews the timestamp, and not the token, which began as the time of the acquisition.
+        since = min(float(found.timestamp), found.token / 1e9) if found.token else float(found.timestamp)
+        return common | {
+            "pid": found.pid,
+            "host": None if here else found.host,
+            "command": owner.command_of(found.pid) if here else None,
+            "since": since,
+            "tag": found.tag,
+            "token": found.token,
+        }
 
     def __str__(self) -> str:
         if self.record is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _IN_ATTRIB, _IN_CLOSE, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x4, 0x18, 0x400, 0x800
 _EVENTS = _IN_ATTRIB | _IN_CLOSE | _IN_DELETE_SELF | _IN_MOVE_SELF
 
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 
 _libc: ctypes.CDLL | None = None
 _idle_instances: list[int] = []
@@ -107,10 +107,19 @@ os.register_at_fork(after_in_child=_close_idle_instances)
 
 def exchange(one: str, other: str, folder: int | None) -> None:  # type: ignore[no-redef]
     """Let two files exchange their names, in one step."""
-    libc, at = _load_libc(), _AT_FDCWD if folder is None else folder
+    _renameat2(one, other, _AT_FDCWD if folder is None else folder, _RENAME_EXCHANGE)
+
+
+def rename_new(one: str, other: str) -> None:  # type: ignore[no-redef]
+    """Rename, and fail with FileExistsError where the name is taken."""
+    _renameat2(one, other, _AT_FDCWD, _RENAME_NOREPLACE)
+
+
+def _renameat2(one: str, other: str, at: int, flags: int) -> None:
+    libc = _load_libc()
     if not hasattr(libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), one)
-    if libc.renameat2(at, os.fsencode(one), at, os.fsencode(other), _RENAME_EXCHANGE):
+    if libc.renameat2(at, os.fsencode(one), at, os.fsencode(other), flags):
         raise _last_error(one)
 
 

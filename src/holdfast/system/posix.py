@@ -160,6 +160,11 @@ def exchange(one: str, other: str, folder: int | None) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), one)
 
 
+def rename_new(one: str, other: str) -> None:
+    """Rename, and fail with FileExistsError where the name is taken."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), one)
+
+
 def process_exists(pid: int) -> bool:
     if pid <= 0:
         return False  # 0 and below mean process groups to kill(2)
