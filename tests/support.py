@@ -21,6 +21,7 @@ import sys
 import time
 from typing import Any
 
+NO_PROCESS = 4_194_304  # one more than the highest pid there can be
 PATIENCE = 30.0  # seconds until a test that hangs says so; nothing waits that long when it passes
 
 

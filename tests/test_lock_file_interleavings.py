@@ -19,6 +19,7 @@ import pytest
 explorer = pytest.importorskip("explorer", reason="needs POSIX files, kernel locks and poll", exc_type=ImportError)
 
 from explorer import Failure, Oracle, Run, explore, replay, wander  # noqa: E402
+from support import NO_PROCESS  # noqa: E402
 
 from holdfast import LockFile, LockLost, NotLocked, Timeout, owner, record, system  # noqa: E402
 from holdfast.locks import existence, publish, removal  # noqa: E402
@@ -38,7 +39,6 @@ FURTHER_STILL = [2, pytest.param(3, marks=SLOW)]
 LONGER = [range(40), pytest.param(range(1000, 4000), marks=SLOW)]
 LONGER_IDS = ["short", "long"]
 
-NO_PROCESS = 4_194_304  # one more than the highest pid there can be
 FIRST_PID = 5_000_000  # of the actors, where they need different ones
 LONG_AGO = 1_000_000_000
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from foreign import TOOLS, victims
-from support import Raised, assert_nothing_left, die_with_parent, state_of, tickets, until
+from support import NO_PROCESS, Raised, assert_nothing_left, die_with_parent, state_of, tickets, until
 
 from holdfast import CorruptLock, LockFile, LockLost, NotLocked, owner, record, system
 from holdfast.record import Record
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 ROUNDS = 2000
-NO_PROCESS = 4_194_304  # one more than the highest pid there can be
 LONG_AGO = 1_000_000_000
 OURS = "ours"
 

@@ -94,8 +94,11 @@ def _namespace() -> int:
 def command_of(pid: int) -> str | None:
     """The command line of a process of this machine, or None where it cannot be had. Safe to print."""
     program, *words = system.read_text(f"/proc/{pid}/cmdline").split("\0")
+    # Our own command, by its script or by -m: the interpreter before it says nothing.
     if words and os.path.basename(words[0]) == "holdfast":
-        program, *words = words  # our own command: the interpreter before it says nothing
+        program, *words = words
+    elif "holdfast" in words and words[words.index("holdfast") - 1] == "-m":
+        program, *words = words[words.index("holdfast") :]
     return sanitise(" ".join([os.path.basename(program), *words]).strip()) or None
 
 

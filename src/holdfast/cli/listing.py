@@ -93,12 +93,12 @@ def _row(status: Status) -> tuple[str, ...]:
         str(len(status.waiters) or "-"),
         pids_of(status),
         user_of(status),
-        output.shown(_relative(status.path)),
+        output.shown(relative(status.path)),
         output.shown(who(status)),
     )
 
 
-def _relative(path: str) -> str:
+def relative(path: str) -> str:
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 
@@ -134,15 +134,13 @@ def owner_of(pid: int) -> str | None:
 
 
 def who(status: Status) -> str:
-    """The holder's command, host and tag, in few words."""
-    parts = []
+    """The holder's tag, host and command, in few words."""
+    parts = [f"[{output.shortened(status.tag, 40)}]"] if status.tag else []
     for holder in status.holders[:1]:
         if holder.host:
             parts.append(f"on {holder.host}")
         if holder.command:
             parts.append(output.shortened(holder.command, 60))
-    if status.tag:
-        parts.append(f"[{output.shortened(status.tag, 40)}]")
     return " ".join(parts)
 
 

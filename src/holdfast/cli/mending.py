@@ -77,7 +77,7 @@ def break_(options: argparse.Namespace) -> int:
     if not found.held:
         return _not_held(options)
     who = output.shown(found.explain())
-    if not options.yes and not _agreed(f"{output.shown(options.path)}: {who}. Take it away? [y/N] "):
+    if not options.yes and not _agreed(f"{output.shown(options.path)}: {who}"):
         return HELD
     try:
         lock.break_()
@@ -113,10 +113,10 @@ def _is_kernel_lock(options: argparse.Namespace) -> int:
     return HELD
 
 
-def _agreed(question: str) -> bool:
+def _agreed(about: str) -> bool:
+    output.complain(about)
     if not output.on_terminal(sys.stdin):
-        output.complain(question.rpartition(" Take")[0])
         output.complain("holdfast break: not a terminal, so nobody can be asked; --yes takes it away")
         return False
-    output.write_error(question)
+    output.write_error("Take it away? [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

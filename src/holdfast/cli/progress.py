@@ -54,7 +54,8 @@ class Progress:
         pause = _FIRST_LOOK
         while not self._done.wait(pause):
             text = describe(self._lock.path, self._lock.status())
-            output.write_error(_CLEAR + output.shortened(text, _columns() - 1))
+            # With room for the ^C that a terminal shows: a line that wraps cannot be cleared.
+            output.write_error(_CLEAR + output.shortened(text, _columns() - 4))
             pause = _NEXT_LOOK
 
     def _show_once(self) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from ..status import Status
 
-_COLUMNS = ("LOCK", "STATE", "KIND", "AGE", "WAITING", "LONGEST", "PID", "USER", "HOLDER")
-_WIDTHS = (20, 7, 6, 6, 7, 7, 7, 8, 30)
+# Together 80, with a space after each. What a wider terminal has more goes to the first and the last.
+_COLUMNS = {"LOCK": 19, "STATE": 8, "KIND": 7, "AGE": 7, "WAIT": 5, "LONGEST": 8, "PID": 8, "HOLDER": 18}
 _COLOURS = {"held": "green", "shared": "green", "stale": "yellow", "corrupt": "yellow", "free": "dim"}
 
 
@@ -69,9 +69,8 @@ class Screen(App[None]):
     CSS = """
     #head { height: 1; background: $primary; color: $text; padding: 0 1; }
     #table { height: 1fr; }
-    #more { height: 5; border-top: solid $primary; padding: 0 1; }
+    #more { height: 6; border-top: solid $primary; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     #filter { display: none; height: 3; }
-    #filter.shown { display: block; }
     """
     BINDINGS: ClassVar = [
         Binding("s", "sort", "sort"),
@@ -96,18 +95,26 @@ class Screen(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
-        yield DataTable[Text](id="table", cursor_type="row", zebra_stripes=True)
+        yield DataTable[Text](id="table", cursor_type="row", zebra_stripes=True, cell_padding=0)
         yield Input(placeholder="show only what contains…", id="filter")
         yield Static(id="more")
         yield Footer()
 
     def on_mount(self) -> None:
         table = self.query_one(DataTable)
-        for name, width in zip(_COLUMNS, _WIDTHS, strict=True):
+        for name, width in _COLUMNS.items():
             table.add_column(name, width=width, key=name)
         table.focus()
         self._look()
         self.set_interval(self._every, self._look)
+
+    def on_resize(self) -> None:
+        table, more = self.query_one(DataTable), max(0, self.size.width - sum(_COLUMNS.values()))
+        columns = {str(column.label): column for column in table.ordered_columns}
+        if columns:
+            columns["LOCK"].width = _COLUMNS["LOCK"] + more // 3
+            columns["HOLDER"].width = _COLUMNS["HOLDER"] + more - more // 3
+            self._draw()
 
     def _look(self) -> None:
         if not self._looking:
@@ -152,17 +159,16 @@ class Screen(App[None]):
         state = listing.state_of(status)
         waited = longest_wait(status)
         texts = (
-            output.shown(listing._relative(status.path)),
+            output.shown(listing.relative(status.path)),
             state,
             listing.kind_name(status),
             listing.age_of(status),
             str(len(status.waiters) or "-"),
             output.duration(waited) if status.waiters else "-",
             listing.pids_of(status),
-            listing.user_of(status),
             output.shown(listing.who(status)),
         )
-        return [Text(text, style=_COLOURS.get(state, "")) for text in texts]
+        return [Text(text, style=_COLOURS.get(state, ""), no_wrap=True, overflow="ellipsis") for text in texts]
 
     def _draw_rest(self) -> None:
         held = sum(status.held for status in self._found)
@@ -174,7 +180,8 @@ class Screen(App[None]):
             text += f"   containing {self._wanted!r}"
         self.query_one("#head", Static).update(Text(text))
         chosen = self._chosen()
-        self.query_one("#more", Static).update(Text(_details(chosen) if chosen is not None else "no locks here"))
+        about = _details(chosen) if chosen is not None else "no locks here"
+        self.query_one("#more", Static).update(Text(about))
 
     def _chosen(self) -> Status | None:
         row = self.query_one(DataTable).cursor_row
@@ -191,8 +198,8 @@ class Screen(App[None]):
         self._hide_filter()
 
     def _hide_filter(self) -> None:
-        self.query_one("#filter").remove_class("shown")
-        self.query_one(DataTable).focus()
+        self.query_one("#filter").display = False
+        self.set_focus(self.query_one(DataTable))
 
     def action_sort(self) -> None:
         names = list(_ORDERS)
@@ -204,8 +211,9 @@ class Screen(App[None]):
         self._draw()
 
     def action_filter(self) -> None:
-        self.query_one("#filter").add_class("shown")
-        self.query_one("#filter", Input).focus()
+        field = self.query_one("#filter", Input)
+        field.display = True
+        self.set_focus(field)
 
     def action_clear(self) -> None:
         self.query_one("#filter", Input).value = ""
@@ -232,7 +240,10 @@ class Screen(App[None]):
 
 
 def _details(status: Status) -> str:
-    lines = [output.shown(f"{status.path}: {status.explain()}")]
+    lines = [output.shown(f"{listing.relative(status.path)}: {status.explain()}")]
+    for holder in status.holders[:1]:
+        if holder.pid is not None:
+            lines.append(output.shown(f"{listing.user_of(status)}: {holder.command or ''}"))
     for number, waiter in enumerate(status.waiters[:3], 1):
         waited = output.duration(time.time() - waiter.since) if waiter.since is not None else "?"
         lines.append(output.shown(f"{number}. pid {waiter.pid} waits for {waited}  {waiter.command or ''}"))

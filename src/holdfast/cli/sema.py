@@ -121,7 +121,7 @@ def release(options: argparse.Namespace) -> int:
     code, text = 0, f"Lock released: {output.shown(options.path)}"
     answer: dict[str, object] = {"released": True}
     try:
-        lock.release_as_owner(options.pid or os.getppid(), force=options.force)
+        lock.release_as_owner(options.pid or os.getppid(), force=options.force, of_dead=True)
     except NotLocked:
         text, answer = f"Lock not held: {output.shown(options.path)}", {"released": False, "locked": False}
     except NotOwner:

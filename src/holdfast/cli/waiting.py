@@ -18,7 +18,7 @@ exit status: 0 free, 1 timed out, 2 wrong usage, 3 an error of the system
 
 examples:
   holdfast wait /tmp/deploy.lock --timeout 60
-  holdfast wait --all /tmp/jobs
+  holdfast wait --all /tmp --timeout 60
 """
 
 

@@ -259,15 +259,15 @@ class FileLock(QueuedLock[HoldType]):
         """Take the lock away from whoever has it, by hand. Gives the record of the loser, None if it had none."""
         return self._remove_by_hand(lambda _: True)
 
-    def release_as_owner(self, pid: int | None = None, *, force: bool = False) -> None:
+    def release_as_owner(self, pid: int | None = None, *, force: bool = False, of_dead: bool = False) -> None:
         """Release a lock that was acquired in the name of `pid` (this process, if not given), by whatever process.
 
-        Another's lock only with `force`, or if that one has ended.
+        Another's lock only with `force`, or, with `of_dead`, if that one has ended.
         """
         pid = os.getpid() if pid is None else pid
 
         def is_ours(found: Judgement) -> bool:
-            if force or (found.record is not None and (found.record.pid == pid or found.is_dead)):
+            if force or (found.record is not None and (found.record.pid == pid or (of_dead and found.is_dead))):
                 return True
             raise NotOwner(
                 f"{self.path}: held by {found}, not by pid {pid}. Use force to release it all the same.",

@@ -1,0 +1,368 @@
+"""`ls`, `clean`, `break`, `wait --all`, `doctor`, `completion`, help, and start-up: real processes again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import NO_PROCESS, Peer, until
+from test_cli import HOLDFAST, PATIENCE, begin, ended, holdfast, holding  # noqa: F401
+
+from holdfast import Lock, LockFile, Semaphore, cli
+from holdfast.cli import completion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+# ls
+
+
+def listed(*words: object, **options: Any) -> dict[str, dict[str, Any]]:
+    done = holdfast("ls", "--json", *words, **options)
+    assert done.returncode == 0 and done.stderr == ""
+    return {os.path.basename(entry["path"]): entry for entry in json.loads(done.stdout)}
+
+
+def test_every_kind_and_state_is_listed(tmp_path: Path, start_peer: Callable[..., Peer]) -> None:
+    for name, content in {
+        "foreign": b"pid=%d\ntimestamp=%d\ntag=hello\n" % (os.getpid(), time.time() - 100),
+        "stale": b"pid=%d\ntimestamp=1\n" % NO_PROCESS,
+        "data.txt": b"nothing of ours\n",
+        "notes": b"pid=once upon a time\n",
+        "kept.lock": b"",
+        "empty": b"",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "below.lock").touch()
+    peer = start_peer(at=f"{tmp_path}/".__add__(""))
+    peer.do("import holdfast")
+    peer.do("a = holdfast.Lock(at + 'exclusive').acquire()")
+    peer.do("b = [holdfast.Lock(at + 'shared', shared=True).acquire() for _ in range(2)]")
+    peer.do("c = [holdfast.Semaphore(at + 'sem', 3).acquire() for _ in range(2)]")
+    peer.do("d = holdfast.LockFile(at + 'file', tag='mine').acquire()")
+    waiter = start_peer()
+    waiter.begin(f"import holdfast; holdfast.Lock({str(tmp_path / 'exclusive')!r}).acquire().release()")
+    until(lambda: len(Lock(tmp_path / "exclusive").status().waiters) == 1)
+    found = listed(tmp_path)
+    assert {name: (entry["state"], entry["kind"]) for name, entry in found.items()} == {
+        "exclusive": ("held", "lock"),
+        "shared": ("shared", "lock"),
+        "sem": ("held", "semaphore"),
+        "file": ("held", "file"),
+        "foreign": ("held", "file"),
+        "stale": ("stale", "file"),
+        "kept.lock": ("free", "lock"),
+    }
+    assert [holder["pid"] for holder in found["sem"]["holders"]] == [peer.pid] * 2
+    assert found["sem"]["permits"] == 3
+    assert found["file"]["tag"] == "mine" and found["file"]["alive"] is True
+    assert found["exclusive"]["user"] == found["foreign"]["user"] is not None
+    assert [one["pid"] for one in found["exclusive"]["waiters"]] == [waiter.pid]
+    assert 99 < time.time() - found["foreign"]["since"] < 200
+    assert "below.lock" in listed("-r", tmp_path) and "below.lock" in listed(tmp_path / "deep")
+    assert listed("--held", tmp_path).keys() == found.keys() - {"kept.lock"}
+    text = holdfast("ls", ".", cwd=tmp_path).stdout
+    assert text.splitlines()[0].split() == ["STATE", "KIND", "AGE", "WAITING", "PID", "USER", "LOCK", "HOLDER"]
+    row = next(line for line in text.splitlines() if " exclusive " in line)
+    assert row.split()[:5] == ["held", "kernel", row.split()[2], "1", str(peer.pid)]
+    assert "2 of 3" in text and "[mine]" in text and "[hello]" in text and "\x1b" not in text
+    peer.do("for hold in (a, *b, *c, d): hold.release()")
+    waiter.answer()
+
+
+def test_nothing_to_list(tmp_path: Path) -> None:
+    done = holdfast("ls", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "") and "no locks here" in done.stderr
+    assert listed(tmp_path) == {}
+    done = holdfast("ls", tmp_path / "no")
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "stale.lock").write_bytes(b"pid=%d\ntimestamp=1\n" % NO_PROCESS)
+    (tmp_path / "kept.lock").touch()
+    before = sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(tmp_path))
+    for words in (
+        ("ls", tmp_path),
+        ("status", tmp_path / "stale.lock"),
+        ("status", "--kind", "lock", tmp_path / "kept.lock"),
+    ):
+        holdfast(*words)
+    assert sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(tmp_path)) == before
+
+
+def test_the_age_of_a_kept_lock_is_unknown(path: str, start_peer: Callable[..., Peer]) -> None:
+    Path(path).touch()
+    os.utime(path, (1, 1))
+    peer = start_peer(path=path)
+    peer.do("hold = holdfast.Lock(path, keep=True).acquire()")
+    assert listed(path)["x.lock"]["since"] is None
+    assert "Held for" not in holdfast("status", path).stdout
+    peer.do("hold.release()")
+
+
+def test_the_status_of_kernel_locks(path: str, start_peer: Callable[..., Peer]) -> None:
+    peer = start_peer(path=path)
+    peer.do("hold = holdfast.Lock(path).acquire()")
+    done = holdfast("status", path)
+    assert done.returncode == 1 and f"PID: {peer.pid}" in done.stdout and "Kind: kernel lock" in done.stdout
+    peer.do("hold.release()")
+    assert holdfast("status", path).returncode == 0
+    peer.do("hold = holdfast.Semaphore(path, 2).acquire()")
+    assert "semaphore of 2" in holdfast("status", path).stdout
+    assert json.loads(holdfast("status", "--json", path).stdout)["pid"] == peer.pid
+    peer.do("hold.release()")
+
+
+# wait
+
+
+def test_wait_until_free(path: str, start_peer: Callable[..., Peer], begin: Any) -> None:  # noqa: F811
+    peer = start_peer(path=path)
+    for kind in ("Lock(path)", "LockFile(path)"):
+        peer.do(f"hold = holdfast.{kind}.acquire()")
+        waiter = begin("wait", path)
+        time.sleep(0.5)
+        assert waiter.poll() is None
+        peer.do("hold.release()")
+        assert ended(waiter) == (0, f"Lock is free: {path}\n", "")
+        assert not os.path.exists(path), "it took nothing"
+
+
+def test_wait_for_a_whole_directory(tmp_path: Path, start_peer: Callable[..., Peer], begin: Any) -> None:  # noqa: F811
+    peer = start_peer(at=f"{tmp_path}/")
+    peer.do("holds = [holdfast.LockFile(at + 'a').acquire(), holdfast.Lock(at + 'b').acquire()]")
+    assert holdfast("wait", "--all", "--timeout", "0.2", tmp_path).returncode == 1
+    assert json.loads(holdfast("wait", "--all", "--timeout", "0.2", "--json", tmp_path).stdout)["free"] is False
+    waiter = begin("wait", "--all", tmp_path)
+    time.sleep(0.3)
+    peer.do("holds[1].release()")
+    time.sleep(0.3)
+    assert waiter.poll() is None
+    peer.do("holds[0].release()")
+    assert ended(waiter)[:2] == (0, f"All locks are free: {tmp_path}\n")
+
+
+# clean and break
+
+
+def test_clean(tmp_path: Path, start_peer: Callable[..., Peer]) -> None:
+    (tmp_path / "stale").write_bytes(b"pid=%d\ntimestamp=1\n" % NO_PROCESS)
+    (tmp_path / f"gone.{NO_PROCESS}.0123456789abcdef.tmp").touch()
+    (tmp_path / f"fresh.{os.getpid()}.0123456789abcdef.tmp").touch()
+    (tmp_path / "data.txt").write_text("mine")
+    (tmp_path / "kept.lock").touch()
+    hold = LockFile(tmp_path / "held").acquire()
+    done = holdfast("clean", "--json", tmp_path)
+    told = json.loads(done.stdout)
+    assert told["cleaned"] is True and sorted(map(os.path.basename, told["paths"])) == ["gone", "stale"]
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        ["data.txt", f"fresh.{os.getpid()}.0123456789abcdef.tmp", "held", "kept.lock"]
+    )
+    assert holdfast("clean", tmp_path).stdout == "cleaned: false\n"
+    (tmp_path / "stale").write_bytes(b"pid=%d\ntimestamp=%d\n" % (os.getpid(), time.time() - 50))
+    assert holdfast("clean", tmp_path / "stale").stdout == "cleaned: false\n"
+    assert holdfast("clean", "--policy", "old", "--stale", "10", tmp_path / "stale").stdout == "cleaned: true\n"
+    hold.release()
+
+
+def test_break_says_whose_it_was_and_logs_it(path: str) -> None:
+    hold = LockFile(path, tag="deploy").acquire()
+    done = holdfast("break", path)
+    assert done.returncode == 1 and f"held by pid {os.getpid()}" in done.stderr and "--yes" in done.stderr
+    hold.check()
+    done = holdfast("break", "--yes", path)
+    assert done.returncode == 0 and f"held by pid {os.getpid()}" in done.stdout and "'deploy'" in done.stdout
+    assert "took the lock away" in done.stderr
+    assert hold.lost
+    done = holdfast("break", "-y", path)
+    assert done.returncode == 1 and done.stderr == f"Lock not held: {path}\n"
+    assert json.loads(holdfast("break", "-y", "--json", path).stdout) == {"broken": False, "locked": False}
+    with pytest.raises(Exception, match="lost"):
+        hold.release()
+
+
+def test_a_kernel_lock_cannot_be_broken(path: str) -> None:
+    for lock in (Lock(path), Semaphore(path, 1)):
+        with lock as hold:
+            done = holdfast("break", "--yes", path)
+            assert done.returncode in (1, 3) and "Traceback" not in done.stderr
+            hold.check()
+
+
+# doctor
+
+
+def test_a_healthy_file_system(tmp_path: Path) -> None:
+    done = holdfast("doctor", tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    for text in ("flock between two processes", "O_TMPFILE", "O_EXCL", "link", "rename", "events", "fsync", "safe"):
+        assert text in done.stdout
+    assert "NO" not in done.stdout
+    told = json.loads(holdfast("doctor", "--json", tmp_path / "x.lock").stdout)
+    assert told["safe"] is True and all(check["good"] for check in told["checks"].values())
+    assert os.listdir(tmp_path) == []
+
+
+SABOTAGE = """
+import sys
+from holdfast import system
+from holdfast.cli import main
+setattr(system, {name!r}, lambda *_, **__: {value})
+sys.exit(main(["doctor", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("lock", "None", r"flock between two processes +NO"),
+        ("lock", "None", r"Lock +NOT SAFE +two processes held it at once"),
+        ("lock_range", "None", r"byte-range locks between two processes +NO"),
+        ("try_slot", "True", r"Semaphore +NOT SAFE"),
+    ],
+)
+def test_a_file_system_that_grants_twice_is_found_out(name: str, value: str, says: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SABOTAGE.format(name=name, value=value), tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == (1 if "SAFE" in says or name == "lock" else 0), done
+    assert re.search(says, done.stdout), done.stdout
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    done = holdfast("doctor", tmp_path / "no" / "x")
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+
+
+# completion, help, start-up
+
+
+def test_the_completion_scripts_are_those_of_the_parsers(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, CHECKOUT / "scripts/completions.py", tmp_path], check=True, timeout=PATIENCE)
+    for shell, name in completion.SHELLS.items():
+        fresh = (tmp_path / name).read_text()
+        assert (completion.FOLDER / name).read_text() == fresh, "run scripts/completions.py"
+        assert holdfast("completion", shell).stdout == fresh
+    assert holdfast("completion", "csh").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("holdfast ru", "run"),
+        ("holdfast run --sha", "--shared"),
+        ("holdfast completion z", "zsh"),
+        ("holdfast st", "status"),
+    ],
+)
+def test_bash_completes(line: str, expected: str) -> None:
+    script = """
+    source "$1"
+    COMP_LINE=$2 COMP_POINT=${#2} COMP_WORDS=($2) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    "$(complete -p holdfast | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", completion.FOLDER / "holdfast.bash", line],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert expected in done.stdout.split(), done
+
+
+@pytest.mark.parametrize(("shell", "name"), [("zsh", "_holdfast"), ("fish", "holdfast.fish")])
+def test_other_shells_can_read_their_script(shell: str, name: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([shell, "-n", completion.FOLDER / name], check=True, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("command", [*cli.COMMANDS, *cli.ALIASES])
+def test_help_has_examples_that_work(command: str, tmp_path: Path) -> None:
+    done = holdfast(command, "--help")
+    assert done.returncode == 0 and done.stderr == "" and "example" in done.stdout
+    assert holdfast("help", command).stdout == done.stdout or command in cli.ALIASES
+    if command in ("top", "completion"):
+        return
+    examples = done.stdout.partition("example")[2].splitlines()[1:]
+    for line in filter(str.strip, examples):
+        script = f'holdfast() {{ "{sys.executable}" -m holdfast "$@"; }}\n{line.replace("/tmp", str(tmp_path))}'
+        ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE)
+        assert "Traceback" not in ran.stderr and ran.returncode in (0, 1), (line, ran)
+        assert "usage" not in ran.stderr and "--help tells more" not in ran.stderr, (line, ran)
+
+
+def test_the_overview() -> None:
+    for words in ((), ("--help",), ("-h",), ("help",)):
+        done = holdfast(*words)
+        assert all(f"\n  {name} " in done.stdout for name in cli.COMMANDS)
+        assert done.returncode == (0 if words else 2)
+    assert re.fullmatch(r"holdfast \d+\.\d+\.\d+\n", holdfast("--version").stdout)
+    done = holdfast("relaese", "x")
+    assert done.returncode == 2 and "did you mean release?" in done.stderr
+
+
+def test_colours_only_on_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "x.lock").touch()
+    assert "\x1b" not in holdfast("ls", tmp_path).stdout
+    script = "script -qec '{} ls {}' /dev/null".format(" ".join(HOLDFAST), tmp_path)
+    for colour, environment in ((True, {}), (False, {"NO_COLOR": "1"}), (False, {"TERM": "dumb"})):
+        env = (
+            {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"} | environment
+        )
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, check=True, env=env, timeout=PATIENCE
+        )
+        assert ("\x1b[" in done.stdout) is colour
+
+
+NEVER_NEEDED = (
+    "asyncio",
+    "anyio",
+    "dataclasses",
+    "inspect",
+    "subprocess",
+    "typing",
+    "shutil",
+    "ctypes",
+    "textual",
+    "json",
+)
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "PATH", "--", "true"), ("try", "PATH"), ("status", "PATH"), ("release", "PATH")]
+)
+def test_the_hot_paths_import_little(words: tuple[str, ...], path: str) -> None:
+    script = (
+        "import sys; from holdfast.cli import main; code = main(sys.argv[1:]);"
+        f"print(*[name for name in {NEVER_NEEDED!r} if name in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *(path if word == "PATH" else word for word in words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stderr) == (0, "\n")

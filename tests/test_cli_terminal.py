@@ -1,0 +1,273 @@
+"""What the terminal shows: `top` and the live line of a wait, in a real pseudo-terminal of 80 by 24."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from support import NO_PROCESS, Peer, until
+
+from holdfast import Lock, LockFile
+
+pyte = pytest.importorskip("pyte")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PATIENCE = 40.0
+
+
+class Terminal:
+    """A program in a terminal, and what one would see there."""
+
+    def __init__(self, *words: object, columns: int = 80, lines: int = 24, cwd: object = None) -> None:
+        self.screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            try:
+                if cwd is not None:
+                    os.chdir(str(cwd))
+                environment = {**os.environ, "TERM": "xterm-256color"}
+                os.execve(sys.executable, [sys.executable, "-m", "holdfast", *map(str, words)], environment)
+            finally:
+                os._exit(125)
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.status: int | None = None
+
+    def text(self) -> str:
+        return "\n".join(self.screen.display)
+
+    def press(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def _read(self, seconds: float) -> bool:
+        """Take in what it printed. False: it has ended."""
+        if not select.select([self._fd], [], [], seconds)[0]:
+            return True
+        try:
+            data = os.read(self._fd, 65536)
+        except OSError:
+            return False
+        self.raw += data
+        self._stream.feed(data)
+        return bool(data)
+
+    def until(self, condition: Callable[[str], bool], what: str) -> str:
+        deadline = time.monotonic() + PATIENCE
+        while not condition(self.text()):
+            assert time.monotonic() < deadline, f"never {what}. It shows:\n{self.text()}"
+            assert self._read(0.1), f"it ended before {what}. It showed:\n{self.text()}"
+        return self.text()
+
+    def until_shows(self, *texts: str) -> str:
+        return self.until(lambda screen: all(text in screen for text in texts), f"showed {texts}")
+
+    def wait(self) -> int:
+        deadline = time.monotonic() + PATIENCE
+        while self._read(0.1):
+            assert time.monotonic() < deadline, f"it does not end. It shows:\n{self.text()}"
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.status
+
+    def close(self) -> None:
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._fd)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_terminal(*words: object, **options: object) -> Terminal:
+        opened.append(Terminal(*words, **options))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_terminal
+    for one in opened:
+        one.close()
+
+
+# The live line.
+
+
+def test_the_live_line_of_a_wait(path: str, terminal: Callable[..., Terminal], start_peer: Callable[..., Peer]) -> None:
+    holder, first = start_peer(path=path), start_peer(path=path)
+    holder.do("hold = holdfast.Lock(path).acquire()")
+    first.begin("holdfast.Lock(path).acquire().release()")
+    until(lambda: len(Lock(path).status().waiters) == 1)
+    waiter = terminal("run", path, "--", "echo", "got", "it", columns=200)
+    text = waiter.until_shows("waiting for x.lock", f"held by pid {holder.pid}", "2nd of 2 in the queue")
+    seconds = text.partition(" for ")[2]
+    waiter.until(lambda screen: "2nd of 2" in screen and screen.partition(" for ")[2] != seconds, "moved on")
+    assert text.count("waiting for") == 1 and waiter.text().count("waiting for") == 1, "one line, again and again"
+    holder.do("hold.release()")
+    first.answer()
+    assert waiter.wait() == 0
+    assert waiter.text().strip() == "got it", "the line is gone"
+
+
+def test_the_live_line_fits_the_terminal(path: str, terminal: Callable[..., Terminal]) -> None:
+    with Lock(path):
+        waiter = terminal("run", path, "--", "true", columns=40)
+        waiter.until_shows("waiting for x.lock")
+        time.sleep(1.2)
+        waiter._read(0.1)
+        lines = [line for line in waiter.screen.display if line.strip()]
+        assert len(lines) == 1 and lines[0].rstrip().endswith("…")
+    assert waiter.wait() == 0
+
+
+def test_control_c_while_waiting(path: str, terminal: Callable[..., Terminal]) -> None:
+    with Lock(path):
+        waiter = terminal("run", path, "--", "true")
+        waiter.until_shows("waiting for")
+        waiter.press("\x03")
+        assert waiter.wait() == 130
+        assert "Traceback" not in waiter.text() and "waiting" not in waiter.text()
+
+
+def test_control_c_reaches_the_command_once(path: str, terminal: Callable[..., Terminal]) -> None:
+    script = "n=0; trap 'n=$((n+1))' INT; echo here; for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done; echo end $n"
+    runner = terminal("run", path, "--", "bash", "-c", script)
+    runner.until_shows("here")
+    time.sleep(0.2)
+    runner.press("\x03")
+    assert runner.wait() == 0
+    assert "end 1" in runner.text(), "the terminal sent it to the whole group; we do not send it again"
+
+
+def test_the_line_of_acquire(path: str, terminal: Callable[..., Terminal]) -> None:
+    hold = LockFile(path, tag="deploy").acquire()
+    waiter = terminal("acquire", path, "--timeout", "30")
+    waiter.until_shows("waiting for x.lock", "held by pid")
+    hold.release()
+    assert waiter.wait() == 0
+    assert waiter.text().strip() == f"Lock acquired: {path}"
+
+
+def test_break_asks(path: str, terminal: Callable[..., Terminal]) -> None:
+    hold = LockFile(path).acquire()
+    for answer, code in (("n", 1), ("", 1), ("y", 0)):
+        asked = terminal("break", path, columns=150)
+        asked.until_shows("Take it away? [y/N]")
+        asked.press(answer + "\n")
+        assert asked.wait() == code
+        assert hold.lost is (code == 0)
+    with pytest.raises(Exception, match="lost"):
+        hold.release()
+
+
+# top
+
+
+@pytest.fixture
+def locks(tmp_path: Path, start_peer: Callable[..., Peer]) -> Iterator[Path]:
+    """Some locks: one held with two in its queue, a lock file, a stale one, and a free one."""
+    pytest.importorskip("textual")
+    room = tmp_path / "room"
+    room.mkdir()
+    (room / "free.lock").touch()
+    (room / "old.lock").write_bytes(b"pid=%d\ntimestamp=1\ntag=crashed\n" % NO_PROCESS)
+    holder = start_peer(at=f"{room}/")
+    holder.do("a = holdfast.Lock(at + 'build.lock').acquire()")
+    holder.do("b = holdfast.LockFile(at + 'deploy.lock', tag='v1.2.3').acquire()")
+    waiters = [start_peer(at=f"{room}/") for _ in range(2)]
+    for number, waiter in enumerate(waiters, 1):
+        waiter.begin("holdfast.Lock(at + 'build.lock').acquire().release()")
+        until(lambda number=number: len(Lock(room / "build.lock").status().waiters) == number)
+    yield room
+    holder.do("a.release()")
+    for waiter in waiters:
+        waiter.answer()
+    holder.do("try: b.release()\nexcept holdfast.LockLost: pass")
+
+
+def rows(text: str) -> list[str]:
+    """The names of the locks in the table, from top to bottom."""
+    return [line.split()[0] for line in text.splitlines() if line.strip().split(" ")[0].endswith(".lock")]
+
+
+def test_top(locks: Path, terminal: Callable[..., Terminal]) -> None:
+    top = terminal("top", "--every", "0.2", cwd=locks)
+    text = top.until_shows(
+        "4 locks, 3 held, 2 waiting", "free.lock", "sort", "filter", "break", "quit", "2. pid", "v1.2.3"
+    )
+    assert rows(text) == ["build.lock", "deploy.lock", "old.lock", "free.lock"], "held ones first"
+    assert "1. pid" in text and "waits for" in text, "the queue of the lock under the cursor"
+    assert "by state" in text and "v1.2.3" in text and "HOLDER" in text
+    top.press("s")
+    top.until_shows("by age")
+    for order in ("waiting", "longest wait", "name"):
+        top.press("s")
+        text = top.until_shows(f"by {order}")
+    assert rows(text) == ["build.lock", "deploy.lock", "free.lock", "old.lock"]
+    top.press("h")
+    top.until(lambda screen: rows(screen) == ["build.lock", "deploy.lock", "old.lock"], "hid the free one")
+    top.press("h")
+    top.press("/")
+    top.until_shows("show only what contains")
+    top.press("depl")
+    top.until(lambda screen: rows(screen) == ["deploy.lock"], "filtered")
+    top.press("\r")
+    top.until_shows("containing 'depl'", "v1.2.3")
+    top.press("q")
+    assert top.wait() == 0
+
+
+def test_top_breaks_a_lock_if_one_agrees(locks: Path, terminal: Callable[..., Terminal]) -> None:
+    top = terminal("top", "--every", "0.2", cwd=locks)
+    top.until_shows("build.lock")
+    top.press("b")
+    top.until_shows("a kernel lock cannot be taken away")
+    top.press("/")
+    top.until_shows("show only what contains")
+    top.press("deploy\r")
+    top.until(lambda screen: rows(screen) == ["deploy.lock"], "filtered")
+    for answer, there in (("n", True), ("y", False)):
+        top.press("b")
+        top.until_shows("Take it away?", "v1.2.3")
+        top.press(answer)
+        top.until(lambda screen: "Take it away?" not in screen, "closed the question")
+        if there:
+            assert (locks / "deploy.lock").exists()
+        else:
+            until(lambda: not (locks / "deploy.lock").exists())
+    top.press("q")
+    assert top.wait() == 0
+
+
+def test_top_follows_what_happens(tmp_path: Path, terminal: Callable[..., Terminal]) -> None:
+    pytest.importorskip("textual")
+    top = terminal("top", "--every", "0.1", tmp_path)
+    top.until_shows("0 locks, 0 held, 0 waiting", "no locks here")
+    with Lock(tmp_path / "x.lock"):
+        top.until_shows("1 locks, 1 held")
+    top.until_shows("0 locks")
+    top.press("q")
+    assert top.wait() == 0
+
+
+def test_top_without_textual_says_what_to_install(tmp_path: Path) -> None:
+    import subprocess
+
+    script = (
+        "import sys; sys.modules['textual'] = None; from holdfast.cli import main; sys.exit(main(['top', sys.argv[1]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False, timeout=40
+    )
+    assert done.returncode == 3 and "pip install 'holdfast[top]'" in done.stderr and done.stderr.count("\n") == 1
