@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import commands
 import contention
 import handoff
 import imports
@@ -28,6 +29,7 @@ def _everywhere(measure: Callable[[bool, Place], Table]) -> Section:
 
 SECTIONS: dict[str, Section] = {
     "import": lambda quick, _: iter(imports.section(quick)),
+    "command": lambda quick, _: iter(commands.section(quick)),
     "keep": _everywhere(uncontended.keep),
     "ephemeral": _everywhere(uncontended.ephemeral),
     "lockfile": _everywhere(uncontended.lock_file),
