@@ -23,11 +23,13 @@ from .locks.kernel import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .atomicdir import AtomicDir
     from .locks.existence import LockFile
     from .locks.semaphore import Semaphore
     from .status import Status
 
 __all__ = [
+    "AtomicDir",
     "Busy",
     "CorruptLock",
     "Hold",
@@ -48,7 +50,12 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_LOADED_ON_USE = {"LockFile": ".locks.existence", "Semaphore": ".locks.semaphore", "Status": ".status"}
+_LOADED_ON_USE = {
+    "AtomicDir": ".atomicdir",
+    "LockFile": ".locks.existence",
+    "Semaphore": ".locks.semaphore",
+    "Status": ".status",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from fcntl import ioctl
 
 from .posix import *
 
@@ -15,6 +16,8 @@ _IN_ATTRIB, _IN_CLOSE, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x4, 0x18, 0x400, 0x800
 _EVENTS = _IN_ATTRIB | _IN_CLOSE | _IN_DELETE_SELF | _IN_MOVE_SELF
 
 _AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
+
+_FICLONE = 0x40049409
 
 _libc: ctypes.CDLL | None = None
 _idle_instances: list[int] = []
@@ -121,6 +124,11 @@ def _renameat2(one: str, other: str, at: int, flags: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), one)
     if libc.renameat2(at, os.fsencode(one), at, os.fsencode(other), flags):
         raise _last_error(one)
+
+
+def clone(reader: int, writer: int) -> None:
+    """Let a new file share the blocks of another one, until either is written to."""
+    ioctl(writer, _FICLONE, reader)
 
 
 def read_text(path: str) -> str:
