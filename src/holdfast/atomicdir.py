@@ -94,17 +94,18 @@ class AtomicDir:
         return Snapshot(self, timeout)
 
     def recover(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
-        """Finish or undo what a crash left. Everything else here does so first; this is for doing only that."""
+        """Finish or undo what a crash left, and remove what is not to be kept.
+
+        Everything else here does so where it has to; this is for doing only that.
+        """
         place = Site(self)
-        if place.needs_recovery():
-            with self._lock(place).acquire(self._patience(timeout)):
-                place.recover()
+        with self._lock(place).acquire(self._patience(timeout)):
+            place.recover()
 
     async def arecover(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
         place = Site(self)
-        if place.needs_recovery():
-            async with await self._lock(place).aacquire(self._patience(timeout)):
-                await _in_thread(place.recover)
+        async with await self._lock(place).aacquire(self._patience(timeout)):
+            await _in_thread(place.recover)
 
     @property
     def version(self) -> int:
@@ -192,10 +193,12 @@ class Site:
 
     # Recovery.
 
-    def needs_recovery(self) -> bool:
-        return os.path.lexists(self.commit_file) or bool(self.leftovers())
-
     def recover(self) -> None:
+        self.finish()
+        self.prune()
+
+    def finish(self) -> None:
+        """Bring what the dead began to an end, forward or back."""
         self._roll_forward()
         current = _number_of(self.path)
         for path in self.leftovers():
@@ -204,7 +207,6 @@ class Site:
                 system.rename(path, self.old_name(number))  # replaced by an exchange, after which somebody crashed
             else:
                 _discard(path)
-        self.prune()
 
     def _roll_forward(self) -> None:
         """Do what a commit file says, as far as it is not done yet. However often, and however often interrupted."""
@@ -315,7 +317,7 @@ class Site:
                 system.close(fd)
 
     def rollback(self, to: int | None, hold: base.Hold) -> int:
-        self.recover()
+        self.finish()
         numbers = self.old()
         if to is None and numbers:
             to = numbers[-1]
