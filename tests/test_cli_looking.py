@@ -252,6 +252,57 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     assert done.returncode == 3 and done.stderr.count("\n") == 1
 
 
+# dir
+
+
+def test_a_directory_is_replaced_by_what_a_command_builds(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        return holdfast("dir", *words)
+
+    assert run("replace", site, "--keep", 1, "-c", 'echo one >"$HOLDFAST_NEW/a"').returncode == 0
+    assert run("edit", "--keep", 1, site, "sh", "-c", 'echo two >"$HOLDFAST_NEW/b"').returncode == 0
+    assert {path.name: path.read_text() for path in site.iterdir()} == {"a": "one\n", "b": "two\n"}
+    assert run("versions", site).stdout == "1\n2\n"
+    assert json.loads(run("versions", "--json", site).stdout) == {"versions": [1, 2], "current": 2}
+    failed = run("edit", site, "--", "sh", "-c", 'rm "$HOLDFAST_NEW/a"; exit 5')
+    assert failed.returncode == 5 and "left as it was" in failed.stderr
+    assert sorted(os.listdir(site)) == ["a", "b"] and sorted(os.listdir(tmp_path)) == ["site", "site.old-1"]
+    assert run("edit", site, "--", "sh", "-c", "kill -9 $$").returncode == 137
+    assert run("edit", site, "--", "no-such-command-at-all").returncode == 127
+    assert run("rollback", "--keep", 1, site).returncode == 0 and os.listdir(site) == ["a"]
+    assert run("rollback", "--to", 9, site).returncode == 66
+    assert json.loads(run("replace", "--json", "--no-durable", site, "--", "true").stdout)["committed"] is True
+    assert os.listdir(tmp_path) == ["site"]
+    (tmp_path / "site.new-0123456789abcdef").mkdir()
+    assert json.loads(run("recover", "--json", site).stdout)["recovered"] is True
+    assert os.listdir(tmp_path) == ["site"]
+    for words in (
+        ("replace", site),
+        ("frob", site),
+        ("recover", site, "--", "true"),
+        ("replace",),
+        ("edit", "..", "-c", ":"),
+    ):
+        done = run(*words)
+        assert done.returncode == 64 and done.stderr.count("\n") == 1, done
+    (tmp_path / "file").touch()
+    assert run("replace", tmp_path / "file", "--", "true").returncode == 66
+
+
+def test_a_directory_that_somebody_else_changes(tmp_path: Path, begin: Any) -> None:  # noqa: F811
+    site = tmp_path / "site"
+    first = begin("dir", "replace", site, "--", "sh", "-c", "echo here; cat", stdin=subprocess.PIPE)
+    assert first.stdout.readline() == "here\n"
+    busy = holdfast("dir", "edit", "-n", site, "--", "true")
+    assert busy.returncode == 75 and f"held by pid {first.pid}" in busy.stderr
+    assert holdfast("dir", "recover", "-w", "0.2", "-E", "3", site).returncode == 3
+    first.terminate()
+    assert ended(first)[0] == 143
+    assert os.listdir(tmp_path) == [], "terminated: nothing was committed, nothing is left"
+
+
 # completion, help, start-up
 
 

@@ -323,7 +323,8 @@ class Site:
             to = numbers[-1]
         if to is None or to not in numbers:
             have = ", ".join(map(str, numbers)) or "none"
-            raise NotLocked(f"{self.path}: there is no earlier version {to or ''} to go back to; kept: {have}")
+            which = "earlier version" if to is None else f"earlier version {to}"
+            raise NotLocked(f"{self.path}: there is no {which} to go back to; kept: {have}")
         number = self.version()
         new, old = self.old_name(to), self.old_name(number)
         if number:
@@ -382,6 +383,13 @@ class _Held:
         self._timeout = lock._patience(timeout)
         self._hold: base.Hold | None = None
 
+    @property
+    def hold(self) -> base.Hold:
+        """The lock, while the block is entered."""
+        if self._hold is None:
+            raise NotLocked(f"{self._atomic.path}: the lock is held only inside the block")
+        return self._hold
+
     def _begin(self, hold: base.Hold) -> Any:
         raise NotImplementedError
 
@@ -439,7 +447,7 @@ class Change(_Held):
 
     def _begin(self, hold: base.Hold) -> Path:
         place = self._place
-        place.recover()
+        place.finish()  # nothing that is kept is removed before this change has succeeded
         self._new = place.new_name()
         os.mkdir(self._new)
         try:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # In the order of the overview: the command, its module, what it does.
 COMMANDS = {
     "run": ("run", "hold a lock while a command runs"),
+    "dir": ("directories", "replace or edit a directory as a whole, or not at all"),
     "fd": ("descriptor", "lock a descriptor that the calling script has open"),
     "try": ("sema", "take a lock file if it is free"),
     "acquire": ("sema", "wait for a lock file and take it"),

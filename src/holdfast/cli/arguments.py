@@ -26,6 +26,7 @@ class Parser(argparse.ArgumentParser):
         self.misuse = 2
         self.failure = 3
         self.takes_command = False
+        self.own_words = 1  # before the command begins, options not counted
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         """With a width, which argparse would import shutil to find out, for every option."""
@@ -44,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Our words and those of the command: after `--`, or else from the second word on that is no option."""
+        """Our words and those of the command: after `--`, or else from the first on that is neither option nor ours."""
         found, position = 0, 0
         while position < len(words):
             word = words[position]
@@ -54,7 +55,7 @@ class Parser(argparse.ArgumentParser):
                 position += self._takes_next(word)
             else:
                 found += 1
-                if found == 2:
+                if found > self.own_words:
                     return words[:position], words[position:]
             position += 1
         return words, []

@@ -72,7 +72,7 @@ def add_waiting(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    command = _command(options)
+    command = command_of(options)
     lock = _lock(options)
     hold = acquire(lock, 0 if options.no_wait else options.timeout, options)
     if hold is None:
@@ -80,13 +80,13 @@ def call(options: argparse.Namespace) -> int:
     return Child(hold, options).run(command)
 
 
-def _command(options: argparse.Namespace) -> list[str]:
+def command_of(options: argparse.Namespace) -> list[str]:
     if options.line is not None:
         if options.command:
             raise ValueError("give a command or -c, not both")
         return [os.environ.get("SHELL") or "/bin/sh", "-c", options.line]
     if not options.command:
-        raise ValueError("which command? holdfast run TARGET [options] -- COMMAND …")
+        raise ValueError("which command? Put it after --")
     return list(options.command)
 
 
@@ -135,21 +135,11 @@ class Child:
         self._grace: float = options.grace
         self._json: bool = options.json
         self._quiet: bool = options.quiet
-        self._renews = options.kind == "file"
+        self._renews = getattr(options, "kind", None) == "file"
 
     def run(self, command: list[str]) -> int:
-        supervise = _by_signals if hasattr(os, "posix_spawn") and sys.platform == "linux" else _simply
-        try:
-            status = supervise(self, command)
-        except FileNotFoundError:
-            output.complain(f"holdfast run: {output.shown(command[0])}: no such command")
-            status = NOT_FOUND
-        except PermissionError:
-            output.complain(f"holdfast run: {output.shown(command[0])}: not executable")
-            status = NOT_EXECUTABLE
-        except OSError as error:
-            output.complain(f"holdfast run: {output.shown(command[0])}: {error.strerror}")
-            status = NOT_EXECUTABLE
+        """Run the command and release the lock. Gives the exit status."""
+        status = self.run_only(command)
         try:
             self._hold.release()
         except LockLost:
@@ -157,6 +147,19 @@ class Child:
                 self.say_lost("it was lost while the command ran")
             return LOST
         return status
+
+    def run_only(self, command: list[str]) -> int:
+        supervise = _by_signals if hasattr(os, "posix_spawn") and sys.platform == "linux" else _simply
+        try:
+            return supervise(self, command)
+        except FileNotFoundError:
+            output.complain(f"holdfast: {output.shown(command[0])}: no such command")
+            return NOT_FOUND
+        except PermissionError:
+            output.complain(f"holdfast: {output.shown(command[0])}: not executable")
+        except OSError as error:
+            output.complain(f"holdfast: {output.shown(command[0])}: {error.strerror}")
+        return NOT_EXECUTABLE
 
     def environment(self) -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_TOKEN"}
@@ -189,7 +192,7 @@ class Child:
         if self._json:
             output.say_json({"event": "lost", "path": self.path}, to_stderr=True)
         elif not self._quiet:
-            output.complain(f"holdfast run: {output.shown(self.path)}: {what}; somebody else may hold the lock now")
+            output.complain(f"holdfast: {output.shown(self.path)}: {what}; somebody else may hold the lock now")
 
 
 def _by_signals(child: Child, command: list[str]) -> int:

@@ -5,9 +5,10 @@
 #    source ~/.local/share/bash_completion/holdfast
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_holdfast_subparsers=(run fd try acquire release status wait ls top clean break doctor completion)
+_shtab_holdfast_subparsers=(run dir fd try acquire release status wait ls top clean break doctor completion)
 
 _shtab_holdfast_run_option_strings=(-h --help -s --shared -x --exclusive -j --permits -n --no-wait --nonblock -w --timeout --wait -E --busy-code -o --close -c --fair --no-fair --keep --kind --tag --stale --grace --json -q --quiet)
+_shtab_holdfast_dir_option_strings=(-h --help --keep --to --no-durable -c -n --no-wait --nonblock -w --timeout --wait -E --busy-code -o --close --grace -j --json -q --quiet)
 _shtab_holdfast_fd_option_strings=(-h --help -s --shared -x --exclusive -u --unlock -n --no-wait --nonblock -w --timeout --wait -E --busy-code --json -q --quiet)
 _shtab_holdfast_try_option_strings=(-h --help --stale --policy -t --tag --fence --pid --timeout -j --json -q --quiet)
 _shtab_holdfast_acquire_option_strings=(-h --help --stale --policy -t --tag --fence --pid --timeout -j --json -q --quiet)
@@ -23,6 +24,7 @@ _shtab_holdfast_completion_option_strings=(-h --help -j --json)
 _shtab_holdfast_option_strings=(-h --help)
 
 _shtab_holdfast_run_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_holdfast_dir_pos_1_COMPGEN=_shtab_compgen_dirs
 _shtab_holdfast_try_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_holdfast_acquire_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_holdfast_release_pos_0_COMPGEN=_shtab_compgen_files
@@ -35,6 +37,7 @@ _shtab_holdfast_break_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_holdfast_doctor_pos_0_COMPGEN=_shtab_compgen_files
 
 _shtab_holdfast_run___kind_choices=(lock file)
+_shtab_holdfast_dir_pos_0_choices=(replace edit recover versions rollback)
 _shtab_holdfast_try___policy_choices=(proof old dead-and-old)
 _shtab_holdfast_acquire___policy_choices=(proof old dead-and-old)
 _shtab_holdfast_release___policy_choices=(proof old dead-and-old)
@@ -43,7 +46,7 @@ _shtab_holdfast_status___kind_choices=(lock file)
 _shtab_holdfast_wait___policy_choices=(proof old dead-and-old)
 _shtab_holdfast_clean___policy_choices=(proof old dead-and-old)
 _shtab_holdfast_completion_pos_0_choices=(bash zsh fish)
-_shtab_holdfast_pos_0_choices=(run fd try acquire release status wait ls top clean break doctor completion)
+_shtab_holdfast_pos_0_choices=(run dir fd try acquire release status wait ls top clean break doctor completion)
 
 _shtab_holdfast_run__h_nargs=0
 _shtab_holdfast_run___help_nargs=0
@@ -62,6 +65,18 @@ _shtab_holdfast_run___keep_nargs=0
 _shtab_holdfast_run___json_nargs=0
 _shtab_holdfast_run__q_nargs=0
 _shtab_holdfast_run___quiet_nargs=0
+_shtab_holdfast_dir__h_nargs=0
+_shtab_holdfast_dir___help_nargs=0
+_shtab_holdfast_dir___no_durable_nargs=0
+_shtab_holdfast_dir__n_nargs=0
+_shtab_holdfast_dir___no_wait_nargs=0
+_shtab_holdfast_dir___nonblock_nargs=0
+_shtab_holdfast_dir__o_nargs=0
+_shtab_holdfast_dir___close_nargs=0
+_shtab_holdfast_dir__j_nargs=0
+_shtab_holdfast_dir___json_nargs=0
+_shtab_holdfast_dir__q_nargs=0
+_shtab_holdfast_dir___quiet_nargs=0
 _shtab_holdfast_fd__h_nargs=0
 _shtab_holdfast_fd___help_nargs=0
 _shtab_holdfast_fd__s_nargs=0

@@ -50,8 +50,8 @@ function _shtab_holdfast_using
   test "$_shtab_holdfast_cmdpath" = "$argv"
 end
 
-set -g _shtab_holdfast_commands run fd try acquire release status wait ls top clean break doctor completion
-set -g _shtab_holdfast_opts_with_value --busy-code --every --grace --kind --permits --pid --policy --stale --tag --timeout --wait -E -c -j -t -w
+set -g _shtab_holdfast_commands run dir fd try acquire release status wait ls top clean break doctor completion
+set -g _shtab_holdfast_opts_with_value --busy-code --every --grace --keep --kind --permits --pid --policy --stale --tag --timeout --to --wait -E -c -j -t -w
 
 complete -c holdfast -e
 complete -c holdfast -f
@@ -77,6 +77,21 @@ complete -c holdfast -n '_shtab_holdfast_using run' -l grace -x -d 'from SIGTERM
 complete -c holdfast -n '_shtab_holdfast_using run' -l json -d 'what it says on stderr is JSON lines'
 complete -c holdfast -n '_shtab_holdfast_using run' -s q -l quiet -d 'say nothing; the exit status tells'
 complete -c holdfast -n '_shtab_holdfast_using run; and test $_shtab_holdfast_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the path of the lock'
+complete -c holdfast -n '_shtab_holdfast_using; and test $_shtab_holdfast_npos -eq 0' -a dir -d 'Replace or edit a directory as a whole, or not at all.'
+complete -c holdfast -n '_shtab_holdfast_using dir' -s h -l help -d 'show this help message and exit'
+complete -c holdfast -n '_shtab_holdfast_using dir' -l keep -x -d 'how many previous versions to keep (0)'
+complete -c holdfast -n '_shtab_holdfast_using dir' -l to -x -d 'which version to roll back to'
+complete -c holdfast -n '_shtab_holdfast_using dir' -l no-durable -d 'do not wait for the disk'
+complete -c holdfast -n '_shtab_holdfast_using dir' -s c -x -d 'run a line of shell'
+complete -c holdfast -n '_shtab_holdfast_using dir' -s n -l no-wait -l nonblock -d 'do not wait'
+complete -c holdfast -n '_shtab_holdfast_using dir' -s w -l timeout -l wait -x -d 'wait so many seconds'
+complete -c holdfast -n '_shtab_holdfast_using dir' -s E -l busy-code -x -d 'exit status if busy (75)'
+complete -c holdfast -n '_shtab_holdfast_using dir' -s o -l close -d 'do not let the command inherit the lock'
+complete -c holdfast -n '_shtab_holdfast_using dir' -l grace -x -d 'from SIGTERM to SIGKILL if it is lost'
+complete -c holdfast -n '_shtab_holdfast_using dir' -s j -l json -d 'what it says is JSON'
+complete -c holdfast -n '_shtab_holdfast_using dir' -s q -l quiet -d 'say nothing; the exit status tells'
+complete -c holdfast -n '_shtab_holdfast_using dir; and test $_shtab_holdfast_npos -eq 0' -ka "replace edit recover versions rollback" -d 'what to do'
+complete -c holdfast -n '_shtab_holdfast_using dir; and test $_shtab_holdfast_npos -eq 1' -ka "(__fish_complete_directories)" -d 'the directory'
 complete -c holdfast -n '_shtab_holdfast_using; and test $_shtab_holdfast_npos -eq 0' -a fd -d 'Lock a descriptor that the calling script has open.'
 complete -c holdfast -n '_shtab_holdfast_using fd' -s h -l help -d 'show this help message and exit'
 complete -c holdfast -n '_shtab_holdfast_using fd' -s s -l shared -d 'share the lock'
