@@ -531,16 +531,18 @@ class Snapshot:
 
     def __enter__(self) -> Snapshot:
         while not self._open():
-            self._atomic.recover(self._timeout)
+            with self._atomic.read(self._timeout):  # until it is there; raises if it is not
+                pass
         return self
 
     async def __aenter__(self) -> Snapshot:
         while not await _in_thread(self._open):
-            await self._atomic.arecover(self._timeout)
+            async with self._atomic.read(self._timeout):
+                pass
         return self
 
     def _open(self) -> bool:
-        """False: a commit is under way by way of a commit file, or was when somebody died."""
+        """False: there is none at this moment, perhaps because one is being put in the place of another."""
         place = Site(self._atomic)
         mount = mount_at(os.stat(place.parent).st_dev, place.parent)
         if mount.ranged or mount.refusal:
@@ -553,9 +555,7 @@ class Snapshot:
             try:
                 fd = system.open_fd(place.path, system.O_SYNCABLE_FOLDER)
             except FileNotFoundError:
-                if os.path.lexists(place.commit_file):
-                    return False
-                raise FileNotFoundError(errno.ENOENT, _NONE_YET, place.path) from None
+                return False
             # Whoever removes an old version has an exclusive lock on it. If it is still the current one afterwards, it
             # was not old when we locked it.
             if _try_lock(fd, system.SH_NB) and _names(place.path, fd):
