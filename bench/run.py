@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 import commands
 import contention
+import directories
 import handoff
 import imports
 import uncontended
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Section] = {
     "ephemeral": _everywhere(uncontended.ephemeral),
     "lockfile": _everywhere(uncontended.lock_file),
     "durable": _everywhere(uncontended.durable),
+    "directory": _everywhere(directories.section),
     "handoff": _everywhere(handoff.section),
     "contention": lambda quick, places: iter(contention.section(quick, places)),
     "waiters": lambda quick, places: iter([contention.waiters(quick, places[0])]),

@@ -169,8 +169,8 @@ def test_in_a_pipe_a_wait_says_so_once_after_a_second(
     waiter = begin("run", path, "--", "true")
     line = waiter.stderr.readline()
     assert time.monotonic() - began >= 1
-    assert line.startswith(f"waiting for x.lock: held by pid {process.pid} (holdfast run ")
-    assert line.endswith("; 1st of 1 in the queue\n")
+    assert line.startswith("waiting for x.lock: 1st of 1 in the queue; held for ")
+    assert f" by pid {process.pid} (holdfast run " in line
     time.sleep(0.3)
     ended(process)
     assert ended(waiter) == (0, "", "")
@@ -181,6 +181,22 @@ def test_sharers_share(path: str, holding: Callable[..., subprocess.Popen[str]])
     assert holdfast("run", "-n", "--shared", path, "--", "true").returncode == 0
     assert holdfast("run", "-n", "-x", path, "--", "true").returncode == 75
     assert holdfast("run", "-n", path, "--", "true").returncode == 75
+
+
+def test_another_kind_of_lock_is_named(path: str, holding: Callable[..., subprocess.Popen[str]]) -> None:
+    for words, advice in ((("-j", "2"), "give -j"), (("--kind", "file"), "give --kind file")):
+        process = holding(*words, path)
+        done = holdfast("run", "-n", path, "--", "true")
+        assert done.returncode == 66 and advice in done.stderr
+        if words[0] == "-j":
+            status = json.loads(holdfast("status", "--json", path).stdout)
+            assert len(status["holders"]) == 1, "what the command inherited is not a second holder"
+        ended(process)
+    process = holding(path)
+    done = holdfast("try", path)
+    assert done.returncode == 1 and f"Holder PID: {process.pid}" in done.stderr
+    done = holdfast("release", path)
+    assert done.returncode == 1 and "kernel lock cannot be taken away" in done.stderr
 
 
 def test_permits(path: str, holding: Callable[..., subprocess.Popen[str]]) -> None:
@@ -417,6 +433,11 @@ def test_the_descriptor_is_shared_and_unlocked(path: str) -> None:
     assert done.stdout == "no\nalone\n"
 
 
+def test_a_descriptor_of_a_file_that_was_removed_is_refused(path: str) -> None:
+    done = shell(f"exec 9>'{path}'; holdfast run '{path}' -- true; holdfast fd -n 9; echo $?")
+    assert done.stdout == "66\n" and "was removed meanwhile" in done.stderr and "--keep" in done.stderr
+
+
 @pytest.mark.parametrize(("words", "says"), [("fd 99", "not open"), ("fd x", "invalid int"), ("fd", "FD")])
 def test_a_wrong_descriptor_is_wrong_usage(words: str, says: str) -> None:
     done = shell(f"holdfast {words}")
@@ -498,6 +519,12 @@ def test_a_lock_belongs_to_its_caller_and_ends_with_it(path: str) -> None:
     status = LockFile(path).status()
     assert status.stale and status.alive is False
     assert holdfast("try", path).returncode == 0, "a dead caller's lock is taken over"
+
+
+def test_a_shell_that_becomes_its_last_command_owns_its_lock(path: str) -> None:
+    script = f'"{sys.executable}" -m holdfast try {path} && exec "{sys.executable}" -m holdfast release {path}'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 0 and not os.path.exists(path), done
 
 
 def test_a_lock_in_another_name(path: str, start_peer: Callable[..., Peer]) -> None:
@@ -633,3 +660,80 @@ def test_closed_standard_streams(path: str) -> None:
         ["bash", "-c", f'"{sys.executable}" -m holdfast try {path} >&- 2>&- <&-'], check=False, timeout=PATIENCE
     )
     assert done.returncode == 0
+
+
+# What a hostile reader found.
+
+
+@pytest.mark.parametrize("kind", ["lock", "file", "permits"])
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_lock_never_is_the_commands_standard_output(closed: str, kind: str, path: str) -> None:
+    words = "-j 1" if kind == "permits" else f"--kind {kind}"
+    line = (
+        f'"{sys.executable}" -m holdfast run {words} {path} -- sh -c "echo oops; echo oops >&2; echo oops >&0" {closed}'
+    )
+    subprocess.run(["bash", "-c", line], check=False, timeout=PATIENCE, stderr=subprocess.DEVNULL, stdout=-3)
+    done = holdfast("run", *words.split(), path, "--", "true")
+    assert done.returncode == 0, done
+
+
+def test_nobody_acquires_for_the_dead(path: str, start_peer: Callable[..., Peer], begin: Any) -> None:
+    done = holdfast("try", "--pid", NO_PROCESS, path)
+    assert done.returncode == 2 and "no process" in done.stderr and not os.path.exists(path)
+    peer = start_peer()
+    with LockFile(path):
+        waiter = begin("acquire", "--pid", peer.pid, path)
+        until(lambda: len(LockFile(path).status().waiters) == 1)
+        peer.kill()
+    code, _, err = ended(waiter)
+    assert code == 3 and "has ended" in err
+    assert not os.path.exists(path)
+
+
+def test_an_ignored_sigchld(path: str) -> None:
+    began = time.monotonic()
+    script = f'trap "" CHLD; exec "{sys.executable}" -m holdfast run {path} -- sh -c "sleep 0.2; exit 3"'
+    done = subprocess.run(
+        ["perl", "-e", '$SIG{CHLD}="IGNORE"; exec @ARGV', "bash", "-c", script], check=False, timeout=PATIENCE
+    )
+    assert done.returncode == 3 and time.monotonic() - began < 8
+
+
+def test_an_alarm_reaches_the_command(path: str) -> None:
+    began = time.monotonic()
+    done = subprocess.run(
+        ["perl", "-e", "alarm 1; exec @ARGV", *HOLDFAST, "run", path, "--", "sleep", "20"],
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 128 + signal.SIGALRM and time.monotonic() - began < 15
+
+
+def test_output_that_cannot_be_written(path: str) -> None:
+    for redirected, expected in ((">/dev/full", 0), ("2>/dev/full", 1)):
+        line = f'"{sys.executable}" -m holdfast try {path} --pid {os.getpid()} {redirected}'
+        assert subprocess.run(["bash", "-c", line], check=False, timeout=PATIENCE, stderr=-3).returncode == expected
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    assert holdfast("--help", env=environment).returncode == 0
+    assert holdfast("try", path + "ü", env=environment).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("fd", "-n", "2147483648"), ("fd", "-n", "-5"), ("run", "PATH", "-w", "1e400", "--", "true")]
+)
+def test_numbers_beyond_reason(words: tuple[str, ...], path: str) -> None:
+    done = holdfast(*(path if word == "PATH" else word for word in words))
+    assert done.returncode in (0, 64) and "Traceback" not in done.stderr
+
+
+def test_what_steers_a_terminal_is_not_printed(tmp_path: Path) -> None:
+    name = str(tmp_path / "a\x1b[31m\u009b\u202e")
+    for words in (
+        ("try", name),
+        ("status", name),
+        ("ls", str(tmp_path)),
+        ("try", name + "/x"),
+        ("run", name + "/x", "--", "true"),
+    ):
+        done = holdfast(*words)
+        assert not set("\x1b\u009b\u202e") & set(done.stdout + done.stderr), words

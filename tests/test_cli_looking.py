@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +43,7 @@ def test_every_kind_and_state_is_listed(tmp_path: Path, start_peer: Callable[...
         "notes": b"pid=once upon a time\n",
         "kept.lock": b"",
         "empty": b"",
+        "broken.lock": b"\xff",
     }.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "deep").mkdir()
@@ -64,6 +66,7 @@ def test_every_kind_and_state_is_listed(tmp_path: Path, start_peer: Callable[...
         "foreign": ("held", "file"),
         "stale": ("stale", "file"),
         "kept.lock": ("free", "lock"),
+        "broken.lock": ("corrupt", "file"),
     }
     assert [holder["pid"] for holder in found["sem"]["holders"]] == [peer.pid] * 2
     assert found["sem"]["permits"] == 3
@@ -155,7 +158,66 @@ def test_wait_for_a_whole_directory(tmp_path: Path, start_peer: Callable[..., Pe
     assert ended(waiter)[:2] == (0, f"All locks are free: {tmp_path}\n")
 
 
+def test_wait_for_sharers_and_semaphores_and_what_is_free_already(
+    tmp_path: Path,
+    start_peer: Callable[..., Peer],
+    begin: Any,  # noqa: F811
+) -> None:
+    peer = start_peer(at=f"{tmp_path}/")
+    for lock in ("Lock(at + 'x', shared=True)", "Semaphore(at + 'x', 2)"):
+        peer.do(f"hold = holdfast.{lock}.acquire()")
+        for words in ((tmp_path / "x",), ("--all", tmp_path)):
+            assert holdfast("wait", "--timeout", "0.2", *words).returncode == 1
+        waiter = begin("wait", tmp_path / "x")
+        time.sleep(0.4)
+        peer.do("hold.release()")
+        assert ended(waiter)[0] == 0
+    (tmp_path / "kept.lock").touch()
+    os.utime(tmp_path / "kept.lock", (1, 1))
+    assert holdfast("wait", "--timeout", "5", tmp_path / "kept.lock").returncode == 0
+
+
 # clean and break
+
+
+@pytest.mark.parametrize("command", ["clean", "try"])
+@pytest.mark.parametrize(
+    "content", ["pid /run/nginx.pid;\n", "timestamp,value\n1,2\n", "pid=/run/x.pid\n", "pid=1 2 3\n", "# pid=1\n"]
+)
+def test_data_is_never_deleted(content: str, command: str, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text(content)
+    os.utime(path, (1, 1))
+    holdfast(command, path)
+    assert content in [file.read_text() for file in tmp_path.iterdir()]
+
+
+def test_clean_of_a_directory_leaves_what_is_no_lock(tmp_path: Path) -> None:
+    for name, text in (
+        ("doc", "precious"),
+        ("void", ""),
+        ("doc.1.0123456789abcdef.tmp", ""),
+        ("void.1.0123456789abcdef.tmp", ""),
+    ):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (1, 1))
+    holdfast("clean", tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["doc", "void"]
+
+
+def test_a_terminated_doctor_leaves_nothing(tmp_path: Path, begin: Any) -> None:  # noqa: F811
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        process = begin("doctor", tmp_path)
+        until(lambda: process.poll() is not None or os.listdir(tmp_path) != [])  # noqa: B023
+        process.send_signal(number)
+        assert ended(process)[0] in (0, 128 + number)
+        assert os.listdir(tmp_path) == []
+
+
+def test_one_directory_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "x.lock").touch()
+    done = holdfast("ls", tmp_path / "no", tmp_path)
+    assert done.returncode == 3 and "x.lock" in done.stdout and "no" in done.stderr
 
 
 def test_clean(tmp_path: Path, start_peer: Callable[..., Peer]) -> None:
@@ -211,7 +273,7 @@ def test_a_healthy_file_system(tmp_path: Path) -> None:
     for text in ("flock between two processes", "O_TMPFILE", "O_EXCL", "link", "rename", "events", "fsync", "safe"):
         assert text in done.stdout
     assert "NO" not in done.stdout
-    told = json.loads(holdfast("doctor", "--json", tmp_path / "x.lock").stdout)
+    told = json.loads(holdfast("doctor", "--json", tmp_path).stdout)
     assert told["safe"] is True and all(check["good"] for check in told["checks"].values())
     assert os.listdir(tmp_path) == []
 

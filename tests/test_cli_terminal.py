@@ -110,9 +110,9 @@ def test_the_live_line_of_a_wait(path: str, terminal: Callable[..., Terminal], s
     first.begin("holdfast.Lock(path).acquire().release()")
     until(lambda: len(Lock(path).status().waiters) == 1)
     waiter = terminal("run", path, "--", "echo", "got", "it", columns=200)
-    text = waiter.until_shows("waiting for x.lock", f"held by pid {holder.pid}", "2nd of 2 in the queue")
-    seconds = text.partition(" for ")[2]
-    waiter.until(lambda screen: "2nd of 2" in screen and screen.partition(" for ")[2] != seconds, "moved on")
+    text = waiter.until_shows("waiting for x.lock: 2nd of 2 in the queue; held for ", f"by pid {holder.pid}")
+    seconds = text.partition("held for ")[2]
+    waiter.until(lambda screen: "2nd of 2" in screen and screen.partition("held for ")[2] != seconds, "moved on")
     assert text.count("waiting for") == 1 and waiter.text().count("waiting for") == 1, "one line, again and again"
     holder.do("hold.release()")
     first.answer()
@@ -153,7 +153,7 @@ def test_control_c_reaches_the_command_once(path: str, terminal: Callable[..., T
 def test_the_line_of_acquire(path: str, terminal: Callable[..., Terminal]) -> None:
     hold = LockFile(path, tag="deploy").acquire()
     waiter = terminal("acquire", path, "--timeout", "30")
-    waiter.until_shows("waiting for x.lock", "held by pid")
+    waiter.until_shows("waiting for x.lock", "held for", "by pid")
     hold.release()
     assert waiter.wait() == 0
     assert waiter.text().strip() == f"Lock acquired: {path}"
@@ -261,12 +261,27 @@ def test_top_follows_what_happens(tmp_path: Path, terminal: Callable[..., Termin
     assert top.wait() == 0
 
 
+def test_top_needs_a_terminal(tmp_path: Path) -> None:
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "top", tmp_path],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=40,
+    )
+    assert done.returncode == 3 and "needs a terminal" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_top_without_textual_says_what_to_install(tmp_path: Path) -> None:
     import subprocess
 
     script = (
         "import sys; sys.modules['textual'] = None; from holdfast.cli import main; sys.exit(main(['top', sys.argv[1]]))"
     )
+    script = script.replace("import sys;", "import sys; from holdfast.cli import output; output.on_terminal = bool;")
     done = subprocess.run(
         [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False, timeout=40
     )

@@ -112,9 +112,11 @@ def parse(content: bytes) -> Record:
 
 def looks_foreign(content: bytes) -> bool:
     """Does it say anything, and nothing like a record? Then it is somebody's data, not a damaged lock file."""
-    return bool(content.strip()) and not any(
-        line.strip().startswith((b"pid", b"timestamp", b"tag=")) for line in content.split(b"\n", 8)[:8]
-    )
+    lines = content.split(None, 1)[:1] and content.lstrip().split(b"\n", 1)[:1]
+    if not lines:
+        return False
+    key, equals, value = lines[0].partition(b"=")
+    return not equals or key.strip() not in (b"pid", b"timestamp", b"tag") or len(value.split()) > 1 or b"/" in value
 
 
 def same_owner(one: bytes, other: bytes) -> bool:

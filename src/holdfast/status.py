@@ -187,9 +187,13 @@ def _holders(fd: int, st: os.stat_result, families: tuple[str, ...], first: int 
         found.extend(_holder(pid, line.shared) for line in locks if counts(line))
     if not found and named:
         # Open-file-description locks name nobody, and one who took a lock may be gone, its descriptor inherited.
-        for name in os.listdir("/proc"):
-            if name.isdecimal():
-                found.extend(_holder(int(name), line.shared) for line in _locks_of(name, place) or () if counts(line))
+        seen: set[int] = set()
+        for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+            for line in _locks_of(pid, place) or ():
+                # An exclusive lock that several processes have is one that was inherited.
+                if counts(line) and (line.shared or line.start not in seen):
+                    seen.add(line.start)
+                    found.append(_holder(pid, line.shared))
         if not found:
             found.extend(_holder(None, line.shared) for line in named)
     return tuple(found)

@@ -54,12 +54,19 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Gives its exit status."""
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     output.prepare()
     name = words[0] if words else ""
     if name in ("", "-h", "--help", "help"):
-        if len(words) > 1 and words[1] in COMMANDS:
-            return _call(words[1], ["--help"])
+        if len(words) > 1 and name == "help":
+            return _main([words[1], "--help"])
         output.say(OVERVIEW.format(commands="\n".join(f"  {key:11} {does}" for key, (_, does) in COMMANDS.items())))
         return 0 if words else 2
     if name in ("-V", "--version"):
@@ -68,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.say(f"holdfast {__version__}")
         return 0
     if name not in COMMANDS and name not in ALIASES:
-        output.complain(f"holdfast: there is no command {name!r}{_similar(name)}; holdfast --help lists them")
+        output.complain(
+            f"holdfast: there is no command {output.shown(repr(name))}{_similar(name)}; holdfast --help lists them"
+        )
         return 2
     return _call(name, words[1:])
 
@@ -98,11 +107,11 @@ def _call(name: str, words: list[str]) -> int:
         status = int(stop.code or 0)
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except (HoldfastError, OSError, ValueError, NotImplementedError) as error:
+    except (HoldfastError, OSError, ValueError, OverflowError) as error:
         if os.environ.get("HOLDFAST_DEBUG"):
             raise
-        output.complain(f"holdfast {name}: {_text(error)}")
-        status = misuse if isinstance(error, UnsafePath | ValueError) else failure
+        output.complain(f"holdfast {name}: {output.shown(_text(error))}")
+        status = misuse if isinstance(error, UnsafePath | ValueError | OverflowError) else failure
     output.finish()
     return status
 

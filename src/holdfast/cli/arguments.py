@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         return self.formatter_class(prog=self.prog, width=_width())  # type: ignore[call-arg]
 
     def error(self, message: str) -> NoReturn:
-        output.complain(f"{self.prog}: {message} ({self.prog} --help tells more)")
+        output.complain(f"{self.prog}: {output.shown(message)} ({self.prog} --help tells more)")
         raise SystemExit(self.misuse)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

@@ -9,6 +9,7 @@ script closes the descriptor, ends, or says `holdfast fd -u 9`.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from .. import system
@@ -63,16 +64,22 @@ def call(options: argparse.Namespace) -> int:
         return 0
     try:
         lock(fd, system.SH_NB if options.shared else system.EX_NB)
-        return 0
     except BlockingIOError:
         if options.no_wait or options.timeout == 0:
             return _busy(fd, path, options)
-    try:
-        _begin_alarm(options.timeout)
-        lock(fd, system.SH if options.shared else system.EX)
-        _begin_alarm(None)
-    except _TimeIsUp:
-        return _busy(fd, path, options)
+        try:
+            _begin_alarm(options.timeout)
+            lock(fd, system.SH if options.shared else system.EX)
+            _begin_alarm(None)
+        except _TimeIsUp:
+            return _busy(fd, path, options)
+    if not system.fstat(fd).st_nlink:
+        # The next one to come makes a new file, and locks that.
+        lock(fd, system.UN)
+        text = (
+            f"the file of descriptor {fd} was removed meanwhile; open it again, and use `holdfast run --keep` beside it"
+        )
+        raise FileNotFoundError(errno.ENOENT, text)
     return 0
 
 
@@ -91,7 +98,7 @@ def _begin_alarm(seconds: float | None) -> None:
         raise _TimeIsUp
 
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds or 0.0, 1e8))
 
 
 def _busy(fd: int, path: str, options: argparse.Namespace) -> int:

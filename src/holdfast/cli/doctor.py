@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
+import sys
 
 from .. import Lock, LockFile, Semaphore, system
 from ..errors import HoldfastError, Unsupported
@@ -52,10 +54,16 @@ def configure(name: str, parser: arguments.Parser) -> None:
 def call(options: argparse.Namespace) -> int:
     if not hasattr(os, "fork"):
         raise Unsupported("holdfast doctor needs a second process by fork, which this system does not have")
+    os.stat(options.path)  # a share that is not mounted is not there
     directory = options.path if os.path.isdir(options.path) else os.path.dirname(options.path) or "."
     room = os.path.join(directory, f".holdfast-doctor-{os.getpid()}-{os.urandom(4).hex()}")
-    os.mkdir(room, 0o700)
+    for name in ("SIGTERM", "SIGHUP"):
+        signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
     try:
+        try:
+            os.mkdir(room, 0o700)
+        except OSError as error:
+            raise OSError(error.errno, f"nothing can be made there ({error.strerror})", directory) from None
         mount = find_mount(system.mount_table(), os.stat(room).st_dev, os.path.realpath(room))
         findings = [_tried(what, check, room) for what, check in CHECKS.items()]
         verdicts = [_tried(what, check, room) for what, check in KINDS.items()]
@@ -110,6 +118,8 @@ def _tried(what: str, check: Callable[[str], Finding | bool | None], room: str) 
 
 
 def _remove(room: str) -> None:
+    if not os.path.isdir(room):
+        return
     for folder, directories, files in os.walk(room, topdown=False):
         for name in files:
             os.unlink(os.path.join(folder, name))

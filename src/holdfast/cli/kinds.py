@@ -37,14 +37,15 @@ def kind_of(path: str, locked: set[int] | None = None) -> str | None:
         head = system.read(fd, _HEAD)
         if head.startswith(b"permits="):
             return "semaphore"
+        named_so = locked is not None and path.endswith((".lock", ".lck"))
         if head:
-            return "file" if _is_record(fd, head) else None
+            return "file" if named_so or _is_record(fd, head) else None
     finally:
         system.close(fd)
     if st.st_ino in (kernel_locked_inodes() if locked is None else locked) or os.path.isdir(path + ".queue"):
         return "lock"
     # Nobody holds it: the empty file of a kernel lock that is kept, or one that a foreign tool is about to write.
-    return "lock" if locked is not None and path.endswith((".lock", ".lck")) else None
+    return "lock" if named_so else None
 
 
 def _is_record(fd: int, head: bytes) -> bool:

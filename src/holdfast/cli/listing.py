@@ -13,7 +13,7 @@ from .kinds import kernel_locked_inodes, kind_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ..status import Status
 
@@ -38,11 +38,20 @@ def configure(name: str, parser: arguments.Parser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    found = [status for status in all_locks(options.directories, options.recursive) if status.held or not options.held]
+    code, everything = 0, []
+    for directory in options.directories:
+        try:
+            everything += all_locks([directory], options.recursive)
+        except OSError as error:
+            output.complain(f"holdfast ls: {output.shown(directory)}: {error.strerror}")
+            code = 3
+    found = [status for status in everything if status.held or not options.held]
     if options.json:
         output.say_json([as_json(status) for status in found])
-        return 0
+        return code
     if not found:
+        if code:
+            return code
         output.complain("no locks here" if options.recursive else "no locks here (-r looks in directories too)")
         return 0
     rows = [_row(status) for status in found]
@@ -50,7 +59,7 @@ def call(options: argparse.Namespace) -> int:
     output.say(output.coloured(_line(_HEADINGS, widths), output.BOLD))
     for status, row in zip(found, rows, strict=True):
         output.say(output.coloured(_line(row, widths), _colour(status)))
-    return 0
+    return code
 
 
 def _line(row: tuple[str, ...], widths: list[int]) -> str:
@@ -151,18 +160,23 @@ def as_json(status: Status) -> dict[str, object]:
 # Finding them.
 
 
-def all_locks(directories: list[str], recursive: bool) -> list[Status]:
+def all_locks(
+    directories: list[str], recursive: bool, *, quiet: bool = False, stop: Callable[[], bool] = lambda: False
+) -> list[Status]:
+    """`quiet`: no word about directories that cannot be read. `stop` is asked for every file."""
     locked = kernel_locked_inodes()
     found: list[Status] = []
     for directory in directories:
-        for path in candidates(directory, recursive):
+        for path in candidates(directory, recursive, quiet=quiet):
+            if stop():
+                return found
             status = status_at(path, locked)
             if status is not None:
                 found.append(status)
     return found
 
 
-def candidates(directory: str, recursive: bool) -> Iterator[str]:
+def candidates(directory: str, recursive: bool, *, quiet: bool = False) -> Iterator[str]:
     """The regular files in a directory, or the file itself if it is one."""
     if not os.path.isdir(directory) and os.path.lexists(directory):
         yield directory
@@ -175,7 +189,8 @@ def candidates(directory: str, recursive: bool) -> Iterator[str]:
         except OSError as error:
             if here == directory:
                 raise
-            output.complain(f"holdfast: {output.shown(here)}: {error.strerror}")
+            if not quiet:
+                output.complain(f"holdfast: {output.shown(here)}: {error.strerror}")
             continue
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -8,6 +8,7 @@ import sys
 from .. import LockFile
 from ..errors import NotLocked
 from . import arguments, output
+from .kinds import kind_of
 from .sema import HELD, POLICY_HELP, STALE_HELP
 
 TYPE_CHECKING = False
@@ -36,16 +37,22 @@ def configure(name: str, parser: arguments.Parser) -> None:
 
 
 def clean(options: argparse.Namespace) -> int:
-    cleaned = [path for path in _lock_files(options.path) if _lock(path, options).clean()]
+    cleaned = [path for path in _lock_files(options.path) if _clean(path, options)]
     if options.json:
         output.say_json({"cleaned": bool(cleaned), "paths": cleaned})
     elif not options.quiet:
         output.say(f"cleaned: {'true' if cleaned else 'false'}")
+        if os.path.isdir(options.path):
+            for path in cleaned:
+                output.say(f"  {output.shown(path)}")
     return 0
 
 
-def _lock(path: str, options: argparse.Namespace) -> LockFile:
-    return LockFile(path, stale_after=options.stale or None, stale=options.policy)
+def _clean(path: str, options: argparse.Namespace) -> bool:
+    lock = LockFile(path, stale_after=options.stale or None, stale=options.policy)
+    if os.path.isdir(options.path) and os.path.lexists(path) and kind_of(path) != "file":
+        return lock.clean_private_files()  # what has their name is something else
+    return lock.clean()
 
 
 def _lock_files(path: str) -> list[str]:
@@ -53,30 +60,29 @@ def _lock_files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
     from ..locks.publish import lock_of_private
-    from .kinds import kind_of
     from .listing import candidates
 
     found = set()
     for file in candidates(path, recursive=False):
         lock = lock_of_private(file)
-        if lock is not None:
-            found.add(lock)
-        elif kind_of(file) == "file":
-            found.add(file)
+        try:
+            if lock is not None:
+                found.add(lock)
+            elif kind_of(file) == "file":
+                found.add(file)
+        except OSError:
+            continue  # not ours to read
     return sorted(found)
 
 
 def break_(options: argparse.Namespace) -> int:
     lock = LockFile(options.path)
     found = lock.status()
-    if found.held and found.corrupt:
-        from .kinds import kind_of
-
-        if kind_of(options.path) in ("lock", "semaphore"):
-            return _is_kernel_lock(options)
+    if found.held and found.corrupt and kind_of(options.path) in ("lock", "semaphore"):
+        return _is_kernel_lock(options)
     if not found.held:
         return _not_held(options)
-    who = output.shown(found.explain())
+    who = "its record could not be read" if found.corrupt else output.shown(found.explain())
     if not options.yes and not _agreed(f"{output.shown(options.path)}: {who}"):
         return HELD
     try:

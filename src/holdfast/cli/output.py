@@ -13,16 +13,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from io import TextIOWrapper
 
-_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), 127)} | {9: "\\t", 10: "\\n", 13: "\\r"}
+# What steers a terminal, breaks a line, or turns the direction of writing.
+_CONTROL = (
+    {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}
+    | {9: "\\t", 10: "\\n", 13: "\\r"}
+    | {number: f"\\u{number:04x}" for number in (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+)
 
 BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
 
 
 def prepare() -> None:
+    _fill_standard_descriptors()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="surrogateescape")
+            is_utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+            reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+
+
+def _fill_standard_descriptors() -> None:
+    """Where the caller has closed 0, 1 or 2, a lock file must not get that number: a command would write into it."""
+    fd = os.open(os.devnull, os.O_RDWR)  # closed again by exec
+    while fd <= 2:
+        fd = os.open(os.devnull, os.O_RDWR)
+    os.close(fd)
 
 
 def say(text: str) -> None:
@@ -50,14 +65,17 @@ def _write(stream: TextIOWrapper | object, text: str) -> None:
     try:
         stream.write(text)  # type: ignore[attr-defined]
         stream.flush()  # type: ignore[attr-defined]
-    except BrokenPipeError:
+    except (OSError, ValueError):  # nobody reads any more, or the disk is full: the exit status still tells
         _discard(stream)
 
 
 def _discard(stream: object) -> None:
     """Send what is still to come nowhere, so that it does not fail again when Python ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())  # type: ignore[attr-defined]
+    try:
+        os.dup2(nowhere, stream.fileno())  # type: ignore[attr-defined]
+    except (OSError, ValueError):
+        pass
     os.close(nowhere)
 
 
@@ -66,7 +84,7 @@ def finish() -> None:
         if stream is not None:
             try:
                 stream.flush()
-            except BrokenPipeError:
+            except (OSError, ValueError):
                 _discard(stream)
 
 

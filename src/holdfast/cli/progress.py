@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from threading import Event, Thread
 
+from ..errors import HoldfastError
 from . import output
 
 TYPE_CHECKING = False
@@ -47,6 +49,12 @@ class Progress:
                 output.write_error(_CLEAR)
 
     def _show(self) -> None:
+        try:
+            self._show_until_done()
+        except (HoldfastError, OSError, ValueError):
+            pass  # the wait itself will tell
+
+    def _show_until_done(self) -> None:
         if not self._live:
             if not self._done.wait(_PIPE_LOOK):
                 self._show_once()
@@ -74,12 +82,19 @@ def _columns() -> int:
 
 
 def describe(path: str, status: Status) -> str:
-    """Who holds it, for how long, and what place in the queue we have."""
-    text = f"waiting for {output.shown(os.path.basename(path))}: {output.shown(status.explain())}"
+    """What place in the queue we have, for how long it is held, and by whom: the longest last, where it may be cut."""
+    text = f"waiting for {output.shown(os.path.basename(path))}: "
     pids = [waiter.pid for waiter in status.waiters]
     if os.getpid() in pids:
-        text += f"; {_ordinal(pids.index(os.getpid()) + 1)} of {len(pids)} in the queue"
-    return text
+        text += f"{_ordinal(pids.index(os.getpid()) + 1)} of {len(pids)} in the queue; "
+    if not status.held or status.corrupt:
+        return text + output.shown(status.explain())
+    held = "shared" if status.permits is None and status.holders[0].shared else "held"
+    text += held if status.permits is None else f"{len(status.holders)} of {status.permits} held"
+    if status.since is not None:
+        text += f" for {output.duration(time.time() - status.since)}"
+    tag = f" [{status.tag}]" if status.tag else ""
+    return text + output.shown(f" by {', '.join(map(str, status.holders[:3]))}{tag}")
 
 
 def _ordinal(number: int) -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 
 from .. import Lock
-from ..errors import LockLost, Timeout, Unsupported
+from ..errors import LockLost, NotALockFile, Timeout, Unsupported
 from . import arguments, output
 
 TYPE_CHECKING = False
@@ -53,7 +53,9 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.add_argument("--keep", action="store_true", help="leave the file of a kernel lock in place")
     parser.add_argument("--kind", choices=("lock", "file"), default="lock", help="kernel lock, or sema lock file")
     parser.add_argument("--tag", help="what to say about the holder (--kind file)")
-    parser.add_argument("--stale", metavar="S", type=arguments.seconds, default=3600.0, help="(--kind file)")
+    parser.add_argument(
+        "--stale", metavar="S", type=arguments.seconds, default=3600.0, help="take over what is so old (--kind file)"
+    )
     parser.add_argument(
         "--grace", metavar="S", type=arguments.seconds, default=10.0, help="from SIGTERM to SIGKILL if it is lost"
     )
@@ -110,7 +112,10 @@ def _lock(options: argparse.Namespace) -> BaseLock[Any]:
 
 
 def acquire(lock: BaseLock[Hold], timeout: float | None, options: argparse.Namespace) -> Hold | None:
-    hold = lock.try_acquire()
+    try:
+        hold = lock.try_acquire()
+    except NotALockFile:
+        raise _other_kind(lock.path) from None
     if hold is not None:
         return hold
     from .progress import Progress, in_the_way
@@ -124,6 +129,18 @@ def acquire(lock: BaseLock[Hold], timeout: float | None, options: argparse.Names
         if not options.quiet:
             in_the_way(lock.path, error.status, timeout or 0, json=options.json)
         return None
+
+
+def _other_kind(path: str) -> NotALockFile:
+    """What to say about a file that is not that of such a lock."""
+    from .kinds import kind_of
+
+    advice = {
+        "semaphore": "is a semaphore: give -j and the number of its permits",
+        "file": "is a lock file: give --kind file",
+        "lock": "is a kernel lock, and held: leave out --kind and -j",
+    }.get(kind_of(path) or "", "is a directory, a device or a file with content of its own; it was left untouched")
+    return NotALockFile(f"{path} {advice}", path=path)
 
 
 class Child:

@@ -79,6 +79,7 @@ class Screen(App[None]):
         Binding("b", "break", "break"),
         Binding("q", "quit", "quit"),
         Binding("escape", "clear", "clear", show=False),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
     ]
 
     def __init__(self, directories: list[str], recursive: bool, every: float) -> None:
@@ -92,6 +93,8 @@ class Screen(App[None]):
         self._held_only = False
         self._wanted = ""
         self._looking = False
+        self._looked = False
+        self._ending = False
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -105,6 +108,7 @@ class Screen(App[None]):
         for name, width in _COLUMNS.items():
             table.add_column(name, width=width, key=name)
         table.focus()
+        self._draw_rest()
         self._look()
         self.set_interval(self._every, self._look)
 
@@ -124,13 +128,14 @@ class Screen(App[None]):
     def _find(self) -> None:
         """In a thread: a directory may be slow to read."""
         try:
-            found = listing.all_locks(self._directories, self._recursive)
+            found = listing.all_locks(self._directories, self._recursive, quiet=True, stop=lambda: self._ending)
         except OSError:
             found = []
-        self.call_from_thread(self._show, found)
+        if not self._ending:
+            self.call_from_thread(self._show, found)
 
     def _show(self, found: list[Status]) -> None:
-        self._looking = False
+        self._looking, self._looked = False, True
         self._found = found
         self._draw()
 
@@ -180,7 +185,8 @@ class Screen(App[None]):
             text += f"   containing {self._wanted!r}"
         self.query_one("#head", Static).update(Text(text))
         chosen = self._chosen()
-        about = _details(chosen) if chosen is not None else "no locks here"
+        nothing = "looking…" if not self._looked else "nothing to show" if self._found else "no locks here"
+        about = _details(chosen) if chosen is not None else nothing
         self.query_one("#more", Static).update(Text(about))
 
     def _chosen(self) -> Status | None:
@@ -200,6 +206,10 @@ class Screen(App[None]):
     def _hide_filter(self) -> None:
         self.query_one("#filter").display = False
         self.set_focus(self.query_one(DataTable))
+
+    async def action_quit(self) -> None:
+        self._ending = True
+        self.exit()
 
     def action_sort(self) -> None:
         names = list(_ORDERS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 
+from .. import system
 from ..errors import NotALockFile, NotLocked, NotOwner, Timeout
 from ..locks.existence import LockFile
 from . import arguments, output
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..status import Status
 
 HELD = 1
+_CORRUPT = "An empty file may be one that another tool is about to write, or a kernel lock's (--kind lock)."
 
 _STATUSES = "exit status: 0 done or free, 1 held or timed out, 2 wrong usage, 3 an error of the system\n"
 EXAMPLES = {
@@ -79,7 +81,10 @@ def _acquire(options: argparse.Namespace, timeout: float | None) -> int:
     try:
         record = _acquire_now(lock, pid, timeout, options)
     except Timeout as error:
-        _say_held(error.status or lock.status(), timeout, options)
+        found = error.status
+        if found is None or found.corrupt:  # a kernel lock, perhaps
+            found = status_of(options.path, None, options.stale or None, options.policy)
+        _say_held(found, timeout, options)
         return HELD
     if options.json:
         names = ("pid", "timestamp", "tag", "token")
@@ -112,6 +117,8 @@ def _say_held(found: Status, timeout: float | None, options: argparse.Namespace)
         output.complain("Lock already held")
         if pid is not None:
             output.complain(f"  Holder PID: {pid}")
+        if found.corrupt:
+            output.complain(f"  {_CORRUPT}")
     else:
         output.complain("Timeout waiting for lock")
 
@@ -121,20 +128,34 @@ def release(options: argparse.Namespace) -> int:
     code, text = 0, f"Lock released: {output.shown(options.path)}"
     answer: dict[str, object] = {"released": True}
     try:
-        lock.release_as_owner(options.pid or os.getppid(), force=options.force, of_dead=True)
+        lock.release_as_owner(options.pid or _caller(lock), force=options.force, of_dead=True)
     except NotLocked:
         text, answer = f"Lock not held: {output.shown(options.path)}", {"released": False, "locked": False}
     except NotOwner:
-        found = lock.status()
+        found = status_of(options.path, None, options.stale or None, options.policy)
         code, text, answer = HELD, "", _more(found, {"released": False, "locked": True})
         if not options.json:
             output.complain(f"holdfast release: {output.shown(options.path)}: {output.shown(found.explain())}")
-            output.complain("-f releases it all the same; holdfast break also says whose it was")
+            output.complain(_way_out(found))
     if options.json:
         output.say_json(answer)
     elif text and not options.quiet:
         output.say(text)
     return code
+
+
+def _caller(lock: LockFile) -> int:
+    """The process that called us. A shell may become its last command, which is then in its own caller's place."""
+    found = lock.examine()
+    if found is not None and found.record is not None and found.record.pid == os.getpid() and found.alive:
+        return os.getpid()
+    return os.getppid()
+
+
+def _way_out(found: Status) -> str:
+    if found.kind != "file":
+        return "A kernel lock cannot be taken away; it is free when the process that holds it has ended."
+    return "-f releases it all the same; holdfast break also says whose it was."
 
 
 def status(options: argparse.Namespace) -> int:
@@ -155,8 +176,10 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
     lock = lock_of(options)
     if kind == "file" and not os.path.isdir(os.path.realpath(lock.path) + ".queue"):
         found = lock.examine()
-        rest = {"held": False} if found is None else {"held": True, **found.facts()}
-        return {"path": lock.path, "kind": "file", "waiters": (), "permits": None, **rest}
+        rest: dict[str, Any] = {"held": False} if found is None else {"held": True, **found.facts()}
+        holder = {name: rest.get(name) for name in ("pid", "host", "command")}
+        holders = [holder] if rest.get("pid") is not None else []
+        return {"path": lock.path, "kind": "file", "holders": holders, "waiters": (), "permits": None, **rest}
     status = status_of(options.path, kind, options.stale or None, options.policy)
     facts = status.as_dict()
     first = status.holders[0] if status.holders else None
@@ -218,7 +241,7 @@ def _lines(path: str, facts: dict[str, Any]) -> list[str]:
         return ["Lock status: FREE", f"  Path: {output.shown(path)}"]
     lines = ["Lock status: LOCKED", f"  Path: {output.shown(path)}"]
     if facts["corrupt"]:
-        lines.append("  Record: corrupt")
+        lines.append(f"  Record: corrupt. {_CORRUPT}")
     if facts["pid"] is not None:
         lines.append(f"  PID: {facts['pid']}")
     if facts["since"] is not None:
@@ -231,8 +254,6 @@ def _lines(path: str, facts: dict[str, Any]) -> list[str]:
 
 
 def _running(facts: dict[str, Any]) -> str:
-    from .. import system
-
     if facts["alive"] is not None:
         return "yes" if facts["alive"] else "no"
     if facts["host"] is not None:
@@ -252,7 +273,8 @@ def _own_lines(facts: dict[str, Any]) -> list[str]:
     if facts["host"]:
         lines.append(f"  Host: {output.shown(facts['host'])}")
     if facts["since"] is not None:
-        lines.append(f"  Held for: {output.duration(time.time() - facts['since'])}")
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["since"]))
+        lines.append(f"  Held for: {output.duration(time.time() - facts['since'])}, since {since}")
     if facts["token"] is not None:
         lines.append(f"  Token: {facts['token']}")
     if facts["stale"]:

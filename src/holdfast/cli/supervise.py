@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import sys
+from math import inf
 from time import monotonic
 
 from .. import system
@@ -25,17 +25,23 @@ _PASSED_ON = {
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGWINCH")
     if hasattr(signal, name)
 }
+# The kernel sends these to all of the terminal's foreground group.
+_FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH}
 # Python ignores these; the command should not.
 _RESET = [signal.SIGPIPE, signal.SIGXFSZ]
 # A command that ends in a moment needs no watch, whose making and closing would take longer than the command itself.
 _A_MOMENT = 0.05  # seconds
 _LOOK = 1.0  # seconds between looks where the file system tells of no events
 _SAFETY_LOOK = 10.0
+_LONGEST = 1e6  # what the system can wait for
 
 
 def supervise(child: Child, command: list[str]) -> int:
     """Run the command and wait for it. Gives its exit status, or `LOST`."""
     signals = {*_PASSED_ON, signal.SIGCHLD, signal.SIGIO}
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # ignored by some who start us, and then nobody gets to know how it ended
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         return _Supervisor(child, _spawn(child, command, before), signals).run()
@@ -81,9 +87,9 @@ class _Supervisor:
     def _wait(self) -> None:
         """For one thing to happen, and do what is to be done then."""
         patience = self._look if self._kill_at is None else max(0.0, self._kill_at - monotonic())
-        came = signal.sigtimedwait(self._signals, patience)
+        came = signal.sigtimedwait(self._signals, min(patience, _LONGEST))
         if came is not None and came.si_signo in _PASSED_ON:
-            if came.si_code <= 0:  # sent by a process, and not by the kernel to the whole group
+            if came.si_code <= 0 or came.si_signo not in _FROM_TERMINAL:  # else the child has got it from there
                 self._send(came.si_signo)
         elif came is not None and came.si_signo == signal.SIGCHLD:
             pass
@@ -91,7 +97,7 @@ class _Supervisor:
             self._look_at_lock()
         elif monotonic() >= self._kill_at:
             self._send(signal.SIGKILL)
-            self._kill_at = sys.maxsize
+            self._kill_at = inf
 
     def _look_at_lock(self) -> None:
         if self._look == _A_MOMENT:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from ..errors import Unsupported
 from . import arguments, output
 
@@ -30,10 +33,13 @@ def configure(name: str, parser: arguments.Parser) -> None:
 def call(options: argparse.Namespace) -> int:
     from .listing import all_locks, as_json
 
-    found = all_locks(options.directories, options.recursive)  # a directory that cannot be read: say so before it opens
     if options.json:
-        output.say_json([as_json(status) for status in found])
+        output.say_json([as_json(status) for status in all_locks(options.directories, options.recursive)])
         return 0
+    for directory in options.directories:
+        os.scandir(directory).close()  # one that cannot be read: say so before the screen opens
+    if not output.on_terminal(sys.stdin) or not output.on_terminal(sys.stderr):
+        raise Unsupported("holdfast top needs a terminal; holdfast ls shows the same, once")
     try:
         from .screen import Screen
     except ImportError:

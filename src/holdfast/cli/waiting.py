@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from time import monotonic
+import os
+import stat
+from time import monotonic, time
 
 from .. import Lock, LockFile
 from ..errors import Timeout
+from ..locks.inode import Waiting
+from ..wait import DeadlinePassed, check_deadline, drive
 from . import arguments, output
-from .sema import HELD, POLICY_HELP, STALE_HELP
+from .kinds import kind_of
+from .sema import HELD, POLICY_HELP, STALE_HELP, status_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+
+    from ..status import Status
+    from ..wait import Steps
+
+_TIME_TO_WRITE = 2.0  # seconds
 
 EXAMPLES = """\
 exit status: 0 free, 1 timed out, 2 wrong usage, 3 an error of the system
@@ -37,13 +47,13 @@ def configure(name: str, parser: arguments.Parser) -> None:
 def call(options: argparse.Namespace) -> int:
     from .listing import all_locks
 
-    paths = [options.path]
+    locks = [(options.path, kind_of(options.path))]
     if options.all:
-        paths = [status.path for status in all_locks([options.path], recursive=False) if status.held]
+        locks = [(status.path, status.kind) for status in all_locks([options.path], recursive=False) if status.held]
     deadline = None if options.timeout is None else monotonic() + options.timeout
-    for path in paths:
+    for path, kind in locks:
         try:
-            _wait(path, None if deadline is None else max(0.0, deadline - monotonic()), options)
+            _wait(path, kind, None if deadline is None else max(0.0, deadline - monotonic()), options)
         except Timeout as error:
             return _timed_out(error, options)
     if options.json:
@@ -53,22 +63,54 @@ def call(options: argparse.Namespace) -> int:
     return 0
 
 
-def _wait(path: str, timeout: float | None, options: argparse.Namespace) -> None:
-    from .kinds import kind_of
+def _wait(path: str, kind: str | None, timeout: float | None, options: argparse.Namespace) -> None:
     from .progress import Progress
 
-    kind = kind_of(path)
-    if kind == "semaphore":
-        raise ValueError(f"{path}: a semaphore is not free or taken as a whole; holdfast status tells how many hold it")
-    if kind == "lock":
-        # In the kernel there is no other way to wait for a lock than to get it: shared, and for no time at all.
-        lock = Lock(path, shared=True)
-        with Progress(lock, quiet=options.quiet or options.json, only_live=True):
-            lock.acquire(timeout).release()
+    quiet = options.quiet or options.json
+    if kind in ("lock", "semaphore") or _is_left_over(path):
+        with Progress(Lock(path), quiet=quiet, only_live=True):
+            _until_free(path, timeout)
         return
     file = LockFile(path, stale_after=options.stale or None, stale=options.policy)
-    with Progress(file, quiet=options.quiet or options.json, only_live=True):
+    with Progress(file, quiet=quiet, only_live=True):
         file.wait_until_free(timeout)
+
+
+def _is_left_over(path: str) -> bool:
+    """An empty file that nobody has locked: if no foreign tool writes it by and by, it is that of a kernel lock."""
+    try:
+        st = os.stat(path)
+    except OSError:
+        return False
+    return st.st_size == 0 and stat.S_ISREG(st.st_mode) and time() - st.st_mtime > _TIME_TO_WRITE
+
+
+def _until_free(path: str, timeout: float | None) -> None:
+    """Until nobody has the kernel lock, or a permit of the semaphore. Looks; to take it would be in others' way."""
+    deadline = None if timeout is None else monotonic() + timeout
+
+    def look() -> Status:
+        return status_of(path, kind_of(path) or "lock", None, "proof")
+
+    def steps() -> Steps[None]:
+        waiting = Waiting(os.path.realpath(path))
+        try:
+            while look().held:
+                check_deadline(deadline)
+                if waiting.begin():
+                    continue
+                yield waiting.step(deadline)
+                waiting.drain()
+                waiting.move(os.path.realpath(path))  # another file may have the name by now
+        finally:
+            waiting.end()
+
+    try:
+        drive(steps())
+    except DeadlinePassed:
+        error = Timeout(f"{path}: not free within {timeout:g} s", path=path)
+        error.status = look()
+        raise error from None
 
 
 def _timed_out(error: Timeout, options: argparse.Namespace) -> int:

@@ -7,10 +7,11 @@ its age.
 
 from __future__ import annotations
 
+import errno
 import os
 from time import time_ns
 
-from .. import owner, record
+from .. import owner, record, system
 from . import base
 from .existence import LockFile
 
@@ -18,9 +19,10 @@ from .existence import LockFile
 class _ForAnother(LockFile):
     """A `LockFile` whose records name another process."""
 
-    __slots__ = ("pid",)
+    __slots__ = ("pid", "start")
 
     pid: int
+    start: str | None
 
     def _compose(self) -> bytes:
         me = owner.me()
@@ -31,7 +33,7 @@ class _ForAnother(LockFile):
                 self.tag,
                 me.host,
                 me.boot,
-                owner.start_of(self.pid),
+                self.start,
                 token=0,
                 call=os.urandom(8).hex(),
             )
@@ -42,8 +44,13 @@ def acquire_for(lock: LockFile, pid: int, timeout: float | base.Default | None) 
     if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid < 2**32:
         raise ValueError(f"a pid is a number from 1 on, not {pid!r}")
     another = _ForAnother(lock.path, **{name: getattr(lock, name) for name in lock._options})
-    another.pid = pid
+    another.pid, another.start = pid, owner.start_of(pid)
+    if another.start is None and not system.process_exists(pid):
+        raise ValueError(f"there is no process {pid} for which a lock could be acquired")
     hold = another.acquire(timeout)
+    if another.start is not None and owner.start_of(pid) != another.start:
+        hold.release()
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended before its lock was free", lock.path)
     found = record.parse(hold._content)
     found.token = hold.token
     hold.leave_standing()

@@ -221,7 +221,7 @@ class FileLock(QueuedLock[HoldType]):
 
         log = logging.getLogger("holdfast")
         if saved:
-            log.warning("%s did not look like a lock file and was old: it is %s now", self.path, saved)
+            log.warning("%s did not look like a lock file: it is %s now", self.path, saved)
         elif judgement.alive:
             log.warning("%s: took the lock away from %s, which is alive", self.path, judgement)
         else:
@@ -291,6 +291,11 @@ class FileLock(QueuedLock[HoldType]):
     def clean(self) -> bool:
         """Remove a stale lock, and private files that dead acquirers of this very lock left. True: there was one."""
         cleaned = self._with_existing(lambda place, fd: self._remove(place, fd, lambda found: found.stale)) or False
+        return self.clean_private_files() or cleaned
+
+    def clean_private_files(self) -> bool:
+        """Only the private files that dead acquirers left. True: there was one."""
+        cleaned = False
         place = self._open_place()
         try:
             for name in private_files(self._parent, self._name):

@@ -72,7 +72,7 @@ complete -c holdfast -n '_shtab_holdfast_using run' -l no-fair -d 'whoever is qu
 complete -c holdfast -n '_shtab_holdfast_using run' -l keep -d 'leave the file of a kernel lock in place'
 complete -c holdfast -n '_shtab_holdfast_using run' -l kind -xka "lock file" -d 'kernel lock, or sema lock file'
 complete -c holdfast -n '_shtab_holdfast_using run' -l tag -x -d 'what to say about the holder (--kind file)'
-complete -c holdfast -n '_shtab_holdfast_using run' -l stale -x -d '(--kind file)'
+complete -c holdfast -n '_shtab_holdfast_using run' -l stale -x -d 'take over what is so old (--kind file)'
 complete -c holdfast -n '_shtab_holdfast_using run' -l grace -x -d 'from SIGTERM to SIGKILL if it is lost'
 complete -c holdfast -n '_shtab_holdfast_using run' -l json -d 'what it says on stderr is JSON lines'
 complete -c holdfast -n '_shtab_holdfast_using run' -s q -l quiet -d 'say nothing; the exit status tells'
