@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from support import Peer, die_with_parent
+from support import Peer, die_with_parent, until
 
 import holdfast
 from holdfast import AtomicDir, system, trees
@@ -280,6 +280,18 @@ def test_what_was_there_before_is_a_version_too(site: Path, way: str) -> None:
     assert lock.versions() == [1, 2]
     lock.rollback()
     assert content_of(site) == OLD
+
+
+def test_a_large_old_version_is_removed_by_and_by(site: Path, way: str) -> None:
+    lock = put(site, {str(number): "x" for number in range(300)})
+    put(site, NEW)
+    assert content_of(site) == NEW
+    until(lambda: beside(site) == [])
+    put(site, {str(number): "x" for number in range(300)})
+    put(site, OLD)
+    put(site, NEW)  # who comes next removes what it finds, too
+    until(lambda: beside(site) == [])
+    assert lock.versions() == [lock.version]
 
 
 # Snapshots.

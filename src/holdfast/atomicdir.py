@@ -30,6 +30,8 @@ import json
 import os
 import re
 from pathlib import Path
+from threading import Thread
+from time import sleep
 
 from . import system, trees
 from .errors import HoldfastError, NotLocked, Unsupported
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 _NOT_HERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _VERSION = "user.holdfast.version"
 _NONE_YET = "there is no version of this directory yet"
+_A_MOMENT = 0.02  # seconds
+_A_FEW = 64  # files that are removed in a moment
 _WHILE_BUILT = 0o700  # nobody else looks into what is being built
 
 
@@ -311,7 +315,7 @@ class Site:
             # Another name first: a removal that is interrupted must not leave half a version.
             gone = self.new_name()
             system.rename(path, gone)
-            _discard(gone)
+            _discard_by_and_by(gone)
         finally:
             if fd >= 0:
                 system.close(fd)
@@ -338,6 +342,22 @@ class Site:
     def _sync_parent(self) -> None:
         if self.durable:
             trees.sync_one(self.parent, folder=True)
+
+
+def _discard_by_and_by(path: str) -> None:
+    """Remove an old version. A large one in a thread: to commit takes no longer because the old one had many files."""
+    try:
+        if trees.is_small(path, _A_FEW):
+            _discard(path)
+            return
+    except OSError:
+        pass
+
+    def discard() -> None:
+        sleep(_A_MOMENT)  # first let the commit, which waits for nobody, come to its end
+        _discard(path)
+
+    Thread(target=discard, name=f"removes {os.path.basename(path)}").start()
 
 
 def _discard(path: str) -> None:

@@ -24,6 +24,9 @@ _NO_CLONE = frozenset(
 )
 _NO_ATTRIBUTES = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA, errno.ENOSYS})
 _CHUNK = 1 << 30
+_SMALL = 1 << 16  # bytes that are copied more quickly by hand
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 
 class Copier:
@@ -33,15 +36,18 @@ class Copier:
         self._clones = hasattr(system, "clone")
         self._links: dict[Inode, str] = {}
         self._privileged = not hasattr(os, "geteuid") or os.geteuid() == 0
+        self._umask = _umask()
 
     def copy(self, source: str, target: str) -> None:
         """Copy the content of a directory into an empty one, and give that its attributes."""
-        before = os.stat(source)
+        before, made = os.stat(source), os.stat(target)
+        # Who owns a new file here: with setgid on the directory its group is the directory's.
+        group = made.st_gid if made.st_mode & stat.S_ISGID or not hasattr(os, "getegid") else os.getegid()
         for entry in os.scandir(source):
-            self._copy_entry(entry, f"{target}/{entry.name}")
+            self._copy_entry(entry, f"{target}/{entry.name}", (made.st_uid, group))
         self._copy_attributes(source, target, before)
 
-    def _copy_entry(self, entry: os.DirEntry[str], target: str) -> None:
+    def _copy_entry(self, entry: os.DirEntry[str], target: str, owner: tuple[int, int]) -> None:
         st = entry.stat(follow_symlinks=False)
         kind = st.st_mode & 0o170000
         if kind == stat.S_IFDIR:
@@ -54,7 +60,7 @@ class Copier:
                 os.link(first, target, follow_symlinks=False)
                 return
         if kind == stat.S_IFREG:
-            self._copy_file(entry.path, target, st)
+            self._copy_file(entry.path, target, st, owner)
         elif kind == stat.S_IFLNK:
             os.symlink(os.readlink(entry.path), target)
             self._copy_attributes(entry.path, target, st)
@@ -64,14 +70,21 @@ class Copier:
             os.mknod(target, st.st_mode, st.st_rdev)
             self._copy_attributes(entry.path, target, st)
 
-    def _copy_file(self, source: str, target: str, st: os.stat_result) -> None:
-        reader = os.open(source, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+    def _copy_file(self, source: str, target: str, st: os.stat_result, owner: tuple[int, int]) -> None:
+        reader = os.open(source, _READ)
         try:
-            writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+            mode = st.st_mode & 0o7777
+            writer = os.open(target, _CREATE, mode & 0o777)
             try:
                 if st.st_size:
                     self._copy_data(reader, writer, st)
-                self._copy_attributes_of(reader, writer, st)
+                if owner != (st.st_uid, st.st_gid):
+                    self._chown(writer, st)
+                _copy_xattrs(reader, writer)
+                # After chown, which takes setuid away.
+                if mode & ~0o777 or owner != (st.st_uid, st.st_gid) or mode & self._umask:
+                    os.fchmod(writer, mode)
+                os.utime(writer, ns=(st.st_atime_ns, st.st_mtime_ns))
             finally:
                 os.close(writer)
         finally:
@@ -90,23 +103,17 @@ class Copier:
             os.truncate(writer, st.st_size)
             for start, end in _data(reader, st.st_size):
                 _copy_range(reader, writer, start, end)
+        elif st.st_size <= _SMALL:
+            os.write(writer, os.read(reader, _SMALL))
         else:
             _copy_range(reader, writer, 0, st.st_size)
 
-    def _copy_attributes_of(self, reader: int, writer: int, st: os.stat_result) -> None:
-        self._chown(writer, st)
-        _copy_xattrs(reader, writer)
-        os.fchmod(writer, st.st_mode & 0o7777)  # after chown, which takes setuid away
-        os.utime(writer, ns=(st.st_atime_ns, st.st_mtime_ns))
-
     def _chown(self, writer: int, st: os.stat_result) -> None:
-        made = os.fstat(writer)
-        if (made.st_uid, made.st_gid) != (st.st_uid, st.st_gid):
-            try:
-                os.fchown(writer, st.st_uid, st.st_gid)
-            except PermissionError:
-                if self._privileged:
-                    raise
+        try:
+            os.fchown(writer, st.st_uid, st.st_gid)
+        except PermissionError:
+            if self._privileged:
+                raise
 
     def _copy_attributes(self, source: str, target: str, st: os.stat_result) -> None:
         link = stat.S_ISLNK(st.st_mode)
@@ -121,6 +128,14 @@ class Copier:
             os.chmod(target, st.st_mode & 0o7777)
         if not link or os.utime in os.supports_follow_symlinks:
             os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns), follow_symlinks=not link)
+
+
+def _umask() -> int:
+    """Read, not set: other threads make files too. All bits, where it cannot be read."""
+    for line in system.read_text("/proc/self/status").splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o777
 
 
 def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
@@ -220,6 +235,19 @@ def _open_to_sync(path: str, folder: bool) -> int:
             return system.open_fd(path, flags)
         finally:
             os.chmod(path, mode)
+
+
+def is_small(directory: str, entries: int) -> bool:
+    """Are there at most so many entries in the tree?"""
+    pending = [directory]
+    while pending:
+        for entry in os.scandir(pending.pop()):
+            entries -= 1
+            if entries < 0:
+                return False
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(entry.path)
+    return True
 
 
 def remove(directory: str) -> None:
