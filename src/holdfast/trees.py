@@ -43,8 +43,9 @@ class Copier:
         before, made = os.stat(source), os.stat(target)
         # Who owns a new file here: with setgid on the directory its group is the directory's.
         group = made.st_gid if made.st_mode & stat.S_ISGID or not hasattr(os, "getegid") else os.getegid()
-        for entry in os.scandir(source):
-            self._copy_entry(entry, f"{target}/{entry.name}", (made.st_uid, group))
+        with os.scandir(source) as entries:
+            for entry in entries:
+                self._copy_entry(entry, f"{target}/{entry.name}", (made.st_uid, group))
         self._copy_attributes(source, target, before)
 
     def _copy_entry(self, entry: os.DirEntry[str], target: str, owner: tuple[int, int]) -> None:
@@ -201,11 +202,12 @@ def _copy_xattrs(source: str | int, target: str | int) -> None:
 def sync(directory: str) -> None:
     """Make everything in a directory durable, bottom up: files, then the directory that names them."""
     files, folders = [], []
-    for entry in os.scandir(directory):
-        if entry.is_dir(follow_symlinks=False):
-            folders.append(entry.path)
-        elif entry.is_file(follow_symlinks=False):
-            files.append(entry.path)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                files.append(entry.path)
     for path in files:
         sync_one(path)
     for path in folders:
@@ -241,12 +243,13 @@ def is_small(directory: str, entries: int) -> bool:
     """Are there at most so many entries in the tree?"""
     pending = [directory]
     while pending:
-        for entry in os.scandir(pending.pop()):
-            entries -= 1
-            if entries < 0:
-                return False
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(entry.path)
+        with os.scandir(pending.pop()) as found:
+            for entry in found:
+                entries -= 1
+                if entries < 0:
+                    return False
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
     return True
 
 
