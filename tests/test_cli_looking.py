@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -401,13 +400,6 @@ def test_bash_completes(line: str, expected: str) -> None:
         timeout=PATIENCE,
     )
     assert expected in done.stdout.split(), done
-
-
-@pytest.mark.parametrize(("shell", "name"), [("zsh", "_holdfast"), ("fish", "holdfast.fish")])
-def test_other_shells_can_read_their_script(shell: str, name: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    subprocess.run([shell, "-n", completion.FOLDER / name], check=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("command", [*cli.COMMANDS, *cli.ALIASES])

@@ -5,7 +5,6 @@ A signal's handler runs between two lines of Python, wherever it finds the progr
 
 from __future__ import annotations
 
-import gc
 import linecache
 import os
 import sys
@@ -91,7 +90,6 @@ def interrupted_everywhere(action: Callable[[], object], after: Callable[[str], 
                 action()
             except KeyboardInterrupt:
                 assert interrupt.came
-        gc.collect()
         after(interrupt.where)
         if not interrupt.came:
             break

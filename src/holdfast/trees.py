@@ -10,12 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 
 from . import system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
     Inode = tuple[int, int]
 
@@ -267,9 +269,10 @@ def remove(directory: str) -> None:
         os.chmod(os.path.dirname(path), 0o700)
         if os.path.isdir(path) and not os.path.islink(path):
             os.chmod(path, 0o700)
-            rmtree(path, onerror=mend)
+            rmtree(path, **handler)
         else:
             os.unlink(path)
 
     mended: set[str] = set()
-    rmtree(directory, onerror=mend)
+    handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": mend}
+    rmtree(directory, **handler)

@@ -6,6 +6,7 @@ with `release`, with that process, or when it is old.
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 
@@ -17,7 +18,6 @@ from .kinds import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from typing import Any
 
     from ..record import Record
@@ -47,6 +47,8 @@ def configure(name: str, parser: arguments.Parser) -> None:
         parser.add_argument("--pid", type=arguments.pid, help="in whose name; the calling process, if not given")
     if name == "release":
         parser.add_argument("-f", "--force", action="store_true", help="whoever holds it")
+    if name in ("release", "status"):
+        parser.add_argument("--tag", help=argparse.SUPPRESS)  # taken by all commands of sema
     if name == "status":
         parser.add_argument("--kind", choices=("lock", "file"), help="kernel lock or lock file; found out if not given")
     # Taken by all of them, so that one set of options fits the four.

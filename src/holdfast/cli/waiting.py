@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import stat
 from time import monotonic, time
@@ -16,8 +17,6 @@ from .sema import HELD, POLICY_HELP, STALE_HELP, status_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
     from ..status import Status
     from ..wait import Steps
 
@@ -39,6 +38,7 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.add_argument("--timeout", metavar="S", type=arguments.seconds, help="wait at most so many seconds")
     parser.add_argument("--stale", metavar="S", type=arguments.seconds, default=3600.0, help=STALE_HELP)
     parser.add_argument("--policy", choices=("proof", "old", "dead-and-old"), default="proof", help=POLICY_HELP)
+    parser.add_argument("--tag", help=argparse.SUPPRESS)  # taken by all commands of sema
     arguments.add_json(parser)
     arguments.add_quiet(parser)
     parser.set_defaults(call=call)
