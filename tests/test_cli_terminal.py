@@ -223,7 +223,10 @@ def test_top(locks: Path, terminal: Callable[..., Terminal]) -> None:
     top.press("depl")
     top.until(lambda screen: rows(screen) == ["deploy.lock"], "filtered")
     top.press("\r")
-    top.until_shows("containing 'depl'", "v1.2.3")
+    top.until(
+        lambda screen: "▔" not in screen and "containing 'depl'" in screen and "v1.2.3" in screen, "closed the field"
+    )
+    time.sleep(0.2)
     top.press("q")
     assert top.wait() == 0
 
@@ -236,7 +239,8 @@ def test_top_breaks_a_lock_if_one_agrees(locks: Path, terminal: Callable[..., Te
     top.press("/")
     top.until_shows("show only what contains")
     top.press("deploy\r")
-    top.until(lambda screen: rows(screen) == ["deploy.lock"], "filtered")
+    top.until(lambda screen: rows(screen) == ["deploy.lock"] and "▔" not in screen, "filtered")
+    time.sleep(0.2)
     for answer, there in (("n", True), ("y", False)):
         top.press("b")
         top.until_shows("Take it away?", "v1.2.3")
