@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from support import assert_nothing_left, begin_together
 
-from holdfast import Lock, Semaphore, paths
+from holdfast import AtomicDir, Lock, Semaphore, paths
 
 # Making a file system may mean installing its tools first.
 pytestmark = [
@@ -315,3 +316,27 @@ def test_a_file_from_the_lower_layer_is_one_lock_before_and_after_it_is_copied_u
     assert [found.pid for found in Lock(path).status().holders] == [peer.pid]
     peer.do("hold.release()")
     Lock(path, keep=True).acquire(timeout=0).release()
+
+
+def test_a_directory_is_replaced_as_a_whole(place):
+    room = Path(place[1]) / "atomic"
+    room.mkdir()
+    site = AtomicDir(room / "site", keep=1)
+    with site.replace() as new:
+        (new / "a").write_bytes(b"1" * 100_000)
+        (new / "sub").mkdir()
+        (new / "sub" / "b").write_text("b")
+    with site.snapshot() as snap:
+        with site.edit() as new, open(new / "a", "r+b") as file:
+            file.write(b"2")
+        with site.replace() as new:
+            (new / "c").write_text("c")
+        assert sorted(os.listdir(snap.fd)) == ["a", "sub"]
+        assert (snap.path / "a").read_bytes() == b"1" * 100_000, "the edit wrote through"
+    with site.read() as path:
+        assert os.listdir(path) == ["c"]
+    assert site.versions() == [2, 3]
+    site.rollback()
+    assert (room / "site" / "a").read_bytes() == b"2" + b"1" * 99_999
+    assert sorted(os.listdir(room)) == ["site", "site.old-3"]
+    shutil.rmtree(room)
