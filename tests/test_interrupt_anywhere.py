@@ -5,6 +5,7 @@ A signal's handler runs between two lines of Python, wherever it finds the progr
 
 from __future__ import annotations
 
+import gc
 import linecache
 import os
 import sys
@@ -18,7 +19,7 @@ import holdfast
 from holdfast import Lock, LockFile, Semaphore, system
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PACKAGE = str(Path(holdfast.__file__).parent)
 
@@ -80,6 +81,15 @@ def closed_twice(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(system, "close", close)
     return wrong
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> Iterator[None]:
+    """What an earlier test left must not be collected, and interrupted, in the middle of this one."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def interrupted_everywhere(action: Callable[[], object], after: Callable[[str], object]) -> None:
