@@ -208,7 +208,7 @@ def excused(pair: tuple[Stay, Stay], stays: list[Stay]) -> bool:
     foreign = [stay for stay in pair if stay.member != OURS]
     robbed = {victim for stay in stays for victim in (stay.victim, stay.other_victim)}
     # semats renames over what is there, which names no victim; but its release looks. It is also told where it had
-    # taken the lock of one of ours in the moment in which another one of ours, too late for a stale lock, put that back.
+    # taken the lock of one of ours in the moment in which another one, too late for a stale lock, put that back.
     return any(stay.pid in robbed or (stay.told and stay.member == "semats") for stay in foreign)
 
 
