@@ -207,8 +207,8 @@ def excused(pair: tuple[Stay, Stay], stays: list[Stay]) -> bool:
         return True
     foreign = [stay for stay in pair if stay.member != OURS]
     robbed = {victim for stay in stays for victim in (stay.victim, stay.other_victim)}
-    # semats renames over what is there, which names no victim; but its release looks. It is also told where it had
-    # taken the lock of one of ours in the moment in which another one, too late for a stale lock, put that back.
+    # semats renames over what is there, which names no victim; but its release looks. With one foreign process this was
+    # seen once: it, not ours, was told. Probably it renamed over our lock while another one of ours put that back.
     return any(stay.pid in robbed or (stay.told and stay.member == "semats") for stay in foreign)
 
 

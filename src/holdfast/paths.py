@@ -31,7 +31,7 @@ _LOCAL_ONLY_OPTIONS = {
     "local_lock=posix": "the mount option local_lock=posix keeps byte-range locks on the client",
 }
 # Linux's client keeps locks to itself while it is alone with a file, and hands them to the server when another machine
-# comes. If a process of this machine opens the file in that moment, they are not handed over, and both are granted.
+# comes. With such leases a lock was granted twice, without them never; where in the client is not known (guarantees).
 _LEASES = "without the mount option nolease locks may stay on the client"
 _DIRECTORY = 0o04  # the type in st_mode, above its 12 permission bits
 _SEPARATORS = (os.sep, os.altsep or os.sep)

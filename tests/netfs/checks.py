@@ -326,7 +326,7 @@ PLAN: dict[str, tuple[Callable[[Hosts], Any], ...]] = {
     "nfs3": (*BETWEEN_HOSTS, *WITH_SERVER),
     "cifs-nolease": (*BETWEEN_HOSTS, *WITH_SERVER),
     # By default a client that is alone with a file keeps its locks to itself until another client comes. In 4 of 14
-    # runs of `nothing_is_lost…`, on a busy machine, it had not handed them over by then; in none of 20 with nolease.
+    # runs of `nothing_is_lost…`, on a busy machine, an unlock failed with EIO; in none of 20 with nolease.
     "cifs": (the_mount_is_refused,),
     "nfs3-local_lock=flock": (an_exclusive_lock_excludes_the_other_host,),
     "nfs3-nolock": (the_mount_is_refused,),
