@@ -26,7 +26,7 @@ from support import WAYS, Raised, assert_nothing_left, descriptors, state_of, un
 
 import holdfast
 from holdfast import Lock, LockFile, Semaphore, gate, metrics, owner, system
-from holdfast.locks import existence, heartbeat, tokens
+from holdfast.locks import existence, heartbeat, publish, tokens
 from holdfast.locks import judge as judging
 from holdfast.record import Record, compose, parse
 
@@ -1669,7 +1669,7 @@ def test_a_waiter_has_it_within_50_ms_of_the_death_of_the_holder(path, start_pee
 
 @pytest.mark.parametrize("and_again", [False, True], ids=["once", "twice"])
 def test_a_lock_that_came_in_the_place_of_a_stale_one_is_put_back(path, monkeypatch, and_again):
-    """Another tool replaces the stale file just before ours does; perhaps a third one, before we have put it back."""
+    """Another tool replaces the stale file just before ours does; perhaps a third one, before ours has put it back."""
     fresh = [f"pid={pid}\ntimestamp={int(time.time())}\n".encode() for pid in (4711, 4712)]
     exchange = system.exchange
     left = fresh[:2] if and_again else fresh[:1]
@@ -1683,6 +1683,56 @@ def test_a_lock_that_came_in_the_place_of_a_stale_one_is_put_back(path, monkeypa
     monkeypatch.setattr(system, "exchange", exchange_late)
     Path(path).write_bytes(b"pid=1\ntimestamp=1\n")
     assert LockFile(path, durable=False).try_acquire() is None
-    assert Path(path).read_bytes() == fresh[0]
-    found = sorted(file.read_bytes() for file in Path(path).parent.iterdir())
-    assert found == fresh[: 2 if and_again else 1]
+    last = fresh[1 if and_again else 0]
+    assert Path(path).read_bytes() == last
+    assert [file.read_bytes() for file in Path(path).parent.iterdir()] == [last], "what was renamed over is gone"
+
+
+@pytest.mark.parametrize("robbers", [1, 2, 3])
+def test_who_is_robbed_while_a_take_over_is_undone_learns_of_it(path, monkeypatch, robbers):
+    """A take-over that came too late puts back the lock of A; meanwhile a tool like semats renames over that name.
+
+    As if nobody had exchanged anything: the last robber has the lock, and A has lost it.
+    """
+    hold = LockFile(path).acquire()
+    exchange = system.exchange
+    calls = []
+
+    def robbed_after_each_of_the_first(one, other, folder):
+        exchange(one, other, folder)
+        calls.append(one)
+        if len(calls) <= robbers:
+            private = f"{path}.{len(calls)}.robber"
+            write(private, 5000 + len(calls))
+            os.rename(private, path)
+
+    monkeypatch.setattr(system, "exchange", robbed_after_each_of_the_first)
+    Path(path + ".other").touch()
+    place = publish.Place(os.path.dirname(path), os.path.basename(path), None)
+    assert publish.exchange(place, b"pid=1\n", 0o644, False, os.stat(path + ".other")) is None
+    os.unlink(path + ".other")
+    assert LockFile(path).examine().record.pid == 5000 + robbers
+    assert hold.lost
+    with pytest.raises(holdfast.LockLost):
+        hold.release()
+    os.unlink(path)
+    assert_nothing_left(path)
+
+
+def test_who_is_unlinked_while_a_take_over_is_undone_learns_of_it(path, monkeypatch):
+    hold = LockFile(path).acquire()
+    exchange = system.exchange
+
+    def unlinked_after(one, other, folder):
+        exchange(one, other, folder)
+        os.unlink(path)
+
+    monkeypatch.setattr(system, "exchange", unlinked_after)
+    Path(path + ".other").touch()
+    place = publish.Place(os.path.dirname(path), os.path.basename(path), None)
+    with pytest.raises(FileNotFoundError):
+        publish.exchange(place, b"pid=1\n", 0o644, False, os.stat(path + ".other"))
+    os.unlink(path + ".other")
+    with pytest.raises(holdfast.LockLost):
+        hold.release()
+    assert_nothing_left(path)

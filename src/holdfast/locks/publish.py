@@ -15,6 +15,10 @@ import os
 
 from .. import system
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Inode = tuple[int, int]
+
 NOT_HERE = frozenset(
     {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.ENOENT}
 )
@@ -119,22 +123,42 @@ def exchange(
     ours, stale = (st.st_dev, st.st_ino), (expected.st_dev, expected.st_ino)
     try:
         system.exchange(private, place.name, place.folder)
-        if _inode_of(place, private) == stale:
+        found = _inode_of(place, private)
+        if found == stale:
             return fd, st
-        system.exchange(private, place.name, place.folder)
+        _put_back(place, private, ours, found)
     except BaseException:
         system.close(fd)
         raise
     finally:
-        # Others may have put theirs under the name between the two exchanges. That is not ours to remove, and `clean`
-        # finds it when it is old.
+        # After an interrupt it may be somebody's lock. That is not ours to remove; `clean` finds it when it is old.
         if _inode_of(place, private) in (ours, stale):
             _forget(place, private)
     system.close(fd)
     return None
 
 
-def _inode_of(place: Place, name: str) -> tuple[int, int] | None:
+def _put_back(place: Place, private: str, ours: Inode | None, found: Inode | None) -> None:
+    """Undo an exchange, as if it had never been: whoever had the name last has it in the end.
+
+    Tools that rename over the name, or unlink it, meant what we have taken away, and not ours. So what comes back
+    should be what we put there. If it is another file, that one came last: it goes back, and the one before has lost.
+    """
+    put = ours
+    try:
+        while True:
+            system.exchange(private, place.name, place.folder)
+            back = _inode_of(place, private)
+            if back == put:
+                break
+            put, found = found, back
+    except FileNotFoundError:
+        _forget(place, private)
+        raise
+    _forget(place, private)
+
+
+def _inode_of(place: Place, name: str) -> Inode | None:
     try:
         st = system.stat(name, dir_fd=place.folder, follow_symlinks=False)
     except FileNotFoundError:
