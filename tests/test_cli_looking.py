@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import NO_PROCESS, Peer, until
-from test_cli import HOLDFAST, PATIENCE, begin, ended, holdfast, holding  # noqa: F401
+from test_cli import HOLDFAST, PATIENCE, begin, ended, holdfast, holding, watches  # noqa: F401
 
 from holdfast import Lock, LockFile, Semaphore, cli
 from holdfast.cli import completion
@@ -136,8 +136,7 @@ def test_wait_until_free(path: str, start_peer: Callable[..., Peer], begin: Any)
     for kind in ("Lock(path)", "LockFile(path)"):
         peer.do(f"hold = holdfast.{kind}.acquire()")
         waiter = begin("wait", path)
-        time.sleep(0.5)
-        assert waiter.poll() is None
+        until(lambda: watches(waiter))  # noqa: B023
         peer.do("hold.release()")
         assert ended(waiter) == (0, f"Lock is free: {path}\n", "")
         assert not os.path.exists(path), "it took nothing"
@@ -149,9 +148,8 @@ def test_wait_for_a_whole_directory(tmp_path: Path, start_peer: Callable[..., Pe
     assert holdfast("wait", "--all", "--timeout", "0.2", tmp_path).returncode == 1
     assert json.loads(holdfast("wait", "--all", "--timeout", "0.2", "--json", tmp_path).stdout)["free"] is False
     waiter = begin("wait", "--all", tmp_path)
-    time.sleep(0.3)
+    until(lambda: watches(waiter))
     peer.do("holds[1].release()")
-    time.sleep(0.3)
     assert waiter.poll() is None
     peer.do("holds[0].release()")
     assert ended(waiter)[:2] == (0, f"All locks are free: {tmp_path}\n")
@@ -168,7 +166,7 @@ def test_wait_for_sharers_and_semaphores_and_what_is_free_already(
         for words in ((tmp_path / "x",), ("--all", tmp_path)):
             assert holdfast("wait", "--timeout", "0.2", *words).returncode == 1
         waiter = begin("wait", tmp_path / "x")
-        time.sleep(0.4)
+        until(lambda: watches(waiter))  # noqa: B023
         peer.do("hold.release()")
         assert ended(waiter)[0] == 0
     (tmp_path / "kept.lock").touch()
@@ -259,7 +257,7 @@ def test_a_kernel_lock_cannot_be_broken(path: str) -> None:
     for lock in (Lock(path), Semaphore(path, 1)):
         with lock as hold:
             done = holdfast("break", "--yes", path)
-            assert done.returncode in (1, 3) and "Traceback" not in done.stderr
+            assert done.returncode == 1 and "cannot be taken away" in done.stderr
             hold.check()
 
 

@@ -181,7 +181,7 @@ class Screen(App[None]):
         text = f"holdfast top   {len(self._found)} locks, {held} held, {waiting} waiting   by {self._order}"
         if self._held_only:
             text += "   held only"
-        if self._wanted:
+        if self._wanted and not self.query_one("#filter").display:  # the field itself shows it, as long as it is open
             text += f"   containing {self._wanted!r}"
         self.query_one("#head", Static).update(Text(text))
         chosen = self._chosen()
@@ -206,6 +206,7 @@ class Screen(App[None]):
     def _hide_filter(self) -> None:
         self.query_one("#filter").display = False
         self.set_focus(self.query_one(DataTable))
+        self._draw_rest()
 
     async def action_quit(self) -> None:
         self._ending = True
