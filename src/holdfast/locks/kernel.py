@@ -18,9 +18,11 @@ that out on `check` and `release` (LockLost), and never delete the second holder
 
 from __future__ import annotations
 
+from sys import modules
 from time import time
 
 from .. import gate, system
+from ..gate import current_thread
 from ..paths import LOCAL, mount_of
 from ..wait import Granted
 from .inode import InodeHold, InodeLock, would_deadlock
@@ -57,7 +59,11 @@ class KernelHold(InodeHold):
         self._called_at = 0.0
         lock._count()
         self._book = book = gate.book
-        self._serial = book.write_down(fd, inode, lock.shared)
+        if "asyncio" in modules or "trio" in modules:  # else no task is worth a call either
+            self._serial = book.write_down(fd, inode, lock.shared)
+        else:
+            self._serial = serial = book.new_serial()
+            book.holds[serial] = (fd, inode, lock.shared, current_thread(), None)
 
     def _release(self, entry: gate.Entry) -> bool:
         lock = self.lock
@@ -77,8 +83,12 @@ class KernelHold(InodeHold):
                 else:
                     look = self._came_through_queue or time() - self.acquired_at > _A_WHILE
                     left_for_next = look and system.access(lock._queue, 0)
-                    if not left_for_next:
-                        lock._remove()
+                    if not left_for_next:  # `_remove`, without the call
+                        try:
+                            system.unlink(lock._file)
+                            lock._metrics.cleanups.bump()
+                        except (FileNotFoundError, PermissionError):
+                            lock._metrics.cleanups_skipped.bump()
         except (FileNotFoundError, NotADirectoryError):
             named = False
         except BlockingIOError:  # another program has locked it from end to end
