@@ -19,7 +19,7 @@ from .errors import HoldfastError, NotLocked, Unsupported
 from .locks import base
 from .locks.kernel import Lock
 from .paths import mount_at
-from .versions import Site, try_lock
+from .versions import Site, discard, try_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class AtomicDir:
         return Snapshot(self, timeout)
 
     def recover(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
-        """Finish or undo what a crash left, and remove what is not to be kept.
+        """Finish or undo what a crash left. Kept versions stay.
 
         Everything else here does so where it has to; this is for doing only that.
         """
@@ -212,16 +212,16 @@ class Change(_Held):
     def _end(self, hold: base.Hold, failed: bool) -> None:
         place, new = self._place, self._new
         if failed:
-            trees.remove(new)
+            discard(new)
             return
         try:
-            if os.stat(new).st_mode & 0o7777 == _WHILE_BUILT:  # unless the block gave it another one
+            if _mode_of(new) == _WHILE_BUILT:  # unless the block gave it another one
                 os.chmod(new, self._mode)
             place.commit(new, hold)
         except BaseException:
             # Unless it happened: then `new` is what was there, or gone, or the commit file says how to go on.
-            if not os.path.lexists(place.commit_file) and os.path.lexists(new):
-                trees.remove(new)
+            if not os.path.lexists(place.commit_file):
+                discard(new)
             raise
         place.prune()
 
@@ -265,13 +265,18 @@ class Snapshot:
     def __init__(self, lock: AtomicDir, timeout: float | base.Default | None) -> None:
         self._atomic = lock
         self._timeout = lock._patience(timeout)
-        self.fd = -1
+        self._fd = -1
+        self.version = 0  # its number, once it is open
+
+    @property
+    def fd(self) -> int:
+        if self._fd < 0:
+            raise NotLocked(f"{self._atomic.path}: this snapshot is not open: with site.snapshot() as snap: …")
+        return self._fd
 
     @property
     def path(self) -> Path:
         """A path to this version, whatever its name is by now. It is good in this process only."""
-        if self.fd < 0:
-            raise NotLocked(f"{self._atomic.path}: this snapshot is closed")
         return Path(f"/proc/self/fd/{self.fd}")
 
     def fileno(self) -> int:
@@ -306,24 +311,34 @@ class Snapshot:
                 return False
             # Whoever removes an old version has an exclusive lock on it. If it is still the current one afterwards, it
             # was not old when we locked it.
-            if try_lock(fd, system.SH_NB) and _names(place.path, fd):
-                self.fd = fd
-                return True
+            if try_lock(fd, system.SH_NB):
+                version = place.version()
+                if _names(place.path, fd):
+                    self._fd, self.version = fd, version
+                    return True
             system.close(fd)
 
     def close(self) -> None:
-        fd, self.fd = self.fd, -1
+        fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        place = self._atomic._site()
-        current = _names(place.path, fd)
-        system.close(fd)
+        try:
+            place = self._atomic._site()
+            current = _names(place.path, fd)
+        finally:
+            system.close(fd)
         if not current:
-            # It may have been kept on our account. If a writer is at it, that one sees to it.
+            self._tidy(place)
+
+    def _tidy(self, place: Site) -> None:
+        """What we used may be there on our account only. One who may not remove it leaves it to the next writer."""
+        try:
             hold = self._atomic._lock(place).try_acquire()
-            if hold is not None:
+            if hold is not None:  # else a writer is at it, and sees to it
                 with hold:
-                    place.prune()
+                    place.remove_gone()
+        except (OSError, HoldfastError):
+            pass
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -332,8 +347,15 @@ class Snapshot:
         await _in_thread(self.close)
 
     def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            system.close(self.fd)
+        if getattr(self, "_fd", -1) >= 0:
+            system.close(self._fd)
+
+
+def _mode_of(path: str) -> int:
+    try:
+        return os.lstat(path).st_mode & 0o7777
+    except FileNotFoundError:
+        return 0  # the commit says so
 
 
 def _names(path: str, fd: int) -> bool:

@@ -241,20 +241,6 @@ def _open_to_sync(path: str, folder: bool) -> int:
             os.chmod(path, mode)
 
 
-def is_small(directory: str, entries: int) -> bool:
-    """Are there at most so many entries in the tree?"""
-    pending = [directory]
-    while pending:
-        with os.scandir(pending.pop()) as found:
-            for entry in found:
-                entries -= 1
-                if entries < 0:
-                    return False
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-    return True
-
-
 def remove(directory: str) -> None:
     """Remove a tree, also one whose directories may not be written. Never follows a symlink. Gone already is fine."""
     from shutil import rmtree

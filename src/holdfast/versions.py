@@ -10,11 +10,13 @@ Whatever changes something here needs the exclusive lock (`atomicdir`):
 Beside the directory, never in it:
 
     site.new-<16 hex>     being built, or, for a moment after an exchange, what was replaced. Of dead writers: removed
-    site.old-<number>     an earlier version that is kept, or that a snapshot still uses
+    site.old-<number>     an earlier version that is kept
+    site.gone-<16 hex>    one that is not. It is removed when no snapshot has a shared lock on it any more, and not at
+                          once: a reader that took no lock and opened the directory just before should find it whole
     site.commit           see above
 
-So what is found of them under the lock was left by the dead, except an old version on which a snapshot has a shared
-lock.
+What is found of the first and the last under the lock was left by the dead. Only a commit decides how many versions are
+kept: whoever looks, recovers or rolls back removes none.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ import errno
 import json
 import os
 import re
-from threading import Thread
-from time import sleep
+from collections import deque
+from threading import Lock, Thread
+from time import monotonic, sleep, time
 
 from . import system, trees
-from .errors import NotLocked
+from .errors import LockLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +40,7 @@ if TYPE_CHECKING:
 
 _NOT_HERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _VERSION = "user.holdfast.version"
-_A_MOMENT = 0.02  # seconds
-_A_FEW = 64  # files that are removed in a moment
+_GRACE = 0.2  # seconds
 
 
 class Site:
@@ -100,18 +102,19 @@ class Site:
 
     def recover(self) -> None:
         self.finish()
-        self.prune()
+        self.remove_gone()
 
     def finish(self) -> None:
         """Bring what the dead began to an end, forward or back."""
         self._roll_forward()
+        self.remove_gone(_GRACE)
         current = _number_of(self.path)
         for path in self.leftovers():
             number = _number_of(path)
             if 0 < number < current and not os.path.lexists(self.old_name(number)):
                 system.rename(path, self.old_name(number))  # replaced by an exchange, after which somebody crashed
             else:
-                _discard(path)
+                discard(path)
 
     def _roll_forward(self) -> None:
         """Do what a commit file says, as far as it is not done yet. However often, and however often interrupted."""
@@ -149,13 +152,24 @@ class Site:
 
     def commit(self, new: str, hold: base.Hold) -> None:
         """Let the directory `new` take the place of what is there."""
+        try:
+            mode = os.lstat(new).st_mode
+        except FileNotFoundError:
+            text = f"the new version was removed or renamed while it was built; {self.path} was left as it was"
+            raise FileNotFoundError(errno.ENOENT, text, new) from None
+        if mode >> 12 != 0o4:
+            text = f"the new version is no directory any more; {self.path} was left as it was"
+            raise NotADirectoryError(errno.ENOTDIR, text, new)
         number = self.version()
         if number and not _number_of(self.path):
             _set_number(self.path, number)
         _set_number(new, number + 1)
         if self.durable:
             trees.sync(new)
-        hold.check()
+        try:
+            hold.check()
+        except LockLost as error:
+            raise LockLost(f"{error} Nothing was committed.", path=error.path) from None
         self.put_in_place(new, self.old_name(number))
 
     def put_in_place(self, new: str, old: str) -> None:
@@ -198,28 +212,27 @@ class Site:
         self._roll_forward()
 
     def prune(self) -> None:
-        """Remove the versions that are not to be kept, and that no snapshot uses."""
+        """Remove the versions that are not to be kept, or leave them to the last snapshot that uses them."""
         numbers = self.old()
         for number in numbers[: max(0, len(numbers) - self.keep)]:
-            self._remove_old(self.old_name(number))
-
-    def _remove_old(self, path: str) -> None:
-        try:
-            fd = system.open_fd(path, system.O_SYNCABLE_FOLDER)
-        except FileNotFoundError:
-            return
-        except PermissionError:
-            fd = -1  # nobody could have a snapshot of it either
-        try:
-            if fd >= 0 and not try_lock(fd, system.EX_NB):
-                return
             # Another name first: a removal that is interrupted must not leave half a version.
-            gone = self.new_name()
-            system.rename(path, gone)
-            _discard_by_and_by(gone)
-        finally:
-            if fd >= 0:
-                system.close(fd)
+            gone = f"{self.path}.gone-{os.urandom(8).hex()}"
+            try:
+                system.rename(self.old_name(number), gone)
+            except FileNotFoundError:
+                continue
+            _later.remove(gone)
+
+    def remove_gone(self, grace: float = 0.0) -> None:
+        """Remove what was given up that long ago, and is there because somebody died or a snapshot used it."""
+        for found in self._siblings(r"\.gone-[0-9a-f]{16}"):
+            path = os.path.join(self.parent, found[0])
+            try:
+                age = time() - os.lstat(path).st_ctime
+            except FileNotFoundError:
+                continue
+            if not 0 <= age < grace:
+                _remove_unused(path)
 
     def rollback(self, to: int | None, hold: base.Hold) -> int:
         self.finish()
@@ -229,7 +242,8 @@ class Site:
         if to is None or to not in numbers:
             have = ", ".join(map(str, numbers)) or "none"
             which = "earlier version" if to is None else f"earlier version {to}"
-            raise NotLocked(f"{self.path}: there is no {which} to go back to; kept: {have}")
+            text = f"there is no {which} to go back to; kept: {have}"
+            raise FileNotFoundError(errno.ENOENT, text, self.path)
         number = self.version()
         new, old = self.old_name(to), self.old_name(number)
         if number:
@@ -237,7 +251,6 @@ class Site:
         _set_number(new, number + 1)
         hold.check()
         self.put_in_place(new, old)
-        self.prune()
         return self.version()
 
     def _sync_parent(self) -> None:
@@ -245,23 +258,69 @@ class Site:
             trees.sync_one(self.parent, folder=True)
 
 
-def _discard_by_and_by(path: str) -> None:
-    """Remove an old version. A large one in a thread: to commit takes no longer because the old one had many files."""
+def _remove_unused(gone: str) -> None:
+    """Remove what was a version, unless a snapshot uses it."""
     try:
-        if trees.is_small(path, _A_FEW):
-            _discard(path)
-            return
-    except OSError:
-        pass
+        fd = system.open_fd(gone, system.O_SYNCABLE_FOLDER)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError:
+        fd = -1  # nobody could have a snapshot of it either
+    try:
+        if fd < 0 or try_lock(fd, system.EX_NB):
+            discard(gone)
+    finally:
+        if fd >= 0:
+            system.close(fd)
 
-    def discard() -> None:
-        sleep(_A_MOMENT)  # first let the commit, which waits for nobody, come to its end
-        _discard(path)
 
-    Thread(target=discard, name=f"removes {os.path.basename(path)}").start()
+class Later:
+    """Removes old versions in a thread, a moment after they were given up, so that a commit does not wait for it."""
+
+    def __init__(self) -> None:
+        self._mutex = Lock()
+        self._waiting: deque[tuple[float, str]] = deque()
+        self._running = False
+
+    def remove(self, path: str) -> None:
+        with self._mutex:
+            self._waiting.append((monotonic() + _GRACE, path))
+            if self._running:
+                return
+            self._running = True
+        # No daemon: a program that ends does so a moment later rather than leave the old version to the next one.
+        try:
+            Thread(target=self._run, name="holdfast removes old versions").start()
+        except RuntimeError:  # the program is ending already
+            self._run()
+
+    def _run(self) -> None:
+        while True:
+            with self._mutex:
+                if not self._waiting:
+                    self._running = False
+                    return
+                due, path = self._waiting.popleft()
+            sleep(max(0.0, due - monotonic()))
+            try:
+                _remove_unused(path)
+            except OSError:
+                pass  # the next writer tries again
 
 
-def _discard(path: str) -> None:
+_later = Later()
+
+
+def _forget_thread() -> None:
+    global _later
+    _later = Later()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_thread)
+
+
+def discard(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         trees.remove(path)
     else:

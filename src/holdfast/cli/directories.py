@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from .. import AtomicDir, Lock
-from ..errors import NotLocked, Timeout
+from ..errors import Timeout
 from . import arguments, output
 from .progress import Progress, in_the_way
 from .run import FAILURE, LOST, MISUSE, Child, add_waiting, command_of
@@ -23,7 +23,7 @@ ACTIONS = (*CHANGES, "recover", "versions", "rollback")
 EXAMPLES = """\
 replace   run a command that fills the empty directory $HOLDFAST_NEW, which then replaces DIR if it exits with 0
 edit      the same, beginning with a copy of DIR
-recover   finish or undo what a crash left
+recover   finish or undo what a crash left, now and not with the next change
 versions  the numbers of the versions there are, the current one last
 rollback  bring back an earlier version, the one before or --to N
 
@@ -33,7 +33,7 @@ examples:
   holdfast dir replace --keep 1 /tmp/site -c 'echo hello >"$HOLDFAST_NEW/index.html"'
   holdfast dir edit --keep 1 /tmp/site -c 'date >>"$HOLDFAST_NEW/index.html"'
   holdfast dir versions /tmp/site
-  holdfast dir rollback --keep 1 /tmp/site
+  holdfast dir rollback /tmp/site
   holdfast dir recover /tmp/site
 """
 
@@ -100,9 +100,15 @@ def _change(site: AtomicDir, options: argparse.Namespace) -> int:
     if status:
         dropped = _Failed()
         change.__exit__(_Failed, dropped, None)
-        if not options.quiet and not options.json and status != LOST:
+        if options.json:
+            output.say_json({"committed": False, "status": status})
+        elif not options.quiet and status != LOST:
             output.complain(f"holdfast: {output.shown(options.path)}: left as it was; the command ended with {status}")
         return status
+    if not options.quiet and new.is_dir() and not any(new.iterdir()):
+        output.complain(
+            f"holdfast: {output.shown(options.path)}: the new version is empty; did the command fill $HOLDFAST_NEW?"
+        )
     change.__exit__(None, None, None)
     if options.json:
         output.say_json({"committed": True, "version": site.version, "seconds": round(time.time() - began, 3)})
@@ -130,11 +136,7 @@ def _versions(site: AtomicDir, options: argparse.Namespace) -> int:
 
 
 def _rollback(site: AtomicDir, options: argparse.Namespace) -> int:
-    try:
-        version = site.rollback(to=options.to)
-    except NotLocked as error:
-        output.complain(f"holdfast dir: {output.shown(str(error))}")
-        return FAILURE
+    version = site.rollback(to=options.to)
     if options.json:
         output.say_json({"version": version})
     elif not options.quiet:
