@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from .errors import (
     Busy,
+    ConditionFailed,
     CorruptLock,
+    CorruptStore,
     HoldfastError,
     LockLost,
     NotALockFile,
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AtomicDir",
     "Busy",
+    "ConditionFailed",
     "CorruptLock",
+    "CorruptStore",
     "Hold",
     "HoldfastError",
     "Lock",

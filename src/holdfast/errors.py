@@ -10,7 +10,9 @@
     ├── CorruptLock                               a lock file that cannot be understood
     ├── NotALockFile                              the path is a directory, a device or a file with content
     ├── UnsafePath        (also a ValueError)     an empty path, a NUL byte, …
-    └── Unsupported                               this file system or platform cannot give what was asked
+    ├── Unsupported                               this file system or platform cannot give what was asked
+    ├── ConditionFailed                           something came in between: look again, decide again
+    └── CorruptStore                              a line of an event store is damaged, missing or not its own
 
 Each message names the path, who is in the way where that is known, and what to do next. A failing system call
 stays the OSError that it is: "the disk is broken" is never reported as "somebody has the lock".
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Busy",
+    "ConditionFailed",
     "CorruptLock",
+    "CorruptStore",
     "HoldfastError",
     "LockLost",
     "NotALockFile",
@@ -87,3 +91,31 @@ class UnsafePath(HoldfastError, ValueError):
 
 class Unsupported(HoldfastError):
     """The file system or the platform cannot keep the promise that was asked for."""
+
+
+class ConditionFailed(HoldfastError):
+    """An append was made under a condition that does not hold. `position` is the event that is in the way."""
+
+    position: int
+
+    def __init__(self, message: str, *, path: str, position: int) -> None:
+        super().__init__(message, path=path)
+        self.position = position
+
+
+class CorruptStore(HoldfastError):
+    """An event store in which something is damaged. Nothing was changed. Says where, as far as that is known."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        line: int | None = None,
+        offset: int | None = None,
+        position: int | None = None,
+    ) -> None:
+        super().__init__(message, path=path)
+        self.line = line
+        self.offset = offset
+        self.position = position

@@ -47,6 +47,8 @@ mkdir = os.mkdir
 rmdir = os.rmdir
 write = os.write
 fsync = os.fsync
+fdatasync = os.fsync
+ftruncate = os.ftruncate
 
 HAS_FIFOS = False
 HAS_FOLDERS = False

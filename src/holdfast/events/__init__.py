@@ -1,0 +1,25 @@
+"""An event store in a directory: append under conditions, read, follow, decide. Needs `holdfast[events]` (msgspec)."""
+
+from __future__ import annotations
+
+from ..errors import ConditionFailed, CorruptStore
+from .check import Problem, Report
+from .decisions import Decision, Projection
+from .model import AppendCondition, Event, Query, QueryItem, StoredEvent
+from .store import EventStore, Reading
+
+__all__ = [
+    "AppendCondition",
+    "ConditionFailed",
+    "CorruptStore",
+    "Decision",
+    "Event",
+    "EventStore",
+    "Problem",
+    "Projection",
+    "Query",
+    "QueryItem",
+    "Reading",
+    "Report",
+    "StoredEvent",
+]

@@ -1,0 +1,219 @@
+"""Looking after a store: is every line good, and does what is derived from the log fit it? Copies of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from . import index, lines, log
+from .model import Event, Query, StoredEvent
+
+if TYPE_CHECKING:
+    from .store import EventStore
+
+_AT_ONCE = 1000
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that is wrong, and where."""
+
+    path: str
+    what: str
+    line: int | None = None
+    offset: int | None = None
+    position: int | None = None
+
+    def __str__(self) -> str:
+        where = self.path if self.line is None else f"{self.path}, line {self.line} (byte {self.offset})"
+        return f"{where}: {self.what}"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What `verify` found."""
+
+    events: int
+    segments: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(store: EventStore) -> Report:
+    view = store._view
+    visible = store._committer.visible()  # first: the log only grows
+    firsts = log.list_segments(view.events)
+    problems: list[Problem] = []
+    expected = 1
+    for first in firsts:
+        path = log.segment_path(view.events, first)
+        if first != expected:
+            problems.append(Problem(path, f"begins with event {first}; {expected} comes next", position=expected))
+            expected = first
+        found = _Segment(path, expected, store._tag, last=first == firsts[-1])
+        problems += found.look()
+        expected = found.expected
+    if visible is not None and visible > expected - 1:
+        what = f"the ledger says that there are {visible} events, the log has {expected - 1}"
+        problems.append(Problem(store._committer.watched or store.path, what, position=expected))
+    problems += _check_runs(store, firsts)
+    return Report(expected - 1, len(firsts), tuple(problems))
+
+
+class _Segment:
+    """One segment, line by line."""
+
+    def __init__(self, path: str, expected: int, tag: bytes, *, last: bool) -> None:
+        self.path = path
+        self.expected = expected
+        self._tag = tag
+        self._last = last
+        self._problems: list[Problem] = []
+        self._open_batch: tuple[int, int] | None = None  # of a batch that is not whole yet: its beginning
+        self._blank_since: tuple[int, int] | None = None
+
+    def look(self) -> list[Problem]:
+        number = offset = 0
+        with open(self.path, "rb") as file:
+            for text in file:
+                number += 1
+                self._look_at(text, number, offset)
+                offset += len(text)
+        if self._open_batch is not None and not self._last:
+            self._say("the last batch is not whole", *self._open_batch)
+        return self._problems
+
+    def _look_at(self, text: bytes, number: int, offset: int) -> None:
+        line = text.rstrip(b"\n")
+        if not line:
+            self._blank_since = self._blank_since or (number, offset)
+            return
+        wrong = self._wrong_with(line, complete=text.endswith(b"\n"))
+        if wrong is None and self._blank_since is not None:
+            self._say("a blank line between events", *self._blank_since)
+        self._blank_since = None
+        if wrong is not None:
+            self._say(wrong, number, offset)
+            if lines.is_foreign(line, self._tag):
+                return
+            self.expected += 1
+
+    def _wrong_with(self, line: bytes, *, complete: bool) -> str | None:
+        if not lines.is_good(line, self._tag):
+            if lines.is_foreign(line, self._tag):
+                return "this line belongs to another store"
+            return "damaged: its sum does not fit" if complete else "the line is not whole"
+        try:
+            head = lines.decode_head(line)
+        except msgspec.DecodeError as error:
+            return f"damaged: {error}"
+        if head.position != self.expected:
+            wanted, self.expected = self.expected, head.position
+            return f"event {head.position} where {wanted} comes next"
+        self.expected += 1
+        return None
+
+    def _say(self, what: str, number: int, offset: int) -> None:
+        self._problems.append(Problem(self.path, what, number, offset, self.expected))
+
+
+def _check_runs(store: EventStore, firsts: list[int]) -> Iterator[Problem]:
+    """What is saved of the index against what the log says."""
+    view = store._view
+    for first, lasts in index.list_runs(view.index).items():
+        for last in lasts:
+            path = index.run_path(view.index, first, last)
+            run = index.read_run(view.index, first, last, store._tag)
+            if run is None:
+                yield Problem(path, "damaged; it is made again when it is needed")
+                continue
+            made = _runs_of_log(store, firsts, first, last)
+            if made is None:
+                continue  # the log has a problem there, which is told
+            if bytes(made.pairs) != bytes(run.pairs) or bytes(made.offsets) != bytes(run.offsets):
+                yield Problem(path, "does not fit the log; rebuild_index makes it again")
+
+
+def _runs_of_log(store: EventStore, firsts: list[int], first: int, last: int) -> index.Run | None:
+    runs = []
+    for begin in firsts:
+        if first <= begin <= last:
+            tail = log.Tail(store._view.events, begin, store._tag, writable=False)
+            tail.read_on()
+            if tail.head < begin:
+                return None
+            runs.append(index.make_run(begin, tail.head, tail.offsets, tail.keys, tail.last_sum))
+    return index.merge(runs) if runs and runs[-1].last == last else None
+
+
+def export(store: EventStore, target: Any, query: Query, after: int) -> int:
+    count = 0
+    with ExitStack() as stack:
+        if not hasattr(target, "write"):
+            target = stack.enter_context(open(target, "wb"))
+        for event in store.read(query, after):
+            target.write(as_line(event))
+            count += 1
+    return count
+
+
+def as_line(event: StoredEvent) -> bytes:
+    return msgspec.json.encode(event) + b"\n"
+
+
+class _Exported(msgspec.Struct):
+    type: str
+    data: Any = None
+    tags: list[str] = []
+    metadata: Any = {}
+    id: str | None = None
+    time: Any = None
+    batch: tuple[int, int, int] | None = None
+
+
+_read_exported = msgspec.json.Decoder(_Exported)
+
+
+def import_(store: EventStore, source: Any) -> int:
+    count = 0
+    with ExitStack() as stack:
+        if isinstance(source, str | os.PathLike):
+            source = stack.enter_context(open(source, "rb"))
+        waiting: list[list[lines.Draft]] = []
+        for drafts in _drafts(source):
+            waiting.append(drafts)
+            count += len(drafts)
+            if len(waiting) >= _AT_ONCE:
+                store._append_drafts(waiting)
+                waiting = []
+        if waiting:
+            store._append_drafts(waiting)
+    return count
+
+
+def _drafts(source: Iterable[bytes | str]) -> Iterator[list[lines.Draft]]:
+    """By batches, as they were."""
+    drafts: list[lines.Draft] = []
+    batch: tuple[int, int, int] | None = None
+    for number, line in enumerate(source, 1):
+        if not line.strip():
+            continue
+        try:
+            said = _read_exported.decode(line)
+            event = Event(said.type, said.data, said.tags, said.metadata, said.id)
+            time = None if said.time is None else msgspec.convert(said.time, datetime)
+        except (msgspec.DecodeError, TypeError) as error:
+            raise ValueError(f"line {number} is no event: {error}") from None
+        if drafts and (said.batch is None or said.batch != batch):
+            yield drafts
+            drafts = []
+        batch = said.batch
+        drafts.append(lines.Draft(event, time))
+    if drafts:
+        yield drafts

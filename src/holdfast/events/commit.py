@@ -1,0 +1,415 @@
+"""Appending: first come, first served in the process, then under the store's lock; syncing without it.
+
+    threads       A, B, C, D … queue up. The first leads: it takes the lock, and then everybody who is there by now
+    the lock      repair what a crash left, check each condition, write all of it in one go, unlock
+    the sync      once for all of them. Meanwhile other processes write, and whose sync began after our write covers us
+
+Each request gets its own answer. A request can be withdrawn until the moment in which it is written. A write or sync
+that fails is taken back, under the lock, before anybody is told: readers do not go past what is on disk, and every
+other writer looks whether what it read last is still there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from _thread import allocate_lock
+from time import monotonic
+
+from .. import owner, system
+from ..errors import ConditionFailed, Timeout
+from ..locks.kernel import Lock
+from ..paths import mount_at
+from . import lines, log
+from .ledger import Ledger
+from .model import AppendCondition
+from .view import View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..locks.kernel import KernelHold
+    from .lines import Draft
+    from .log import Tail
+
+_WAITING, _TAKEN, _DONE = range(3)
+
+
+class Request:
+    """One append, from the moment it is asked for until it is answered."""
+
+    __slots__ = ("_bell", "condition", "deadline", "drafts", "error", "leads", "position", "state")
+
+    def __init__(self, drafts: Sequence[Draft], condition: AppendCondition | None, deadline: float | None) -> None:
+        self.drafts = drafts
+        self.condition = condition
+        self.deadline = deadline
+        self.position = 0
+        self.error: BaseException | None = None
+        self.state = _WAITING
+        self.leads = False
+        self._bell = allocate_lock()
+        self._bell.acquire()
+
+    def wait(self) -> None:
+        """Until it is done, or its turn to lead has come."""
+        self._bell.acquire()
+
+    def wake(self) -> None:
+        if self._bell.locked():
+            self._bell.release()
+
+
+class Work:
+    """What one hold of the lock wrote."""
+
+    __slots__ = ("epoch", "head", "ledger", "start", "tail", "taken")
+
+    def __init__(self) -> None:
+        self.taken: list[Request] = []
+        self.tail: Tail | None = None
+        self.ledger: Ledger | None = None
+        self.epoch = 0
+        self.start = -1  # where the write begins, once it may have begun
+        self.head = 0  # the last event, once all of it is written
+
+
+class Committer:
+    """The one who appends for a process."""
+
+    def __init__(
+        self,
+        root: str,
+        view: View,
+        store: bytes,
+        *,
+        lock_timeout: float | None,
+        durable: bool,
+        mode: int,
+        segment_size: int,
+    ) -> None:
+        self.view = view
+        self.durable = durable
+        self.lock = Lock(f"{root}/.store.lock", keep=True, timeout=lock_timeout, mode=mode)
+        self._root = root
+        self._store = store
+        self._mode = mode
+        self.segment_size = segment_size
+        self._ledger_path = f"{root}/ledger"
+        self._ledger: Ledger | None = None
+        self._readers: Ledger | None = None
+        self._safe_before = 0
+        self._looked = False
+        # Shared memory reaches the processes of this machine, and is trusted until the next boot.
+        device = system.stat(root).st_dev
+        self._shares = mount_at(device, root).is_ours and owner.boot_id() is not None
+        self.reset()
+
+    def reset(self) -> None:
+        """Also for a forked child, in which none of the threads that wait is there."""
+        self._mutex = allocate_lock()
+        self._queue: list[Request] = []
+        self._leading = False
+
+    # The queue of this process.
+
+    def submit(self, *requests: Request) -> None:
+        """Append, and wait for the answers, which are in the requests."""
+        with self._mutex:
+            self._queue += requests
+            requests[0].leads = not self._leading
+            self._leading = True
+        try:
+            for request in requests:
+                while request.state != _DONE:
+                    if request.leads:
+                        self._lead(request)
+                    else:
+                        request.wait()
+        except BaseException:
+            for request in requests:
+                self.withdraw(request)
+            raise
+
+    def withdraw(self, request: Request) -> bool:
+        """Take a request back. False: too late, it is being written."""
+        with self._mutex:
+            if request.state != _WAITING:
+                return False
+            request.state = _DONE
+            self._queue.remove(request)
+        self._pass_on(request)
+        request.wake()
+        return True
+
+    def _pass_on(self, request: Request) -> None:
+        """Let the next one lead."""
+        with self._mutex:
+            if not request.leads:
+                return
+            request.leads = False
+            if self._queue:
+                self._queue[0].leads = True
+                self._queue[0].wake()
+            else:
+                self._leading = False
+
+    def _lead(self, request: Request) -> None:
+        work = Work()
+        try:
+            with self._acquire(request):
+                self._take(work)
+                with self.view.mutex:
+                    self._write(work)
+            self._sync(work)
+        except Exception as error:  # the same for everybody in it
+            for one in work.taken or (request,):
+                one.error = one.error or error
+        except BaseException:  # an interrupt, of this thread alone
+            if work.head:
+                self._sync(work)
+            else:
+                self._put_back(work, request)
+            raise
+        finally:
+            self._answer(work, request)
+        if self.view.has_unsaved:
+            self.view.save_runs()
+
+    def _take(self, work: Work) -> None:
+        with self._mutex:
+            work.taken, self._queue = self._queue, []
+            for one in work.taken:
+                one.state = _TAKEN
+
+    def _put_back(self, work: Work, request: Request) -> None:
+        with self._mutex:
+            for one in work.taken:
+                one.state = _WAITING
+            self._queue = [one for one in work.taken if one is not request] + self._queue
+            work.taken = [request] if request in work.taken else []
+
+    def _answer(self, work: Work, request: Request) -> None:
+        if not work.taken:  # the lock was not to be had
+            self.withdraw(request)
+        for one in work.taken:
+            one.state = _DONE
+        self._pass_on(request)
+        for one in work.taken:
+            if one is not request:
+                one.wake()
+
+    def _acquire(self, request: Request) -> KernelHold:
+        left = None if request.deadline is None else max(0.0, request.deadline - monotonic())
+        try:
+            return self.lock.acquire(left)
+        except Timeout as error:
+            who = error.status.explain() if error.status is not None else "somebody holds it"
+            seconds = self.lock.timeout or 0
+            said = Timeout(
+                f"{self.lock.path}: not acquired within {seconds:g} s: {who}. Nothing was appended; give EventStore a "
+                "longer lock_timeout to wait longer.",
+                path=self.lock.path,
+            )
+            said.status = error.status
+            raise said from None
+
+    # Under the lock.
+
+    def _write(self, work: Work) -> None:
+        self._catch_up(work)
+        tail = self.view.tail
+        drafts, texts = self._decide(work, tail)
+        if texts:
+            size = sum(map(len, texts))
+            if tail.end and tail.end + size > self.segment_size:
+                self._roll(work, tail)
+                tail = self.view.tail
+            try:
+                work.tail, work.start = tail, tail.end
+                tail.write(drafts, texts, room=self.durable and self._shares)
+                work.head = tail.head
+            except BaseException:
+                self._undo(work)
+                raise
+        else:
+            work.tail, work.head = tail, tail.head
+        ledger = work.ledger
+        if ledger is None:
+            if self.durable and texts:
+                self._sync_or_undo(work)
+            return
+        work.epoch = ledger.epoch
+        ledger.note_written(tail.head)
+        if not self.durable and texts:
+            ledger.release(tail.head)
+
+    def _undo(self, work: Work) -> None:
+        assert work.tail is not None
+        work.head = 0
+        self.view.forget()
+        work.tail.cut(work.start)
+
+    def _sync_or_undo(self, work: Work) -> None:
+        assert work.tail is not None
+        try:
+            system.fdatasync(work.tail.fd)
+        except BaseException:
+            self._undo(work)
+            raise
+
+    def _catch_up(self, work: Work) -> None:
+        """Know everything that is in the log, and remove what a crash left of the last append."""
+        ledger = self._usable_ledger()
+        try:
+            rest = self.view.advance()
+        except FileNotFoundError:
+            log.make_segment(self.view.events, 1, self._mode, durable=self.durable)
+            rest = self.view.advance()
+        safe = ledger.synced if ledger is not None else self._safe_before
+        tail = self.view.tail
+        if tail.repair(rest, safe, thorough=not self._looked) and self.durable:
+            system.fdatasync(tail.fd)
+        if ledger is None and self._shares:
+            system.fdatasync(tail.fd)  # what we found counts as on disk from now on
+            ledger = self._ledger = Ledger.make(self._ledger_path, tail.head, tail.first, self._mode)
+        self._looked = True
+        work.ledger = ledger
+
+    def _usable_ledger(self) -> Ledger | None:
+        """The ledger that everybody uses; None: there is none yet, or none here."""
+        self._safe_before = 0
+        if not self._shares:
+            return None
+        ledger = self._ledger
+        if ledger is not None and ledger.in_place:
+            return ledger
+        self._ledger = None
+        try:
+            ledger = Ledger(self._ledger_path, writable=True)
+        except (FileNotFoundError, ValueError):
+            self._looked = False
+            return None
+        if ledger.valid:
+            self._looked = True  # somebody has, since the machine was started
+            self._ledger = ledger
+            return ledger
+        self._safe_before = ledger.was_synced
+        self._looked = False
+        return None
+
+    def _decide(self, work: Work, tail: Tail) -> tuple[list[Draft], list[bytes]]:
+        """Check the conditions, each against the log and what those before it in the queue are about to add."""
+        drafts: list[Draft] = []
+        texts: list[bytes] = []
+        now = lines.now()
+        head = tail.head
+        for request in work.taken:
+            condition = request.condition
+            if condition is not None:
+                after = condition.after or 0
+                match = _last_draft(drafts, condition, after, tail.head) or self.view.last_match(
+                    condition.fail_if_match, after
+                )
+                if match:
+                    request.error = self._conflict(condition, match)
+                    continue
+            if request.drafts:
+                ids = os.urandom(16 * len(request.drafts))
+                safe = work.ledger.synced if work.ledger is not None else (tail.head if self.durable else 0)
+                texts += lines.compose(request.drafts, head + 1, safe, self._store, ids, now)
+                drafts += request.drafts
+                head += len(request.drafts)
+            request.position = head
+        return drafts, texts
+
+    def _conflict(self, condition: AppendCondition, position: int) -> ConditionFailed:
+        since = "ever" if condition.after is None else f"since {condition.after}"
+        return ConditionFailed(
+            f"{self._root}: not appended: event {position} matches what must not have happened {since}. Read again, "
+            "and decide again (store.execute does).",
+            path=self._root,
+            position=position,
+        )
+
+    def _roll(self, work: Work, tail: Tail) -> None:
+        """Begin a new segment."""
+        if self.durable:
+            system.fdatasync(tail.fd)
+        tail.cut(tail.end)  # no room is needed in it any more
+        if self.durable:
+            system.fsync(tail.fd)
+        log.make_segment(self.view.events, tail.head + 1, self._mode, durable=self.durable)
+        if work.ledger is not None:
+            if self.durable:
+                work.ledger.note_synced(tail.head, work.ledger.epoch)
+            work.ledger.note_segment(tail.head + 1)
+        self.view.go_on()
+
+    # Without the lock.
+
+    def _sync(self, work: Work) -> None:
+        """Have it on disk. Readers see it from then on."""
+        ledger, tail = work.ledger, work.tail
+        if not self.durable or ledger is None or tail is None or ledger.synced >= work.head:
+            return
+        # In this order: if the last segment is still ours afterwards, what was written then is in it.
+        written = ledger.written
+        covered = written if ledger.segment == tail.first else work.head
+        try:
+            self._sync_older(ledger.synced, tail)
+            system.fdatasync(tail.fd)
+        except OSError:
+            self._take_back(work)
+            raise
+        if not ledger.note_synced(covered, work.epoch):
+            raise OSError(
+                errno.EIO, "another process could not write to disk, so this append was taken back", tail.path
+            )
+
+    def _sync_older(self, synced: int, tail: Tail) -> None:
+        """Segments that were left without a sync, by who did not want it."""
+        if synced + 1 >= tail.first:
+            return
+        with self.view.mutex:
+            files = [self.view.file_of(first) for first in self.view.firsts if first < tail.first]
+        for file, after in zip(files, [*[file.first for file in files[1:]], tail.first], strict=True):
+            if after > synced + 1:
+                system.fdatasync(file.fd)
+
+    def _take_back(self, work: Work) -> None:
+        """A sync failed: nobody may ever see what it was for."""
+        assert work.ledger is not None and work.tail is not None
+        with self.lock.acquire(None), self.view.mutex:
+            safe = work.ledger.take_back(work.head, work.epoch)
+            self.view.forget()
+            if safe < work.head and safe + 1 >= work.tail.first:
+                work.tail.cut(work.tail.offset_after(safe))
+
+    # For readers.
+
+    def visible(self) -> int | None:
+        """Up to where readers may go; None: nobody says, so go by the log."""
+        if not self._shares:
+            return None
+        ledger = self._ledger or self._readers
+        if ledger is None or not ledger.in_place:
+            try:
+                ledger = self._readers = Ledger(self._ledger_path, writable=False)
+            except (FileNotFoundError, ValueError, PermissionError):
+                return None
+        return ledger.visible if ledger.valid else None
+
+    @property
+    def watched(self) -> str | None:
+        """What changes whenever something becomes visible, if anything does."""
+        return self._ledger_path if self._shares else None
+
+
+def _last_draft(drafts: list[Draft], condition: AppendCondition, after: int, head: int) -> int | None:
+    query = condition.fail_if_match
+    for at in range(len(drafts) - 1, max(-1, after - head - 1), -1):
+        if query.matches(drafts[at]):
+            return head + 1 + at
+    return None

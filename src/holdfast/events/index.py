@@ -1,0 +1,176 @@
+"""What events are found by, in the segments that do not grow any more: sorted numbers in files, mapped into memory.
+
+A run covers some segments in a row. It has, for every event, where it begins in its segment, and one number of 64 bits
+for every key (type or tag) of every event: the CRC-32 of the key, and the event's place in the run. They are sorted, so
+that the events with a key are next to each other. Two keys may have the same CRC; so whoever finds an event here reads
+it, and looks.
+
+    index/<first>-<last>.run   "holdfast run 1\\n", numbers, offsets, pairs; made whole, never changed, told by its sum
+
+Eight runs of the same size become one. All of it is derived from the log: what is missing or does not fit is made
+again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from zlib import crc32
+
+from .. import system
+
+_MAGIC = b"holdfast run 1\n\0"
+# store, first, last, number of pairs, sum of the offsets and pairs, the last line's sum
+_HEADER = struct.Struct("<16s8sQQQQ8s")
+_NAME = re.compile(r"(\d{10,})-(\d{10,})\.run")
+
+
+class Run:
+    """The events from `first` to `last`."""
+
+    __slots__ = ("_memory", "first", "last", "last_sum", "offsets", "pairs")
+
+    def __init__(
+        self, first: int, last: int, offsets: memoryview | array[int], pairs: memoryview | array[int], last_sum: bytes
+    ) -> None:
+        self.first = first
+        self.last = last
+        self.offsets = offsets
+        self.pairs = pairs
+        self.last_sum = last_sum
+        self._memory: mmap.mmap | None = None
+
+    def find(self, key: str, after: int, until: int) -> Span:
+        """The events that may have this key, among those behind `after` up to `until`."""
+        pairs = self.pairs
+        low = code_of(key) << 32
+        start = bisect_left(pairs, low + max(0, after + 1 - self.first))
+        stop = bisect_left(pairs, low + max(0, min(until, self.last) + 1 - self.first), start)
+        return Span(pairs, start, stop, self.first)
+
+    def offset(self, position: int) -> int:
+        return self.offsets[position - self.first]
+
+
+class Span(Sequence[int]):
+    """Some positions of a run, in order; made only as far as they are asked for."""
+
+    __slots__ = ("_first", "_pairs", "_start", "_stop")
+
+    def __init__(self, pairs: memoryview | array[int], start: int, stop: int, first: int) -> None:
+        self._pairs = pairs
+        self._start = start
+        self._stop = stop
+        self._first = first
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._first + (self._pairs[self._start + index] & 0xFFFFFFFF)
+
+
+def run_path(folder: str, first: int, last: int) -> str:
+    return f"{folder}/{first:010d}-{last:010d}.run"
+
+
+def list_runs(folder: str) -> dict[int, list[int]]:
+    """The runs there are: by the first event of each, the last events, longest run first."""
+    found: dict[int, list[int]] = {}
+    try:
+        names = system.listdir(folder)
+    except FileNotFoundError:
+        return found
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match:
+            found.setdefault(int(match[1]), []).append(int(match[2]))
+    for lasts in found.values():
+        lasts.sort(reverse=True)
+    return found
+
+
+def make_run(first: int, last: int, offsets: array[int], keys: dict[str, list[int]], last_sum: bytes) -> Run:
+    pairs = sorted(
+        code | (position - first)
+        for key, positions in keys.items()
+        for code in (crc32(key.encode("utf-8", "surrogatepass")) << 32,)
+        for position in positions
+    )
+    return Run(first, last, offsets, array("Q", pairs), last_sum)
+
+
+def merge(runs: list[Run]) -> Run:
+    """One run of several in a row."""
+    first = runs[0].first
+    offsets = array("I")
+    pairs: list[int] = []
+    for run in runs:
+        offsets.extend(run.offsets)
+        by = run.first - first
+        pairs.extend([pair + by for pair in run.pairs])
+    pairs.sort()  # a few sorted parts: hardly more than reading them
+    return Run(first, runs[-1].last, offsets, array("Q", pairs), runs[-1].last_sum)
+
+
+def write_run(folder: str, run: Run, store: bytes, mode: int) -> None:
+    path = run_path(folder, run.first, run.last)
+    offsets = bytes(run.offsets)
+    offsets += b"\0" * (-len(offsets) % 8)
+    body = offsets + bytes(run.pairs)
+    header = _HEADER.pack(_MAGIC, store, run.first, run.last, len(run.pairs), crc32(body), run.last_sum)
+    private = f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
+    fd = system.open_fd(private, system.O_NEW, mode)
+    try:
+        text = memoryview(header + body)
+        while text:
+            text = text[system.write(fd, text) :]
+        system.close(fd)
+        fd = -1
+        system.rename(private, path)
+    except BaseException:
+        if fd >= 0:
+            system.close(fd)
+        system.unlink(private)
+        raise
+
+
+def read_run(folder: str, first: int, last: int, store: bytes) -> Run | None:
+    """None: it is not there, or does not fit."""
+    try:
+        fd = system.open_fd(run_path(folder, first, last), system.O_READ)
+    except FileNotFoundError:
+        return None
+    try:
+        memory = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    except ValueError:  # empty
+        return None
+    finally:
+        system.close(fd)
+    count = last - first + 1
+    start = _HEADER.size
+    middle = start + count * 4 + (-count * 4 % 8)
+    if len(memory) < middle:
+        return None
+    view = memoryview(memory)
+    magic, owner, said_first, said_last, pairs, total, last_sum = _HEADER.unpack(view[:start])
+    if (magic, owner, said_first, said_last) != (_MAGIC, store, first, last) or len(memory) != middle + 8 * pairs:
+        return None
+    if crc32(view[start:]) != total:
+        return None
+    run = Run(first, last, view[start : start + 4 * count].cast("I"), view[middle:].cast("Q"), last_sum)
+    run._memory = memory
+    return run
+
+
+def code_of(key: str) -> int:
+    return crc32(key.encode("utf-8", "surrogatepass"))

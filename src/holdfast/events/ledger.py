@@ -1,0 +1,165 @@
+"""The ledger: up to where the log is written, and up to where it is on disk. Memory shared by the processes of a host.
+
+It is derived from the log, and disposable. A few numbers of 8 bytes, each written in one store:
+
+    0  "hfledger"        3  written: in the log up to here     6  epoch: how often what was written was taken back
+    1  its own inode     4  synced: on disk up to here         7  the first position of the last segment
+    2  a hash of the     5  released: visible although it
+       boot                 is not on disk
+
+A copy of it is told by 1, and one from before the last boot by 2. They are not believed, except that what was on disk
+then was on disk. `written`, `released` and 7 belong to who holds the store's lock; `synced` and `epoch` to who holds
+the flock on the ledger, which nobody does for longer than it takes to write a number. Readers see what is `visible`.
+
+Nobody would be told by a change of memory, so whoever changes what is visible also touches the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from threading import Lock
+from zlib import crc32
+
+from .. import owner, system
+
+_MAGIC = int.from_bytes(b"hfledger", "little")
+_INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT = range(1, 8)
+_SIZE = 4096
+
+
+def _boot() -> int:
+    return crc32((owner.me().boot or "").encode()) or 1
+
+
+class Ledger:
+    """An open ledger. Whatever changes it needs one of the two locks."""
+
+    def __init__(self, path: str, *, writable: bool) -> None:
+        self.path = path
+        self._fd = system.open_fd(path, system.O_EXISTING if writable else system.O_READ)
+        try:
+            st = system.fstat(self._fd)
+            if st.st_size < _SIZE:
+                raise ValueError("too short")
+            self.inode = (st.st_dev, st.st_ino)
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            self._memory = mmap.mmap(self._fd, _SIZE, access=access)
+            self._cells = memoryview(self._memory).cast("Q")
+        except BaseException:
+            system.close(self._fd)
+            raise
+        self._mutex = Lock()
+
+    @classmethod
+    def make(cls, path: str, head: int, segment: int, mode: int) -> Ledger:
+        """A new one, in place of what is there. For who holds the store's lock, and has synced everything."""
+        private = f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
+        fd = system.open_fd(private, system.O_NEW, mode)
+        try:
+            system.write(fd, b"\0" * _SIZE)
+            inode = system.fstat(fd).st_ino
+        except BaseException:
+            system.unlink(private)
+            raise
+        finally:
+            system.close(fd)
+        ledger = cls(private, writable=True)
+        cells = ledger._cells
+        for cell, value in ((_INODE, inode), (_BOOT, _boot()), (_WRITTEN, head), (_SYNCED, head), (_SEGMENT, segment)):
+            cells[cell] = value
+        cells[0] = _MAGIC
+        system.rename(private, path)
+        ledger.path = path
+        return ledger
+
+    @property
+    def valid(self) -> bool:
+        """Is this a ledger, made here since the last boot?"""
+        cells = self._cells
+        return cells[0] == _MAGIC and cells[_INODE] == self.inode[1] and cells[_BOOT] == _boot()
+
+    @property
+    def in_place(self) -> bool:
+        """Is it the one that others find?"""
+        try:
+            st = system.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (st.st_dev, st.st_ino) == self.inode
+
+    @property
+    def was_synced(self) -> int:
+        """What was on disk at some time, also before the last boot."""
+        own = self._cells[0] == _MAGIC and self._cells[_INODE] == self.inode[1]
+        return self._cells[_SYNCED] if own else 0
+
+    @property
+    def visible(self) -> int:
+        return max(self._cells[_SYNCED], self._cells[_RELEASED])
+
+    @property
+    def synced(self) -> int:
+        return self._cells[_SYNCED]
+
+    @property
+    def written(self) -> int:
+        return self._cells[_WRITTEN]
+
+    @property
+    def segment(self) -> int:
+        return self._cells[_SEGMENT]
+
+    @property
+    def epoch(self) -> int:
+        return self._cells[_EPOCH]
+
+    # For who holds the store's lock.
+
+    def note_written(self, position: int) -> None:
+        self._cells[_WRITTEN] = position
+
+    def note_segment(self, first: int) -> None:
+        self._cells[_SEGMENT] = first
+
+    def release(self, position: int) -> None:
+        self._cells[_RELEASED] = position
+        self._ring()
+
+    # For anybody.
+
+    def note_synced(self, position: int, epoch: int) -> bool:
+        """Say that it is on disk up to here. False: it was taken back meanwhile."""
+        with self._mutex:
+            system.lock(self._fd, system.EX)
+            try:
+                if self._cells[_EPOCH] != epoch:
+                    return False
+                self._cells[_SYNCED] = max(self._cells[_SYNCED], position)
+            finally:
+                system.lock(self._fd, system.UN)
+        self._ring()
+        return True
+
+    def take_back(self, position: int, epoch: int) -> int:
+        """Say that what is not on disk by now never will be. Gives what is.
+
+        Only for who holds the store's lock. If that includes `position`, somebody else was luckier than us.
+        """
+        with self._mutex:
+            system.lock(self._fd, system.EX)
+            try:
+                cells = self._cells
+                if cells[_EPOCH] == epoch and cells[_SYNCED] < position:
+                    cells[_EPOCH] += 1
+                    cells[_WRITTEN] = cells[_SYNCED]
+                return cells[_SYNCED]
+            finally:
+                system.lock(self._fd, system.UN)
+
+    def _ring(self) -> None:
+        system.touch(self._fd)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_mutex"):
+            system.close(self._fd)

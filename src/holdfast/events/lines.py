@@ -1,0 +1,139 @@
+"""The lines of the log, one JSON object each.
+
+    {"position":5,"id":"…","time":"…Z","type":"…","tags":[…],"data":…,"metadata":…,"batch":[5,7,4],"sum":"…"}
+
+`batch` says which positions were appended together, and up to which one everything was known to be on disk at that
+moment. `sum` is 16 hex digits: 8 of the store, and the CRC-32 of the line up to the comma before `sum`. A line is good
+if its sum is; a batch is there if all its lines are. So a reader needs nothing but the log to know where it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from .model import Event, StoredEvent
+
+NEWLINE = 10
+_SUM = b',"sum":"'
+SUM_LENGTH = len(_SUM) + 16 + 2  # …"}
+
+
+class _Head(msgspec.Struct):
+    """What an index needs to know of a line."""
+
+    position: int
+    type: str
+    tags: list[str]
+    batch: tuple[int, int, int]
+
+
+class _Body(msgspec.Struct):
+    type: str
+    tags: list[str]
+    data: Any
+    metadata: Any
+
+
+decode = msgspec.json.Decoder(StoredEvent).decode
+decode_head = msgspec.json.Decoder(_Head).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Draft:
+    """An event that is ready to be written, but for its position: as much as can be done before the lock is held."""
+
+    __slots__ = ("body", "id", "keys", "tags", "time", "type")
+
+    def __init__(self, event: Event, time: datetime | None = None) -> None:
+        tags = sorted(event.tags)
+        self.type = event.type
+        self.tags = tags
+        self.keys = keys_of(event.type, tags)
+        self.body = _encode(_Body(event.type, tags, event.data, event.metadata))[1:-1]
+        # As they are written; nothing: made up then.
+        self.id = b"" if event.id is None else _encode(event.id)
+        self.time = b"" if time is None else _encode(time)
+
+
+def keys_of(type_: str, tags: Sequence[str]) -> list[str]:
+    """What an event is found by. The first letter keeps a tag from being taken for a type."""
+    return [f"type {type_}", *[f"tag {tag}" for tag in tags]]
+
+
+def compose(drafts: Sequence[Draft], first: int, safe: int, tag: bytes, ids: bytes, now: datetime) -> list[bytes]:
+    """The lines of a batch. `ids`: 16 random bytes for each event."""
+    batch = b',"batch":[%d,%d,%d]' % (first, first + len(drafts) - 1, safe)
+    moment = _encode(now)
+    lines = []
+    for i, draft in enumerate(drafts):
+        number = draft.id or b'"%s"' % ids[16 * i : 16 * i + 16].hex().encode()
+        text = b'{"position":%d,"id":%s,"time":%s,%s%s' % (first + i, number, draft.time or moment, draft.body, batch)
+        lines.append(b'%s,"sum":"%s%08x"}\n' % (text, tag, crc32(text)))
+    return lines
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def is_good(line: bytes, tag: bytes) -> bool:
+    """Is this a line, without its newline, of the store with this tag?"""
+    return (
+        line[-SUM_LENGTH:-18] == _SUM
+        and line[-10:-2] == b"%08x" % crc32(line[:-SUM_LENGTH])
+        and line[-18:-10] == tag
+        and line[-2:] == b'"}'
+    )
+
+
+def is_foreign(line: bytes, tag: bytes) -> bool:
+    """Is it a good line, but of another store?"""
+    return line[-18:-10] != tag and is_good(line, line[-18:-10])
+
+
+class Batch:
+    """A whole batch, as it was found: its lines, and what an index needs of each."""
+
+    __slots__ = ("heads", "size", "starts")
+
+    def __init__(self) -> None:
+        self.heads: list[_Head] = []
+        self.starts: list[int] = []  # within the text
+        self.size = 0  # from the beginning of the text to behind the last line
+
+
+def batches(text: bytes, expected: int, tag: bytes) -> Iterator[Batch]:
+    """The whole batches at the beginning of `text`, the first of which begins with position `expected`.
+
+    Ends before whatever is not part of one: nothing, blank lines, a line that is damaged or not there in full.
+    """
+    start = 0
+    batch = Batch()
+    first = expected
+    while True:
+        end = text.find(b"\n", start)
+        if end <= start:
+            return
+        line = text[start:end]
+        if not is_good(line, tag):
+            return
+        try:
+            head = decode_head(line)
+        except msgspec.DecodeError:
+            return
+        if head.position != expected or head.batch[0] != first or not expected <= head.batch[1]:
+            return
+        batch.heads.append(head)
+        batch.starts.append(start)
+        expected += 1
+        start = end + 1
+        if head.position == head.batch[1]:
+            batch.size = start
+            yield batch
+            batch = Batch()
+            first = expected

@@ -1,0 +1,254 @@
+"""The log: segments of lines, of which only the last one grows.
+
+    events/0000000001.jsonl    named by the position of the first event in it
+
+A segment that is written to may end in blank lines: room made beforehand, so that syncing what is written into it has
+no size to write down. The end of the log is behind the last whole batch; it is found by looking, and never believed:
+
+    writer killed in the middle of its write     reader    stops before the batch that is not whole
+                                                 writer    cuts it off, under the lock, before it looks at anything else
+
+What is cut off was never acknowledged. A line that is damaged later looks the same, except that something says that it
+had been on disk: the ledger, a later line, a later segment. Then nothing is cut, and `CorruptStore` says where it is.
+"""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from bisect import bisect_right
+
+from .. import system
+from ..errors import CorruptStore
+from . import lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .lines import Draft
+
+_A_LOOK = 4096
+_A_CHUNK = 1 << 20
+_ROOM = 1 << 18
+_BLANK = b"\n" * _ROOM
+
+
+def segment_path(folder: str, first: int) -> str:
+    return f"{folder}/{first:010d}.jsonl"
+
+
+def list_segments(folder: str) -> list[int]:
+    """The first positions of the segments there are."""
+    found = []
+    for name in system.listdir(folder):
+        stem, dot, kind = name.partition(".")
+        if dot and kind == "jsonl" and len(stem) >= 10 and stem.isascii() and stem.isdigit():
+            found.append(int(stem))
+    return sorted(found)
+
+
+class Tail:
+    """The last segment, as far as this process has read it: where each event is, and what it is found by."""
+
+    def __init__(self, folder: str, first: int, tag: bytes, *, writable: bool) -> None:
+        self.path = segment_path(folder, first)
+        self.first = first
+        self.fd = system.open_fd(self.path, system.O_EXISTING if writable else system.O_READ)
+        self._tag = tag
+        self.head = first - 1  # the last event that was read
+        self.end = 0  # the first byte behind it
+        self.size = 0  # of the file, when we last looked
+        self.offsets = array("I")
+        self.keys: dict[str, list[int]] = {}
+        self._last = b""  # the last bytes of the last line
+
+    def __del__(self) -> None:
+        # Not before: somebody may be syncing it while somebody else goes on to the next segment.
+        if hasattr(self, "fd"):
+            system.close(self.fd)
+
+    @property
+    def last_sum(self) -> bytes:
+        return self._last[-10:-2]
+
+    def offset_after(self, position: int) -> int:
+        """Where the event behind `position` begins, or would."""
+        index = position + 1 - self.first
+        return self.offsets[index] if index < len(self.offsets) else self.end
+
+    def offset(self, position: int) -> int:
+        return self.offsets[position - self.first]
+
+    def find(self, key: str, after: int, until: int) -> list[int]:
+        """The events with this key behind `after` up to `until`."""
+        found = self.keys.get(key)
+        if found is None:
+            return []
+        start = bisect_right(found, after) if found[0] <= after else 0
+        stop = bisect_right(found, until) if found[-1] > until else len(found)
+        return found[start:stop]
+
+    def add(self, head: int, start: int, keys: list[str]) -> None:
+        self.offsets.append(start)
+        by_key = self.keys
+        for key in keys:
+            found = by_key.get(key)
+            if found is None:
+                by_key[key] = [head]
+            elif found[-1] != head:
+                found.append(head)
+
+    def read_on(self, until: int | None = None) -> bytes:
+        """Read what others wrote, up to a position or as far as it goes. Gives what is behind the end.
+
+        Nothing: the file ends there. A blank line: there is room. Else: something that is no whole batch.
+        """
+        known = len(self._last)
+        text = system.pread(self.fd, _A_LOOK, self.end - known)
+        if text[:known] != self._last:
+            raise TakenBack
+        text = text[known:]
+        asked = _A_LOOK - known
+        while text and text[0] != lines.NEWLINE and (until is None or self.head < until):
+            read = self._take_in(text, until)
+            if not read and len(text) < asked:
+                break  # that is all there is
+            asked = _A_CHUNK if read else asked * 4
+            text = system.pread(self.fd, asked, self.end)
+        return text
+
+    def _take_in(self, text: bytes, until: int | None) -> int:
+        start, size = self.end, 0
+        for batch in lines.batches(text, self.head + 1, self._tag):
+            for head, offset in zip(batch.heads, batch.starts, strict=True):
+                self.add(head.position, start + offset, lines.keys_of(head.type, head.tags))
+            self.head = batch.heads[-1].position
+            size = batch.size
+            if until is not None and self.head >= until:
+                break
+        if size:
+            self.end = start + size
+            self._last = text[:size][-lines.SUM_LENGTH :]
+        return size
+
+    # For who holds the lock.
+
+    def write(self, drafts: list[Draft], texts: list[bytes], *, room: bool) -> None:
+        """Write batches at the end. Who is interrupted cuts it off there."""
+        text = b"".join(texts)
+        start = self.end
+        if room and start + len(text) > self.size:
+            self._make_room(start + len(text))
+        done = system.pwrite(self.fd, text, start)
+        while done < len(text):  # the disk is full, and says so the next time
+            done += system.pwrite(self.fd, text[done:], start + done)
+        for draft, line in zip(drafts, texts, strict=True):
+            self.head += 1
+            self.add(self.head, start, draft.keys)
+            start += len(line)
+        self.end = start
+        self._last = text[-lines.SUM_LENGTH :]
+
+    def _make_room(self, needed: int) -> None:
+        size = system.fstat(self.fd).st_size
+        while size < needed:
+            try:
+                size += system.pwrite(self.fd, _BLANK, size)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                break  # perhaps the lines themselves still fit
+        self.size = size
+
+    def cut(self, end: int) -> None:
+        """Remove everything behind `end`."""
+        system.ftruncate(self.fd, end)
+        self.size = end
+
+    def repair(self, rest: bytes, known_safe: int, *, thorough: bool) -> bool:
+        """Remove what a crash left behind the end. True: there was something.
+
+        `known_safe`: up to which event everything was on disk at some time. `thorough`: the machine may have crashed,
+        and so left anything anywhere in what was not synced.
+        """
+        if not thorough and (not rest or rest[0] == lines.NEWLINE):
+            return False
+        rest = self._all_behind_end()
+        if not rest.strip(b"\n"):
+            return False
+        safe = max(known_safe, max((head.batch[2] for head in _good_heads(rest, self._tag)), default=0))
+        if safe > self.head:
+            raise self.damaged(f"event {self.head + 1} is damaged: it had been on disk")
+        if _is_foreign(rest, self._tag):
+            raise self.damaged("the lines from here on belong to another store")
+        self.cut(self.end)
+        return True
+
+    def _all_behind_end(self) -> bytes:
+        parts: list[bytes] = []
+        start = self.end
+        while True:
+            text = system.pread(self.fd, _A_CHUNK, start)
+            if not text:
+                return b"".join(parts)
+            parts.append(text)
+            start += len(text)
+
+    def damaged(self, what: str) -> CorruptStore:
+        number = line_number(self.fd, self.end)
+        return CorruptStore(
+            f"{self.path}, line {number} (byte {self.end}): {what}. Nothing was changed; holdfast events verify tells "
+            "all that is wrong.",
+            path=self.path,
+            line=number,
+            offset=self.end,
+            position=self.head + 1,
+        )
+
+
+class TakenBack(Exception):
+    """What was read before is not there any more: its append failed. So what is known of the segment is void."""
+
+
+def _good_heads(text: bytes, tag: bytes) -> list[lines._Head]:
+    return [lines.decode_head(line) for line in text.split(b"\n") if line and lines.is_good(line, tag)]
+
+
+def _is_foreign(text: bytes, tag: bytes) -> bool:
+    return lines.is_foreign(text[: text.find(b"\n")], tag)
+
+
+def line_number(fd: int, offset: int) -> int:
+    """The number of the line that begins there, counted from 1 as editors do."""
+    count, start = 1, 0
+    while start < offset:
+        text = system.pread(fd, min(_A_CHUNK, offset - start), start)
+        if not text:
+            break
+        count += text.count(b"\n")
+        start += len(text)
+    return count
+
+
+def segment_of(firsts: list[int], position: int) -> int:
+    """The index of the segment in which an event is."""
+    return bisect_right(firsts, position) - 1
+
+
+def make_segment(folder: str, first: int, mode: int, *, durable: bool) -> None:
+    """An empty one. If somebody died after making it, it is there already."""
+    try:
+        system.close(system.open_fd(segment_path(folder, first), system.O_NEW, mode))
+    except FileExistsError:
+        pass
+    if durable:
+        sync_folder(folder)
+
+
+def sync_folder(path: str) -> None:
+    if not system.HAS_FOLDERS:
+        return
+    fd = system.open_fd(path, system.O_SYNCABLE_FOLDER)
+    try:
+        system.fsync(fd)
+    finally:
+        system.close(fd)

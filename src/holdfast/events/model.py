@@ -1,0 +1,104 @@
+"""What goes into an event store and what comes out: events, queries, conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+__all__ = ["AppendCondition", "Event", "Query", "QueryItem", "StoredEvent"]
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened, to be appended. `data` and `metadata` are JSON, or msgspec Structs or dataclasses."""
+
+    type: str
+    data: Any = None
+    tags: Iterable[str] = frozenset()
+    metadata: Any = {}
+    id: str | None = None  # made up if not given
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.type, str) or not self.type:
+            raise TypeError(f"the type of an event is a name, not {self.type!r}")
+        if isinstance(self.tags, str | bytes):
+            raise TypeError(f"tags are several texts: {{{self.tags!r}}}, not {self.tags!r}")
+        if not isinstance(self.tags, frozenset):
+            msgspec.structs.force_setattr(self, "tags", frozenset(self.tags))
+        for tag in self.tags:
+            if not isinstance(tag, str) or not tag:
+                raise TypeError(f"a tag is a text, not {tag!r}")
+        if self.id is not None and (not isinstance(self.id, str) or not self.id):
+            raise TypeError(f"the id of an event is a text, not {self.id!r}")
+
+
+class StoredEvent(msgspec.Struct, frozen=True):
+    """An event in a store. Its `position` is 1 for the first event, and one more for each after it."""
+
+    position: int
+    id: str
+    time: datetime
+    type: str
+    tags: frozenset[str]
+    data: Any
+    metadata: Any
+    batch: tuple[int, int, int]  # first and last position of what was appended together, and what was on disk then
+
+
+class Described(Protocol):
+    """What a query looks at."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def tags(self) -> Iterable[str]: ...
+
+
+class QueryItem(msgspec.Struct, frozen=True):
+    """Events of one of these types (none: any type) that have all of these tags."""
+
+    types: frozenset[str] = frozenset()
+    tags: frozenset[str] = frozenset()
+
+    def matches(self, event: Described) -> bool:
+        return (not self.types or event.type in self.types) and self.tags.issubset(event.tags)
+
+
+class Query(msgspec.Struct, frozen=True):
+    """Events that match one of the items; without any item, all events."""
+
+    items: tuple[QueryItem, ...] = ()
+
+    @classmethod
+    def of(cls, types: Iterable[str] = (), tags: Iterable[str] = ()) -> Query:
+        """One item: one of the types, and all of the tags. `a | b` is a query for both."""
+        for name, texts in (("types", types), ("tags", tags)):
+            if isinstance(texts, str | bytes):
+                raise TypeError(f"{name} are several texts: {{{texts!r}}}, not {texts!r}")
+        item = QueryItem(frozenset(types), frozenset(tags))
+        return cls((item,) if item.types or item.tags else ())
+
+    @classmethod
+    def all(cls) -> Query:
+        return cls()
+
+    def __or__(self, other: Query) -> Query:
+        if not self.items or not other.items:
+            return Query()
+        return Query(tuple(dict.fromkeys(self.items + other.items)))
+
+    @property
+    def matches_all(self) -> bool:
+        return not self.items or any(not item.types and not item.tags for item in self.items)
+
+    def matches(self, event: Described) -> bool:
+        return not self.items or any(item.matches(event) for item in self.items)
+
+
+class AppendCondition(msgspec.Struct, frozen=True):
+    """Append only if nothing that matches has come after position `after`; None: if nothing ever matched."""
+
+    fail_if_match: Query
+    after: int | None = None

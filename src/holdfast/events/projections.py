@@ -1,0 +1,98 @@
+"""Projections that are kept: a state in a file, with the position up to which it goes.
+
+    projections/<name>.json    {"position": 41, "state": …}, replaced as a whole
+
+Both are saved together, so however often a process dies, the state has seen every event up to its position once. Names
+may be any text: what is not a plain letter is written as %XX.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from .. import system
+from ..errors import CorruptStore, UnsafePath
+from ..locks.kernel import Lock
+from .model import Query, StoredEvent
+
+if TYPE_CHECKING:
+    from .store import EventStore
+
+State = TypeVar("State")
+
+_SAVED_EVERY = 1.0  # seconds
+_LOOKED_EVERY = 1000  # events
+
+
+def project(
+    store: EventStore,
+    name: str,
+    fn: Callable[[State, StoredEvent], State],
+    initial: State | None,
+    query: Query,
+    *,
+    rebuild: bool,
+) -> State:
+    path = _path_of(store, name)
+    with Lock(path + ".lock", timeout=store.lock_timeout):
+        position, state = (0, initial) if rebuild else _load(path, initial)
+        reading = store.read(query, after=position)
+        if position > reading.head:
+            raise CorruptStore(
+                f"{path} goes up to event {position}, and the store ends with {reading.head}. It belongs to another "
+                "store, or the store lost events; rebuild=True makes it again.",
+                path=path,
+            )
+        saved = monotonic()
+        for count, event in enumerate(reading, 1):
+            state = fn(state, event)  # type: ignore[arg-type]
+            if count % _LOOKED_EVERY == 0 and monotonic() - saved > _SAVED_EVERY:
+                _save(path, event.position, state, store.durable)
+                saved = monotonic()
+        if reading.head != position or rebuild:
+            _save(path, reading.head, state, store.durable)
+    return state  # type: ignore[return-value]
+
+
+def _path_of(store: EventStore, name: str) -> str:
+    file = quote(name, safe="").replace(".", "%2E")
+    if not name or len(file) > 200:
+        raise UnsafePath(f"{name!r} cannot be the name of a projection: it is empty or too long", path=store.path)
+    folder = f"{store.path}/projections"
+    os.makedirs(folder, exist_ok=True)
+    return f"{folder}/{file}.json"
+
+
+def _load(path: str, initial: Any) -> tuple[int, Any]:
+    try:
+        with open(path, "rb") as file:
+            said = msgspec.json.decode(file.read())
+        return int(said["position"]), said["state"]
+    except FileNotFoundError:
+        return 0, initial
+    except (msgspec.DecodeError, TypeError, KeyError, ValueError):
+        text = f"{path} is damaged. Call project with rebuild=True to make it again."
+        raise CorruptStore(text, path=path) from None
+
+
+def _save(path: str, position: int, state: Any, durable: bool) -> None:
+    private = f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
+    fd = system.open_fd(private, system.O_NEW, 0o644)
+    try:
+        text = memoryview(msgspec.json.encode({"position": position, "state": state}) + b"\n")
+        while text:
+            text = text[system.write(fd, text) :]
+        if durable:
+            system.fsync(fd)
+        system.rename(private, path)
+    except BaseException:
+        system.unlink(private)
+        raise
+    finally:
+        system.close(fd)

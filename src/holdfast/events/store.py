@@ -1,0 +1,436 @@
+"""`EventStore`: events are appended to a directory, under conditions, by any number of processes, and read by others.
+
+    <store>/store.json     what this is: format, and an id that is in every line
+    <store>/.store.lock    held while somebody appends
+    <store>/events/…       the log, which is the only truth (`lines`, `log`)
+    <store>/ledger         up to where it is written and on disk (`ledger`); derived
+    <store>/index/…        where what is (`index`); derived
+    <store>/projections/…  what was made of events (`projections`)
+
+Readers take no lock. They go up to what is on disk, and so never see a part of a batch, nor anything that is taken
+back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from time import monotonic
+from typing import Any, TypeVar
+from zlib import crc32
+
+import msgspec
+
+from .. import system, wait
+from ..errors import CorruptStore, Unsupported
+from ..locks import base
+from ..locks.inode import Waiting
+from . import check, decisions, lines, log, projections
+from .commit import Committer, Request
+from .decisions import Decide, Decision, Projection
+from .model import AppendCondition, Event, Query, StoredEvent
+from .view import View
+
+State = TypeVar("State")
+
+FORMAT = 1
+SEGMENT_SIZE = 4 << 20
+_ALL = Query()
+_AT_ONCE = 256
+
+
+class EventStore:
+    """An event log in a directory, which is made if it is not there.
+
+    lock_timeout: how long an append waits for the others: None for ever, 0 one try, else seconds
+    durable: what was appended survives a power failure, and readers see nothing that might not
+    types: classes (msgspec Structs, dataclasses) by the type of the event whose data they are, or just the classes
+    segment_size: when to begin a new file, in bytes
+    mode: permissions of the files
+    """
+
+    def __init__(
+        self,
+        path: base.StrPath,
+        *,
+        lock_timeout: float | None = 5,
+        durable: bool = True,
+        types: Mapping[str, type] | Iterable[type] = (),
+        segment_size: int = SEGMENT_SIZE,
+        mode: int = 0o644,
+    ) -> None:
+        self.path = os.path.abspath(os.fsdecode(path))
+        if not 1 <= segment_size < 1 << 31:
+            raise ValueError(f"segment_size is a number of bytes below 2 GiB, not {segment_size!r}")
+        self.lock_timeout = base.check_timeout(lock_timeout)
+        self.durable = durable
+        self.types = dict(types) if isinstance(types, Mapping) else {kind.__name__: kind for kind in types}
+        self.id = _open_directory(self.path, durable, mode)
+        tag = b"%08x" % crc32(self.id.encode())
+        self._tag = tag
+        self._mode = mode
+        self._view = View(self.path, tag, mode)
+        self._committer = Committer(
+            self.path,
+            self._view,
+            tag,
+            lock_timeout=self.lock_timeout,
+            durable=durable,
+            mode=mode,
+            segment_size=segment_size,
+        )
+        _stores.add(self)
+
+    def __repr__(self) -> str:
+        return f"holdfast.events.EventStore({self.path!r})"
+
+    # Appending.
+
+    def append(self, events: Event | Iterable[Event], condition: AppendCondition | None = None) -> int:
+        """Append all of the events, or none. Gives the position of the last one.
+
+        Raises ConditionFailed if something matches the condition's query that came after its `after`, Timeout if the
+        others do not let us have the lock for `lock_timeout`.
+        """
+        request = self._request(events, condition)
+        self._committer.submit(request)
+        return _answer(request)
+
+    async def aappend(self, events: Event | Iterable[Event], condition: AppendCondition | None = None) -> int:
+        """The same for asyncio and trio. Cancelling it has no effect on the store; once it is written, it is too late,
+        and the cancellation comes with the next `await`."""
+        from .tasks import uncancelled
+
+        request = self._request(events, condition)
+        await uncancelled(lambda: self._committer.submit(request), lambda: self._committer.withdraw(request))
+        return _answer(request)
+
+    def _request(self, events: Event | Iterable[Event], condition: AppendCondition | None) -> Request:
+        if isinstance(events, Event):
+            events = (events,)
+        return Request([lines.Draft(event) for event in events], condition, self._deadline())
+
+    def _deadline(self) -> float | None:
+        return None if self.lock_timeout is None else monotonic() + self.lock_timeout
+
+    def _append_drafts(self, batches: list[list[lines.Draft]]) -> None:
+        """Several appends under one lock, each whole."""
+        requests = [Request(drafts, None, self._deadline()) for drafts in batches]
+        self._committer.submit(*requests)
+        for request in requests:
+            _answer(request)
+
+    # Reading.
+
+    def head(self) -> int:
+        """The position of the last event; 0 if there is none."""
+        visible = self._committer.visible()
+        if visible is not None:
+            return visible
+        with self._view.mutex:
+            try:
+                self._view.advance()
+            except FileNotFoundError:
+                return 0
+            tail = self._view.tail
+            if self.durable:
+                try:
+                    system.fdatasync(tail.fd)
+                except OSError as error:
+                    if error.errno not in (errno.EROFS, errno.EINVAL, errno.EBADF):
+                        raise
+            return tail.head
+
+    def read(self, query: Query = _ALL, after: int = 0, limit: int | None = None, backwards: bool = False) -> Reading:
+        """The events that match, in order, or the last ones first. `reading.head` is safe to use as `after`."""
+        head = self.head()
+        with self._view.mutex:
+            if head:
+                self._view.advance(head)
+                if self._view.tail.head < head:
+                    raise CorruptStore(
+                        f"{self.path}: the log ends with event {self._view.tail.head}, and {head} were there before. "
+                        "Nothing was changed; if this is what is left, remove the file 'ledger'.",
+                        path=self.path,
+                        position=self._view.tail.head + 1,
+                    )
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit is a number of events, not {limit!r}")
+        return Reading(self._find(query, after, head, backwards), head, limit)
+
+    def _find(self, query: Query, after: int, head: int, backwards: bool) -> Iterator[StoredEvent]:
+        view = self._view
+        if query.matches_all:
+            found = view.stream(max(0, after), head, backwards=backwards)
+        else:
+            places = view.candidates(query, max(0, after), head, backwards=backwards)
+            found = (event for event in view.at(places) if query.matches(event))
+        return map(self._with_types, found) if self.types else found
+
+    def _with_types(self, event: StoredEvent) -> StoredEvent:
+        kind = self.types.get(event.type)
+        if kind is None:
+            return event
+        return msgspec.structs.replace(event, data=msgspec.convert(event.data, kind))
+
+    def read_last(self, query: Query = _ALL) -> StoredEvent | None:
+        """The last event that matches."""
+        return next(self.read(query, limit=1, backwards=True), None)
+
+    async def ahead(self) -> int:
+        return await _in_thread(self.head)
+
+    async def aread(
+        self, query: Query = _ALL, after: int = 0, limit: int | None = None, backwards: bool = False
+    ) -> AsyncIterator[StoredEvent]:
+        reading = await _in_thread(lambda: self.read(query, after, limit, backwards))
+        while some := await _in_thread(lambda: reading.some(_AT_ONCE)):
+            for event in some:
+                yield event
+
+    async def aread_last(self, query: Query = _ALL) -> StoredEvent | None:
+        return await _in_thread(lambda: self.read_last(query))
+
+    async def tail(self, query: Query = _ALL, after: int = 0) -> AsyncIterator[StoredEvent]:
+        """What matches, from `after` on, and then what comes, as it comes; without end."""
+        while True:
+            reading = await _in_thread(lambda after=after: self.read(query, after))  # type: ignore[misc]
+            while some := await _in_thread(lambda reading=reading: reading.some(_AT_ONCE)):  # type: ignore[misc]
+                for event in some:
+                    yield event
+            after = reading.head
+            await wait.adrive(self._news(after, None))
+
+    def follow(self, query: Query = _ALL, after: int = 0, timeout: float | None = None) -> Iterator[StoredEvent]:
+        """`tail` without an event loop. Ends when nothing has come for `timeout` seconds; None: never."""
+        while True:
+            reading = self.read(query, after)
+            yield from reading
+            after = reading.head
+            try:
+                wait.drive(self._news(after, None if timeout is None else monotonic() + timeout))
+            except wait.DeadlinePassed:
+                return
+
+    def _news(self, after: int, deadline: float | None) -> wait.Steps[None]:
+        """Until there is something behind `after`."""
+        path = self._committer.watched
+        waiting = Waiting(path or "")
+        watched = None
+        try:
+            while self.head() <= after:
+                wait.check_deadline(deadline)
+                if path is not None:
+                    inode = _inode_of(path)
+                    if inode != watched:
+                        waiting.move(path)
+                        watched = inode
+                    if waiting.begin():
+                        continue  # registered: look once more, and only then sleep
+                yield waiting.step(deadline)
+                waiting.drain()
+        finally:
+            waiting.end()
+
+    # Deciding.
+
+    def decide(self, *wanted: Projection[Any]) -> Decision:
+        """What the projections make of the events so far, and the condition that nothing of that has changed."""
+        return decisions.decide(self, wanted)
+
+    def execute(self, decide_fn: Callable[[Decide], Iterable[Event] | None], attempts: int = 3) -> int:
+        """Read, decide, append; and again if something came in between. Gives the position of the last event.
+
+        `decide_fn` gets a function that takes projections and gives their states, and returns the events to append.
+        """
+        return decisions.execute(self, decide_fn, attempts)
+
+    def project(
+        self,
+        name: str,
+        fn: Callable[[State, StoredEvent], State],
+        initial: State | None = None,
+        query: Query = _ALL,
+        *,
+        rebuild: bool = False,
+    ) -> State:
+        """Bring a projection up to date, from where it was left, and give its state, which has to be JSON."""
+        return projections.project(self, name, fn, initial, query, rebuild=rebuild)
+
+    async def adecide(self, *wanted: Projection[Any]) -> Decision:
+        return await _in_thread(lambda: self.decide(*wanted))
+
+    async def aexecute(self, decide_fn: Callable[[Decide], Iterable[Event] | None], attempts: int = 3) -> int:
+        return await _in_thread(lambda: self.execute(decide_fn, attempts))
+
+    async def aproject(
+        self,
+        name: str,
+        fn: Callable[[State, StoredEvent], State],
+        initial: State | None = None,
+        query: Query = _ALL,
+        *,
+        rebuild: bool = False,
+    ) -> State:
+        return await _in_thread(lambda: self.project(name, fn, initial, query, rebuild=rebuild))
+
+    # Looking after it.
+
+    def verify(self) -> check.Report:
+        """Look at every line, and at what is derived from them. Changes nothing."""
+        return check.verify(self)
+
+    def rebuild_index(self) -> None:
+        """Make again what is derived from the log."""
+        self._view.rebuild()
+
+    def export(self, target: base.StrPath | Any, query: Query = _ALL, after: int = 0) -> int:
+        """Write events as JSON lines to a file or to something with `write`. Gives how many."""
+        return check.export(self, target, query, after)
+
+    def import_(self, source: base.StrPath | Iterable[bytes | str]) -> int:
+        """Append what `export` wrote. What was appended together is again. Gives how many."""
+        return check.import_(self, source)
+
+    async def averify(self) -> check.Report:
+        return await _in_thread(self.verify)
+
+    async def arebuild_index(self) -> None:
+        await _in_thread(self.rebuild_index)
+
+    async def aexport(self, target: base.StrPath | Any, query: Query = _ALL, after: int = 0) -> int:
+        return await _in_thread(lambda: self.export(target, query, after))
+
+    async def aimport_(self, source: base.StrPath | Iterable[bytes | str]) -> int:
+        return await _in_thread(lambda: self.import_(source))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        options = (self.lock_timeout, self.durable, self.types, self._committer.segment_size, self._mode)
+        return _open_again, (self.path, *options)
+
+
+class Reading(Iterator[StoredEvent]):
+    """The events of one `read`. `head` was the last event of the store when it began."""
+
+    def __init__(self, found: Iterator[StoredEvent], head: int, limit: int | None) -> None:
+        self._found = found
+        self.head = head
+        self._left = limit
+
+    def __iter__(self) -> Iterator[StoredEvent]:
+        if self._left is None:
+            return self._found  # a step less for every event
+        return self
+
+    def __next__(self) -> StoredEvent:
+        if self._left is not None:
+            if self._left <= 0:
+                raise StopIteration
+            self._left -= 1
+        return next(self._found)
+
+    def some(self, most: int) -> list[StoredEvent]:
+        """The next few."""
+        return [event for event, _ in zip(self, range(most), strict=False)]
+
+
+def _inode_of(path: str) -> int | None:
+    try:
+        return system.stat(path).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _answer(request: Request) -> int:
+    if request.error is not None:
+        try:
+            raise request.error
+        finally:
+            request.error = None  # no circle
+    return request.position
+
+
+def _open_again(path: str, lock_timeout: Any, durable: bool, types: Any, segment_size: int, mode: int) -> EventStore:
+    return EventStore(
+        path, lock_timeout=lock_timeout, durable=durable, types=types, segment_size=segment_size, mode=mode
+    )
+
+
+def _open_directory(path: str, durable: bool, mode: int) -> str:
+    """Make it if it is not there. Gives the id of the store."""
+    about = f"{path}/store.json"
+    while True:
+        try:
+            fd = system.open_fd(about, system.O_READ)
+        except FileNotFoundError:
+            _make_directory(path, durable, mode)
+            continue
+        try:
+            text = system.read(fd, 1 << 16)
+        finally:
+            system.close(fd)
+        try:
+            said = msgspec.json.decode(text)
+            number, name = said["format"], said["id"]
+            if not isinstance(number, int) or not isinstance(name, str):
+                raise TypeError
+        except (msgspec.DecodeError, TypeError, KeyError):
+            raise CorruptStore(f"{about} does not describe an event store; it was left as it is.", path=about) from None
+        if number != FORMAT:
+            raise Unsupported(
+                f"{path}: this store has format {number}, and this version of Holdfast knows {FORMAT}. Use the version "
+                "that made it, or a later one.",
+                path=path,
+            )
+        return name
+
+
+def _make_directory(path: str, durable: bool, mode: int) -> None:
+    try:
+        os.makedirs(f"{path}/events", exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "an event store is a directory; this was left as it is", path) from None
+    if log.list_segments(f"{path}/events"):
+        about = f"{path}/store.json"
+        text = f"{about} is missing, so nobody knows whose events these are. Bring it back from a copy of the store."
+        raise CorruptStore(text, path=about)
+    private = f"{path}/store.json.{os.urandom(8).hex()}.tmp"
+    fd = system.open_fd(private, system.O_NEW, mode)
+    try:
+        system.write(fd, msgspec.json.encode({"format": FORMAT, "id": os.urandom(16).hex()}) + b"\n")
+        if durable:
+            system.fsync(fd)
+    finally:
+        system.close(fd)
+    try:
+        system.link(private, f"{path}/store.json")
+    except FileExistsError:
+        pass  # another process was quicker
+    finally:
+        system.unlink(private)
+    if durable:
+        log.sync_folder(path)
+        log.sync_folder(os.path.dirname(path))
+
+
+async def _in_thread(work: Callable[[], State]) -> State:
+    from anyio.to_thread import run_sync
+
+    return await run_sync(work)
+
+
+_stores: weakref.WeakSet[EventStore] = weakref.WeakSet()
+
+
+def _begin_again() -> None:
+    """In a forked child: its threads are gone, and with them whoever held a mutex."""
+    for store in list(_stores):
+        store._view = View(store.path, store._tag, store._mode)
+        store._committer.view = store._view
+        store._committer.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_again)

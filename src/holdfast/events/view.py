@@ -1,0 +1,399 @@
+"""What one process knows of a log: read once, and caught up with what others write since.
+
+The segments that do not grow any more are known by their runs (`index`), the last one by its `Tail` (`log`). Nothing
+here changes the log, but for saving runs, which are derived from it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from threading import RLock
+
+from .. import system
+from ..errors import CorruptStore
+from . import index, lines, log
+from .log import Tail, TakenBack
+from .model import Query, QueryItem, StoredEvent
+
+_A_CHUNK = 1 << 20
+_NEAR = 1 << 16
+_MERGED = 8
+_MOST_EVENTS = 1 << 31
+_OPEN_FILES = 16
+
+
+class View:
+    def __init__(self, root: str, store: bytes, mode: int) -> None:
+        self.events = f"{root}/events"
+        self.index = f"{root}/index"
+        self._store = store
+        self._mode = mode
+        self.mutex = RLock()
+        self.firsts: list[int] = []
+        self._tail: Tail | None = None
+        self._runs: list[index.Run] | None = None  # None: not looked at yet
+        self._unsaved: list[index.Run] = []
+        self._files: dict[int, _File] = {}
+
+    # Catching up.
+
+    @property
+    def tail(self) -> Tail:
+        """The last segment. FileNotFoundError: there is none yet."""
+        if self._tail is None:
+            self._open_tail()
+        assert self._tail is not None
+        return self._tail
+
+    def _open_tail(self) -> None:
+        self.firsts = log.list_segments(self.events)
+        if not self.firsts:
+            raise FileNotFoundError(2, "there is no segment yet", self.events)
+        if self.firsts[0] != 1:
+            raise CorruptStore(
+                f"{self.events}: the first segment is missing: the oldest one begins with event {self.firsts[0]}.",
+                path=self.events,
+            )
+        first = self.firsts[-1]
+        try:
+            self._tail = Tail(self.events, first, self._store, writable=True)
+        except OSError:  # may be a directory that can only be read
+            self._tail = Tail(self.events, first, self._store, writable=False)
+
+    def forget(self) -> None:
+        """Begin again: what was known of the end of the log is void."""
+        self._tail = None
+        self._runs = None
+        self._files.clear()
+
+    def advance(self, until: int | None = None) -> bytes:
+        """Read what was written since, up to a position or as far as it goes. Gives what is behind that."""
+        while True:
+            try:
+                rest = self.tail.read_on(until)
+            except TakenBack:
+                self.forget()
+                continue
+            if rest or (until is not None and self.tail.head >= until):
+                return rest
+            if self.tail.head < self.tail.first or not self._has_segment(self.tail.head + 1):
+                return rest
+            self.go_on()
+
+    def _has_segment(self, first: int) -> bool:
+        return bool(system.access(log.segment_path(self.events, first), 0))
+
+    def go_on(self) -> None:
+        """To the next segment, which is there."""
+        tail = self.tail
+        run = index.make_run(tail.first, tail.head, tail.offsets, tail.keys, tail.last_sum)
+        first = tail.head + 1
+        self._tail = Tail(self.events, first, self._store, writable=True)
+        self.firsts.append(first)
+        if self._runs is not None:
+            self._runs.append(run)
+        self._unsaved.append(run)
+
+    @property
+    def has_unsaved(self) -> bool:
+        return bool(self._unsaved)
+
+    # Runs.
+
+    def save_runs(self) -> None:
+        """Save what is not saved yet, and make one run of eight. To fail is no harm: it can be made again."""
+        with self.mutex:
+            unsaved, self._unsaved = self._unsaved, []
+            try:
+                for run in unsaved:
+                    self._save(run)
+                self._merge_runs()
+            except OSError:
+                pass
+
+    def _save(self, run: index.Run) -> None:
+        if system.access(index.run_path(self.index, run.first, run.last), 0):
+            return
+        try:
+            system.mkdir(self.index)
+        except FileExistsError:
+            pass
+        index.write_run(self.index, run, self._store, self._mode)
+
+    @property
+    def runs(self) -> list[index.Run]:
+        """The runs of all segments but the last one, in order."""
+        if self._runs is None:
+            self._runs = self._load_runs()
+        return self._runs
+
+    def _load_runs(self) -> list[index.Run]:
+        there = index.list_runs(self.index)
+        firsts = set(self.firsts)
+        runs: list[index.Run] = []
+        first, end = 1, self.tail.first
+        while first < end:
+            run = None
+            for last in there.get(first, ()):
+                if last < end and last + 1 in firsts:
+                    run = index.read_run(self.index, first, last, self._store)
+                    if run is not None and run.last_sum == self._last_sum(last):
+                        break
+                    run = None
+            if run is None:
+                run = self._make_run(first)
+                self._unsaved.append(run)
+            runs.append(run)
+            first = run.last + 1
+        return runs
+
+    def _last_sum(self, position: int) -> bytes:
+        """The sum of the last line of the segment that ends with this event."""
+        file = self.file_of(position)
+        size = system.fstat(file.fd).st_size
+        return system.pread(file.fd, 11, max(0, size - 11))[:8]
+
+    def _make_run(self, first: int) -> index.Run:
+        """Read a segment that is not the last one."""
+        last = self.firsts[bisect_right(self.firsts, first)] - 1
+        tail = Tail(self.events, first, self._store, writable=False)
+        rest = tail.read_on(last)
+        if tail.head != last or rest.strip(b"\n"):
+            what = (
+                f"event {tail.head + 1} is damaged" if tail.head < last else "there is something behind the last event"
+            )
+            raise tail.damaged(what)
+        return index.make_run(first, last, tail.offsets, tail.keys, tail.last_sum)
+
+    def _segments_in(self, run: index.Run) -> int:
+        return bisect_right(self.firsts, run.last) - bisect_left(self.firsts, run.first)
+
+    def _merge_runs(self) -> None:
+        runs = self.runs
+        while len(runs) >= _MERGED:
+            last = runs[-_MERGED:]
+            sizes = {(self._segments_in(run) - 1).bit_length() // 3 for run in last}
+            if len(sizes) > 1 or last[-1].last - last[0].first > _MOST_EVENTS:
+                return
+            merged = index.merge(last)
+            self._save(merged)
+            runs[-_MERGED:] = [merged]
+            for run in last:
+                try:
+                    system.unlink(index.run_path(self.index, run.first, run.last))
+                except FileNotFoundError:
+                    pass
+
+    def rebuild(self) -> None:
+        """Make all runs again, from the log."""
+        with self.mutex:
+            self.forget()
+            self.advance()
+            for first, lasts in index.list_runs(self.index).items():
+                for last in lasts:
+                    system.unlink(index.run_path(self.index, first, last))
+            self._runs = [self._make_run(first) for first in self.firsts[:-1]]
+            self._unsaved = list(self._runs)
+            self.save_runs()
+
+    # Finding.
+
+    def _source(self, position: int) -> index.Run | Tail:
+        if position >= self.tail.first:
+            return self.tail
+        return self.runs[bisect_right(self.runs, position, key=lambda run: run.first) - 1]
+
+    def _sources(self, after: int, until: int) -> list[index.Run | Tail]:
+        """What may know of events behind `after` up to `until`."""
+        tail = self.tail
+        found: list[index.Run | Tail] = []
+        if after + 1 < tail.first:
+            found.extend(run for run in self.runs if run.last > after and run.first <= until)
+        if until >= tail.first:
+            found.append(tail)
+        return found
+
+    def candidates(self, query: Query, after: int, until: int, *, backwards: bool) -> Iterator[int]:
+        """Positions of events that may match, in order. Whoever asks has to read and compare."""
+        with self.mutex:
+            sources = self._sources(after, until)
+        for source in reversed(sources) if backwards else sources:
+            with self.mutex:
+                found: set[int] = set()
+                for item in query.items:
+                    found.update(_positions(source, item, after, until))
+            yield from sorted(found, reverse=backwards)
+
+    def last_match(self, query: Query, after: int) -> int | None:
+        """The last event behind `after` that matches, among all that are written. For who holds the lock."""
+        head = self.tail.head
+        if head <= after:
+            return None
+        if query.matches_all:
+            return head
+        for source in reversed(self._sources(after, head)):
+            matches = [match for item in query.items if (match := self._last_in(source, item, after, head))]
+            if matches:
+                return max(matches)
+        return None
+
+    def _last_in(self, source: index.Run | Tail, item: QueryItem, after: int, until: int) -> int | None:
+        found = _positions(source, item, after, until)
+        if source is self.tail:  # which knows the keys themselves
+            return found[-1] if found else None
+        for at in range(len(found) - 1, -1, -1):
+            if item.matches(lines.decode_head(self.line(found[at]))):
+                return found[at]
+        return None
+
+    # Reading.
+
+    def file_of(self, position: int) -> _File:
+        """The segment in which an event is, open."""
+        first = self.firsts[log.segment_of(self.firsts, position)]
+        file = self._files.get(first)
+        if file is None:
+            if len(self._files) >= _OPEN_FILES:
+                self._files.clear()
+            file = self._files[first] = _File(log.segment_path(self.events, first), first)
+        return file
+
+    def place(self, position: int) -> tuple[_File, int, int]:
+        """Where an event is: file, first byte, and the one behind its newline; 0: the end of the file."""
+        with self.mutex:
+            source = self._source(position)
+            file = self.file_of(position)
+            start = source.offset(position)
+            next_one = position + 1
+            if isinstance(source, Tail):
+                return file, start, source.offset_after(position)
+            if next_one > source.last or next_one in self._first_set(file):
+                return file, start, 0
+            return file, start, source.offset(next_one)
+
+    def _first_set(self, file: _File) -> Sequence[int]:
+        at = bisect_right(self.firsts, file.first)
+        return self.firsts[at : at + 1]
+
+    def line(self, position: int) -> bytes:
+        """The line of an event, without its newline, and good."""
+        file, start, stop = self.place(position)
+        text = system.pread(file.fd, (stop or system.fstat(file.fd).st_size) - start, start)
+        return self._checked(text[:-1], file, start, position)
+
+    def _checked(self, line: bytes, file: _File, start: int, position: int) -> bytes:
+        if not lines.is_good(line, self._store) or not line.startswith(b'{"position":%d,' % position):
+            raise file.damaged(start, position, foreign=lines.is_foreign(line, self._store))
+        return line
+
+    def at(self, positions: Iterator[int]) -> Iterator[StoredEvent]:
+        """The events at some positions. Where they are near each other, many are read at once."""
+        buffer, begin, owner, last = b"", 0, None, -1
+        for position in positions:
+            file, start, stop = self.place(position)
+            stop = stop or system.fstat(file.fd).st_size
+            if file is not owner or start < begin or stop > begin + len(buffer):
+                near = file is owner and abs(start - last) < _NEAR
+                begin = max(0, start - _NEAR) if near and start < last else start
+                owner = file
+                buffer = system.pread(file.fd, max(stop, begin + _NEAR * 2) - begin if near else stop - begin, begin)
+            last = start
+            line = buffer[start - begin : stop - begin - 1]
+            yield lines.decode(self._checked(line, file, start, position))
+
+    def stream(self, after: int, until: int, *, backwards: bool) -> Iterator[StoredEvent]:
+        """All events behind `after` up to `until`."""
+        if until <= after:
+            return
+        if backwards:
+            yield from self._stream_back(after, until)
+            return
+        store = self._store
+        decode, is_good = lines.decode, lines.is_good
+        position = after + 1
+        while position <= until:
+            file, start, _ = self.place(position)
+            size = _A_CHUNK
+            while position <= until:
+                text = system.pread(file.fd, size, start)
+                cut = text.rfind(b"\n") + 1
+                if not cut and len(text) == size:
+                    size *= 2
+                    continue
+                for line in text[:cut].split(b"\n"):
+                    if not line:
+                        break
+                    if not is_good(line, store):
+                        raise file.damaged(start, position, foreign=lines.is_foreign(line, store))
+                    event = decode(line)
+                    if event.position != position:
+                        raise file.damaged(start, position)
+                    yield event
+                    start += len(line) + 1
+                    if position == until:
+                        return
+                    position += 1
+                if not cut or text[:1] == b"\n" or len(text) < size:
+                    break  # the segment ends here
+            if not self._has_started(position):
+                raise file.damaged(start, position)
+
+    def _has_started(self, position: int) -> bool:
+        with self.mutex:
+            return position in self._first_set(self.file_of(position - 1))
+
+    def _stream_back(self, after: int, until: int) -> Iterator[StoredEvent]:
+        while until > after:
+            with self.mutex:
+                first = max(self.firsts[log.segment_of(self.firsts, until)], after + 1)
+            yield from reversed(list(self.stream(first - 1, until, backwards=False)))
+            until = first - 1
+
+
+class _File:
+    """A segment, open for reading until nobody reads it any more."""
+
+    def __init__(self, path: str, first: int) -> None:
+        self.path = path
+        self.first = first
+        self.fd = system.open_fd(path, system.O_READ)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            system.close(self.fd)
+
+    def damaged(self, offset: int, position: int, *, foreign: bool = False) -> CorruptStore:
+        number = log.line_number(self.fd, offset)
+        what = "belongs to another store" if foreign else "is damaged"
+        return CorruptStore(
+            f"{self.path}, line {number} (byte {offset}): event {position} {what}. holdfast events verify tells all "
+            "that is wrong.",
+            path=self.path,
+            line=number,
+            offset=offset,
+            position=position,
+        )
+
+
+def _positions(source: index.Run | Tail, item: QueryItem, after: int, until: int) -> Sequence[int]:
+    """The events of a source that match an item, or may."""
+    found: Sequence[int] | None = None
+    if item.tags:
+        lists = sorted((source.find(f"tag {tag}", after, until) for tag in item.tags), key=len)
+        found = lists[0]
+        for other in lists[1:]:
+            found = [position for position in found if _contains(other, position)]
+    if item.types:
+        of_types = [source.find(f"type {name}", after, until) for name in item.types]
+        if found is not None:
+            return [position for position in found if any(_contains(one, position) for one in of_types)]
+        if len(of_types) == 1:
+            return of_types[0]
+        return sorted({position for one in of_types for position in one})
+    return range(max(after + 1, source.first), until + 1) if found is None else found
+
+
+def _contains(positions: Sequence[int], position: int) -> bool:
+    at = bisect_left(positions, position)
+    return at < len(positions) and positions[at] == position
