@@ -61,7 +61,7 @@ def verify(store: EventStore) -> Report:
         expected = found.expected
     if visible is not None and visible > expected - 1:
         what = f"the ledger says that there are {visible} events, the log has {expected - 1}"
-        problems.append(Problem(store._committer.watched or store.path, what, position=expected))
+        problems.append(Problem(store._committer.ledger_path, what, position=expected))
     problems += _check_runs(store, firsts)
     return Report(expected - 1, len(firsts), tuple(problems))
 

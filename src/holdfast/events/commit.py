@@ -96,7 +96,7 @@ class Committer:
         self._store = store
         self._mode = mode
         self.segment_size = segment_size
-        self._ledger_path = f"{root}/ledger"
+        self.ledger_path = f"{root}/ledger"
         self._ledger: Ledger | None = None
         self._readers: Ledger | None = None
         self._safe_before = 0
@@ -273,7 +273,7 @@ class Committer:
             system.fdatasync(tail.fd)
         if ledger is None and self._shares:
             system.fdatasync(tail.fd)  # what we found counts as on disk from now on
-            ledger = self._ledger = Ledger.make(self._ledger_path, tail.head, tail.first, self._mode)
+            ledger = self._ledger = Ledger.make(self.ledger_path, tail.head, tail.first, self._mode)
         self._looked = True
         work.ledger = ledger
 
@@ -287,7 +287,7 @@ class Committer:
             return ledger
         self._ledger = None
         try:
-            ledger = Ledger(self._ledger_path, writable=True)
+            ledger = Ledger(self.ledger_path, writable=True)
         except (FileNotFoundError, ValueError):
             self._looked = False
             return None
@@ -391,20 +391,32 @@ class Committer:
 
     def visible(self) -> int | None:
         """Up to where readers may go; None: nobody says, so go by the log."""
+        ledger = self._readers_ledger()
+        return None if ledger is None else ledger.visible
+
+    def _readers_ledger(self) -> Ledger | None:
         if not self._shares:
             return None
         ledger = self._ledger or self._readers
         if ledger is None or not ledger.in_place:
-            try:
-                ledger = self._readers = Ledger(self._ledger_path, writable=False)
-            except (FileNotFoundError, ValueError, PermissionError):
-                return None
-        return ledger.visible if ledger.valid else None
+            ledger = self._readers = None
+            for writable in (True, False):
+                try:
+                    ledger = self._readers = Ledger(self.ledger_path, writable=writable)
+                    break
+                except PermissionError:
+                    continue
+                except OSError as error:
+                    if error.errno != errno.EROFS:
+                        return None
+                except ValueError:
+                    return None
+        return ledger if ledger is not None and ledger.valid else None
 
-    @property
-    def watched(self) -> str | None:
-        """What changes whenever something becomes visible, if anything does."""
-        return self._ledger_path if self._shares else None
+    def sleeps(self) -> bool:
+        """To be said before the last look. True: `ledger_path` is touched when something becomes visible."""
+        ledger = self._readers_ledger()
+        return ledger is not None and ledger.sleeps()
 
 
 def _last_draft(drafts: list[Draft], condition: AppendCondition, after: int, head: int) -> int | None:

@@ -4,14 +4,16 @@ It is derived from the log, and disposable. A few numbers of 8 bytes, each writt
 
     0  "hfledger"        3  written: in the log up to here     6  epoch: how often what was written was taken back
     1  its own inode     4  synced: on disk up to here         7  the first position of the last segment
-    2  a hash of the     5  released: visible although it
+    2  a hash of the     5  released: visible although it      8  somebody sleeps until something becomes visible
        boot                 is not on disk
 
 A copy of it is told by 1, and one from before the last boot by 2. They are not believed, except that what was on disk
 then was on disk. `written`, `released` and 7 belong to who holds the store's lock; `synced` and `epoch` to who holds
 the flock on the ledger, which nobody does for longer than it takes to write a number. Readers see what is `visible`.
 
-Nobody would be told by a change of memory, so whoever changes what is visible also touches the file.
+Nobody is woken by a change of memory. Who sleeps says so in 8, looks once more, and waits for the file to be touched;
+who makes something visible looks there afterwards. Between writing one number and reading the other each makes a system
+call, so that at least one of them sees what the other wrote. (To touch it every time would cost as much as a write.)
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from zlib import crc32
 from .. import owner, system
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
-_INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT = range(1, 8)
+_INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS = range(1, 9)
 _SIZE = 4096
 
 
@@ -124,7 +126,8 @@ class Ledger:
 
     def release(self, position: int) -> None:
         self._cells[_RELEASED] = position
-        self._ring()
+        system.lock(self._fd, system.UN)  # nothing to unlock: a system call between the two numbers
+        self._wake()
 
     # For anybody.
 
@@ -138,7 +141,7 @@ class Ledger:
                 self._cells[_SYNCED] = max(self._cells[_SYNCED], position)
             finally:
                 system.lock(self._fd, system.UN)
-        self._ring()
+        self._wake()
         return True
 
     def take_back(self, position: int, epoch: int) -> int:
@@ -157,8 +160,18 @@ class Ledger:
             finally:
                 system.lock(self._fd, system.UN)
 
-    def _ring(self) -> None:
-        system.touch(self._fd)
+    def _wake(self) -> None:
+        if self._cells[_SLEEPERS]:
+            self._cells[_SLEEPERS] = 0
+            system.touch(self._fd)
+
+    def sleeps(self) -> bool:
+        """Somebody is about to look for the last time before it sleeps. False: it cannot say so, and has to poll."""
+        try:
+            self._cells[_SLEEPERS] = 1
+        except TypeError:  # we may only read it
+            return False
+        return True
 
     def __del__(self) -> None:
         if hasattr(self, "_mutex"):

@@ -216,19 +216,21 @@ class EventStore:
 
     def _news(self, after: int, deadline: float | None) -> wait.Steps[None]:
         """Until there is something behind `after`."""
-        path = self._committer.watched
-        waiting = Waiting(path or "")
+        path = self._committer.ledger_path
+        waiting = Waiting(path)
         watched = None
         try:
             while self.head() <= after:
                 wait.check_deadline(deadline)
-                if path is not None:
-                    inode = _inode_of(path)
-                    if inode != watched:
-                        waiting.move(path)
-                        watched = inode
-                    if waiting.begin():
-                        continue  # registered: look once more, and only then sleep
+                inode = _inode_of(path)
+                if inode != watched:
+                    waiting.move(path)
+                    watched = inode
+                if not self._committer.sleeps():
+                    yield waiting.backoff.pause(deadline)
+                    continue
+                if waiting.begin() or self.head() > after:
+                    continue  # registered, and said so: look once more, and only then sleep
                 yield waiting.step(deadline)
                 waiting.drain()
         finally:
