@@ -94,10 +94,10 @@ class _Segment:
         if not line:
             self._blank_since = self._blank_since or (number, offset)
             return
-        wrong = self._wrong_with(line, complete=text.endswith(b"\n"))
-        if wrong is None and self._blank_since is not None:
+        if self._blank_since is not None:
             self._say("a blank line between events", *self._blank_since)
-        self._blank_since = None
+            self._blank_since = None
+        wrong = self._wrong_with(line, complete=text.endswith(b"\n"))
         if wrong is not None:
             self._say(wrong, number, offset)
             if lines.is_foreign(line, self._tag):

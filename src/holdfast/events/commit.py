@@ -112,6 +112,9 @@ class Committer:
         self._queue: list[Request] = []
         self._leading = False
 
+    def forget(self) -> None:
+        self._ledger = self._readers = None
+
     # The queue of this process.
 
     def submit(self, *requests: Request) -> None:
@@ -269,6 +272,8 @@ class Committer:
             rest = self.view.advance()
         safe = ledger.synced if ledger is not None else self._safe_before
         tail = self.view.tail
+        if safe > tail.head:
+            raise tail.damaged(f"event {tail.head + 1} is damaged or missing; it had been on disk")
         if tail.repair(rest, safe, thorough=not self._looked) and self.durable:
             system.fdatasync(tail.fd)
         if ledger is None and self._shares:

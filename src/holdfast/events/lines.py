@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from math import isfinite
 from typing import Any
 from zlib import crc32
 
@@ -55,9 +56,21 @@ class Draft:
         self.tags = tags
         self.keys = keys_of(event.type, tags)
         self.body = _encode(_Body(event.type, tags, event.data, event.metadata))[1:-1]
+        if b"null" in self.body:  # which is also what becomes of a number that JSON does not have
+            _refuse_no_numbers(msgspec.to_builtins((event.data, event.metadata)))
         # As they are written; nothing: made up then.
         self.id = b"" if event.id is None else _encode(event.id)
         self.time = b"" if time is None else _encode(time)
+
+
+def _refuse_no_numbers(data: object) -> None:
+    if isinstance(data, float) and not isfinite(data):
+        raise ValueError(f"{data} cannot be written as JSON")
+    if isinstance(data, dict):
+        data = list(data.values())
+    if isinstance(data, list | tuple):
+        for part in data:
+            _refuse_no_numbers(part)
 
 
 def keys_of(type_: str, tags: Sequence[str]) -> list[str]:

@@ -179,7 +179,7 @@ class Tail:
         if safe > self.head:
             raise self.damaged(f"event {self.head + 1} is damaged: it had been on disk")
         if _is_foreign(rest, self._tag):
-            raise self.damaged("the lines from here on belong to another store")
+            raise self.damaged("not ours")
         self.cut(self.end)
         return True
 
@@ -194,6 +194,8 @@ class Tail:
             start += len(text)
 
     def damaged(self, what: str) -> CorruptStore:
+        if _is_foreign(system.pread(self.fd, _A_CHUNK, self.end), self._tag):
+            what = "the lines from here on belong to another store"
         number = line_number(self.fd, self.end)
         return CorruptStore(
             f"{self.path}, line {number} (byte {self.end}): {what}. Nothing was changed; holdfast events verify tells "

@@ -86,6 +86,18 @@ class EventStore:
     def __repr__(self) -> str:
         return f"holdfast.events.EventStore({self.path!r})"
 
+    def close(self) -> None:
+        """Close all files. Not needed; whatever is done next opens them again."""
+        with self._view.mutex:
+            self._view.forget()
+        self._committer.forget()
+
+    def __enter__(self) -> EventStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # Appending.
 
     def append(self, events: Event | Iterable[Event], condition: AppendCondition | None = None) -> int:
@@ -149,19 +161,17 @@ class EventStore:
         with self._view.mutex:
             if head:
                 self._view.advance(head)
-                if self._view.tail.head < head:
-                    raise CorruptStore(
-                        f"{self.path}: the log ends with event {self._view.tail.head}, and {head} were there before. "
-                        "Nothing was changed; if this is what is left, remove the file 'ledger'.",
-                        path=self.path,
-                        position=self._view.tail.head + 1,
-                    )
+                tail = self._view.tail
+                if tail.head < head:
+                    raise tail.damaged(f"event {tail.head + 1} is damaged or missing; there were {head}")
         if limit is not None and limit < 0:
             raise ValueError(f"limit is a number of events, not {limit!r}")
         return Reading(self._find(query, after, head, backwards), head, limit)
 
     def _find(self, query: Query, after: int, head: int, backwards: bool) -> Iterator[StoredEvent]:
         view = self._view
+        if head <= after:
+            return iter(())
         if query.matches_all:
             found = view.stream(max(0, after), head, backwards=backwards)
         else:

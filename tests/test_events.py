@@ -1,0 +1,864 @@
+"""The face of an event store, what is on disk, and what happens to who finds that damaged."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import msgspec
+import pytest
+from support import Peer, descriptors, in_child, state_of, until
+
+import holdfast
+from holdfast import system
+from holdfast.events import (
+    AppendCondition,
+    ConditionFailed,
+    CorruptStore,
+    Event,
+    EventStore,
+    Projection,
+    Query,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ALL = Query.all()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    return tmp_path / "shop"
+
+
+def orders(*numbers: int, type_: str = "OrderPlaced") -> list[Event]:
+    return [Event(type_, {"id": n}, tags={f"order:{n}"}) for n in numbers]
+
+
+def positions(events: Iterable[Any]) -> list[int]:
+    return [event.position for event in events]
+
+
+def lines_of(store: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted((store / "events").iterdir()):
+        found += [json.loads(line) for line in path.read_text().split("\n") if line]
+    return found
+
+
+def many(store: Path, count: int, *, segment_size: int = 2000) -> EventStore:
+    """A store with several segments."""
+    made = EventStore(store, durable=False, segment_size=segment_size)
+    for number in range(1, count + 1):
+        made.append(orders(number))
+    return made
+
+
+# The face.
+
+
+def test_what_is_appended_is_read(shop: Path) -> None:
+    store = EventStore(shop)
+    assert store.head() == 0 and list(store.read()) == [] and store.read_last() is None
+    assert store.append([Event("OrderPlaced", {"id": 7}, tags={"order:7"}, metadata={"by": "me"})]) == 1
+    assert store.append(Event("OrderPaid", [1, None, "ü"], tags=["order:7", "till:1"], id="mine")) == 2
+    first, second = store.read()
+    assert (first.position, first.type, first.data, first.tags) == (1, "OrderPlaced", {"id": 7}, {"order:7"})
+    assert first.metadata == {"by": "me"} and len(first.id) == 32 and abs(first.time.timestamp() - time.time()) < 60
+    assert (second.id, second.data, second.tags) == ("mine", [1, None, "ü"], {"order:7", "till:1"})
+    assert store.head() == 2 and store.read_last() == second
+    assert list(EventStore(shop).read()) == [first, second]
+
+
+def test_a_batch_and_its_position(shop: Path) -> None:
+    store = EventStore(shop)
+    assert store.append(orders(1, 2, 3)) == 3
+    assert store.append([]) == 3
+    assert positions(store.read(after=1)) == [2, 3]
+    assert [event.batch[:2] for event in store.read()] == [(1, 3)] * 3
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_reading(durable: bool, shop: Path) -> None:
+    store = EventStore(shop, durable=durable, segment_size=1000)
+    for number in range(1, 31):
+        store.append(Event("AB"[number % 2], number, tags={f"n:{number}", f"third:{number % 3}"}))
+    assert len(os.listdir(shop / "events")) > 3
+    for other in (store, EventStore(shop)):
+        assert positions(other.read()) == list(range(1, 31))
+        assert positions(other.read(backwards=True)) == list(range(30, 0, -1))
+        assert positions(other.read(limit=3)) == [1, 2, 3]
+        assert positions(other.read(limit=0)) == []
+        assert positions(other.read(after=28)) == [29, 30] and positions(other.read(after=99)) == []
+        assert positions(other.read(after=10, limit=2, backwards=True)) == [30, 29]
+        third = Query.of(tags={"third:0"})
+        assert positions(other.read(third)) == list(range(3, 31, 3))
+        assert positions(other.read(third, after=20, backwards=True)) == [30, 27, 24, 21]
+        assert positions(other.read(Query.of(types={"A"}, tags={"third:0"}))) == [6, 12, 18, 24, 30]
+        assert positions(other.read(Query.of(types={"A", "B"}, tags={"n:5"}))) == [5]
+        assert positions(other.read(Query.of(types=["B"]), limit=2)) == [1, 3]
+        assert positions(other.read(Query.of(tags={"n:5"}) | Query.of(tags={"n:4"}))) == [4, 5]
+        assert positions(other.read(Query.of(tags={"n:5"}) | ALL, after=28)) == [29, 30]
+        assert positions(other.read(Query.of(tags={"n:5", "n:6"}))) == []
+        last = other.read_last(third)
+        assert last is not None and last.position == 30
+        assert other.read_last(Query.of(types={"C"})) is None
+        assert other.read(limit=1).head == 30
+    with pytest.raises(ValueError, match="limit"):
+        store.read(limit=-1)
+
+
+def test_conditions(shop: Path) -> None:
+    store = EventStore(shop)
+    once = AppendCondition(Query.of(types={"OrderPlaced"}, tags={"order:7"}))
+    assert store.append(orders(7), once) == 1
+    with pytest.raises(ConditionFailed, match="event 1 matches") as caught:
+        store.append(orders(7), once)
+    assert caught.value.position == 1 and caught.value.path == str(shop) and store.head() == 1
+    assert store.append(orders(8), AppendCondition(once.fail_if_match, after=1)) == 2
+    store.append(orders(7))
+    with pytest.raises(ConditionFailed, match="since 1"):
+        store.append(orders(7), AppendCondition(once.fail_if_match, after=1))
+    assert store.append(orders(9), AppendCondition(ALL, after=3)) == 4
+    with pytest.raises(ConditionFailed):
+        store.append(orders(9), AppendCondition(ALL, after=3))
+    for everything in (ALL, Query.of()):
+        with pytest.raises(ConditionFailed):
+            store.append(orders(9), AppendCondition(everything))
+    assert EventStore(shop / "new").append(orders(9), AppendCondition(ALL)) == 1
+
+
+def test_a_condition_looks_at_all_segments(shop: Path) -> None:
+    many(shop, 60)
+    for store in (EventStore(shop, durable=False), EventStore(shop)):
+        for number in (1, 30, 59, 60):
+            with pytest.raises(ConditionFailed) as caught:
+                store.append(orders(99), AppendCondition(Query.of(tags={f"order:{number}"})))
+            assert caught.value.position == number
+            assert store.append([], AppendCondition(Query.of(tags={f"order:{number}"}), after=number)) == 60
+        assert store.append([], AppendCondition(Query.of(tags={"order:61"}))) == 60
+        with pytest.raises(ConditionFailed) as caught:
+            store.append([], AppendCondition(Query.of(types={"OrderPlaced"}), after=17))
+        assert caught.value.position == 60
+
+
+NAMES = [
+    "a_b",
+    "a",
+    "b_c",
+    "x/y",
+    "x_y",
+    "c",
+    "..",
+    ".",
+    "/",
+    "\\",
+    "\n",
+    "\0",
+    '"',
+    "🦊",
+    "\u00e9",
+    "e\u0301",
+    " ",
+    "a b",
+    "tag a",
+]
+
+
+def test_no_two_texts_are_taken_for_each_other(shop: Path) -> None:
+    store = EventStore(shop, durable=False, segment_size=1000)
+    for at, name in enumerate(NAMES, 1):
+        assert store.append(Event(name, name, tags={name})) == at
+    for reopened in (store, EventStore(shop)):
+        for at, name in enumerate(NAMES, 1):
+            assert positions(reopened.read(Query.of(tags={name}))) == [at]
+            assert positions(reopened.read(Query.of(types={name}))) == [at]
+            assert positions(reopened.read(Query.of(types={name}, tags={name}))) == [at]
+    store.append(Event("a_b", tags={"c"}))
+    store.append(Event("a", tags={"b_c"}))
+    assert positions(store.read(Query.of(types={"a"}, tags={"b_c"}))) == [len(NAMES) + 2]
+
+
+def test_keys_with_one_sum_are_told_apart(shop: Path) -> None:
+    seen: dict[int, str] = {}
+    chance = Random(1)
+    for _ in range(1_000_000):
+        name = chance.randbytes(16).hex()
+        code = crc32(f"tag {name}".encode())
+        if code in seen:
+            break
+        seen[code] = name
+    one, other = seen[code], name
+    assert one != other
+    store = EventStore(shop, durable=False, segment_size=200)
+    for name in (one, other, "between", "last"):
+        store.append(Event("T", tags={name}))
+    assert len(os.listdir(shop / "events")) > 2
+    for reopened in (store, EventStore(shop)):
+        assert positions(reopened.read(Query.of(tags={one}))) == [1]
+        assert positions(reopened.read(Query.of(tags={other}), backwards=True)) == [2]
+        assert reopened.append([], AppendCondition(Query.of(tags={one}), after=1)) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Event(""), "type"),
+        (lambda: Event(7), "type"),  # type: ignore[arg-type]
+        (lambda: Event("T", tags="order:7"), "several texts"),
+        (lambda: Event("T", tags={7}), "tag is a text"),  # type: ignore[arg-type]
+        (lambda: Event("T", id=""), "id"),
+        (lambda: Query.of(types="T"), "several texts"),
+    ],
+)
+def test_what_is_no_event_is_told_at_once(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        make()
+
+
+def test_data_that_is_no_json_leaves_no_trace(shop: Path) -> None:
+    store = EventStore(shop)
+    for data in (
+        object(),
+        {1, 2, object()},
+        "\ud800",
+        float("nan"),
+        {"deep": [None, float("-inf")]},
+        Paid(float("nan")),
+    ):
+        with pytest.raises((TypeError, OverflowError, ValueError, msgspec.MsgspecError)):
+            store.append([*orders(1), Event("T", data)])
+    assert store.head() == 0 and store.append(Event("T", [1 << 70, None, 0.1])) == 1
+    last = store.read_last()
+    assert last is not None and last.data == [1 << 70, None, 0.1]
+
+
+class Paid(msgspec.Struct):
+    amount: float
+
+
+@dataclass
+class Placed:
+    id: int
+    what: str = "tea"
+
+
+def test_typed_data(shop: Path) -> None:
+    store = EventStore(shop, types=[Paid, Placed])
+    store.append([Event("Paid", Paid(3)), Event("Placed", Placed(7)), Event("Other", {"amount": 3})])
+    assert [event.data for event in store.read()] == [Paid(3), Placed(7), {"amount": 3}]
+    assert [event.data for event in EventStore(shop).read()] == [{"amount": 3}, {"id": 7, "what": "tea"}, {"amount": 3}]
+    last = EventStore(shop, types={"Other": Paid}).read_last()
+    assert last is not None and last.data == Paid(3)
+
+
+# Deciding and projecting.
+
+COUNT = Projection(Query.of(tags={"order:7"}), lambda n, _: n + 1, 0)
+
+
+def test_a_decision_and_its_condition(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(7, 8))
+    decision = store.decide(COUNT)
+    assert decision.state == 1 and decision.head == 2
+    assert store.append(orders(7), decision.condition) == 3
+    with pytest.raises(ConditionFailed):
+        store.append(orders(7), decision.condition)
+    both = store.decide(COUNT, Projection(Query.of(tags={"order:8"}), lambda n, _: n + 1, 10))
+    assert both.state == (2, 11)
+    with pytest.raises(ValueError, match="at least one"):
+        store.decide()
+
+
+def test_execute_decides_again(shop: Path) -> None:
+    store, other = EventStore(shop), EventStore(shop)
+    seen = []
+
+    def place(decide: Any) -> list[Event]:
+        seen.append(decide(COUNT))
+        if len(seen) < 3:
+            other.append(orders(7))
+        return orders(7)
+
+    assert store.execute(place) == 3 and seen == [0, 1, 2]
+    seen.clear()
+    with pytest.raises(ConditionFailed):
+        store.execute(place, attempts=2)
+    assert store.execute(lambda decide: None) == store.head() == 5
+    with pytest.raises(ValueError, match="attempts"):
+        store.execute(place, attempts=0)
+
+
+def test_a_projection_goes_on_where_it_was(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(1, 2, 3))
+    seen: list[int] = []
+
+    def add(total: int, event: Any) -> int:
+        seen.append(event.position)
+        return total + event.data["id"]
+
+    name = "totals/ä ../x.y"
+    assert store.project(name, add, 0) == 6 and seen == [1, 2, 3]
+    assert store.project(name, add, 0) == 6 and seen == [1, 2, 3]
+    store.append(orders(4))
+    assert EventStore(shop).project(name, add, 0) == 10 and seen == [1, 2, 3, 4]
+    assert store.project("only 4", add, 0, Query.of(tags={"order:4"})) == 4
+    seen.clear()
+    assert store.project(name, add, 0, rebuild=True) == 10 and seen == [1, 2, 3, 4]
+
+    def fails(total: int, event: Any) -> int:
+        raise KeyError
+
+    store.append(orders(5))
+    with pytest.raises(KeyError):
+        store.project(name, fails, 0)
+    assert store.project(name, add, 0) == 15
+    (saved,) = [p for p in (shop / "projections").iterdir() if "totals" in p.name]
+    saved.write_text("{")
+    with pytest.raises(CorruptStore, match="rebuild=True"):
+        store.project(name, add, 0)
+    with pytest.raises(holdfast.UnsafePath):
+        store.project("", add, 0)
+
+
+# What is on disk.
+
+
+def test_the_log_is_plain_lines(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(7, 8))
+    store.append(Event("Line\nbreak", "two\nlines", tags={"a\nb"}))
+    assert os.listdir(shop / "events") == ["0000000001.jsonl"]
+    found = lines_of(shop)
+    assert [line["position"] for line in found] == [1, 2, 3]
+    for line in found:
+        assert set(line) == {"position", "id", "time", "type", "tags", "data", "metadata", "batch", "sum"}
+    assert found[1]["tags"] == ["order:8"] and found[1]["data"] == {"id": 8} and found[1]["batch"] == [1, 2, 0]
+    text = (shop / "events/0000000001.jsonl").read_bytes()
+    assert b"\0" not in text and text.rstrip(b"\n").count(b"\n") == 2
+    grep = subprocess.run(["grep", "-c", "order:8", shop / "events/0000000001.jsonl"], capture_output=True, check=True)
+    assert grep.stdout == b"1\n"
+
+
+def test_segments_are_named_by_their_first_event(shop: Path) -> None:
+    many(shop, 40)
+    names = sorted(os.listdir(shop / "events"))
+    for name in names:
+        with open(shop / "events" / name) as file:
+            assert json.loads(file.readline())["position"] == int(name.removesuffix(".jsonl"))
+    for name in names[:-1]:
+        assert not (shop / "events" / name).read_bytes().endswith(b"\n\n"), "a full segment needs no room"
+
+
+def test_many_runs_become_few(shop: Path) -> None:
+    store = many(shop, 300, segment_size=800)
+    assert len(os.listdir(shop / "events")) > 64
+    assert len(os.listdir(shop / "index")) < 20
+    for reopened in (store, EventStore(shop)):
+        assert positions(reopened.read(Query.of(types={"OrderPlaced"}))) == list(range(1, 301))
+        for number in (1, 2, 63, 64, 65, 150, 299, 300):
+            assert positions(reopened.read(Query.of(tags={f"order:{number}"}))) == [number]
+    assert EventStore(shop).verify().ok
+
+
+def test_a_large_event_and_a_large_batch(shop: Path) -> None:
+    store = EventStore(shop, segment_size=1000)
+    store.append(Event("Large", "x" * 3_000_000, tags={"large"}))
+    store.append(orders(*range(500)))
+    store.append(Event("Large", "y" * 5_000_000))
+    for reopened in (store, EventStore(shop)):
+        assert [len(e.data) for e in reopened.read(Query.of(types={"Large"}))] == [3_000_000, 5_000_000]
+        assert positions(reopened.read()) == list(range(1, 503))
+        assert positions(reopened.read(backwards=True)) == list(range(502, 0, -1))
+
+
+# What is derived can go away.
+
+WRECKS: dict[str, Callable[[Path], object]] = {
+    "no ledger": lambda shop: (shop / "ledger").unlink(),
+    "no index": lambda shop: shutil.rmtree(shop / "index"),
+    "neither": lambda shop: (shutil.rmtree(shop / "index"), (shop / "ledger").unlink()),
+    "empty ledger": lambda shop: (shop / "ledger").write_bytes(b""),
+    "zeros": lambda shop: os.pwrite(os.open(shop / "ledger", os.O_WRONLY), b"\0" * 4096, 0),
+    "garbage in the index": lambda shop: [
+        p.write_bytes(p.read_bytes()[:-3] + b"xyz") for p in (shop / "index").iterdir()
+    ],
+    "an empty index": lambda shop: [p.write_bytes(b"") for p in (shop / "index").iterdir()],
+}
+
+
+@pytest.mark.parametrize("wreck", WRECKS)
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_is_derived_is_made_again(wreck: str, durable: bool, shop: Path) -> None:
+    running = many(shop, 60)
+    reader = EventStore(shop)
+    assert len(list(reader.read(Query.of(tags={"order:3"})))) == 1
+    if wreck == "zeros":
+        (shop / "ledger").unlink()
+        (shop / "ledger").write_bytes(b"\0" * 4096)
+    else:
+        WRECKS[wreck](shop)
+    fresh = EventStore(shop, durable=durable, segment_size=2000)
+    assert fresh.head() == 60
+    for at, store in enumerate((fresh, running, fresh), 61):
+        with pytest.raises(ConditionFailed):
+            store.append(orders(3), AppendCondition(Query.of(tags={"order:3"})))
+        assert store.append(orders(at)) == at
+        assert running.head() == fresh.head() == reader.head() == at
+    for store in (fresh, running, reader, EventStore(shop)):
+        assert positions(store.read()) == list(range(1, 64))
+        assert positions(store.read(Query.of(tags={"order:33"}))) == [33]
+    fresh.rebuild_index()
+    assert EventStore(shop).verify().ok
+
+
+def test_a_copied_store_does_not_believe_its_ledger(shop: Path, tmp_path: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(1, 2))
+    shutil.copytree(shop, tmp_path / "copy")
+    store.append(orders(3))
+    shutil.copy(shop / "ledger", tmp_path / "copy/ledger")  # which says that there are three
+    copy = EventStore(tmp_path / "copy")
+    assert copy.head() == 2 and copy.append(orders(9)) == 3
+    assert [event.data["id"] for event in copy.read()] == [1, 2, 9]
+
+
+def test_rebuilding_beside_others(shop: Path) -> None:
+    store, other = many(shop, 60), EventStore(shop, segment_size=2000)
+    other.rebuild_index()
+    assert positions(store.read(Query.of(tags={"order:33"}))) == [33]
+    assert store.append(orders(61)) == 61 and other.append(orders(62)) == 62
+    assert positions(EventStore(shop).read(Query.of(tags={"order:61"}))) == [61]
+
+
+# Damage.
+
+
+def damage(shop: Path, position: int, change: Callable[[bytes], bytes]) -> tuple[Path, int]:
+    """Change the line of an event. Gives its file, and its number there."""
+    for path in sorted((shop / "events").iterdir()):
+        text = path.read_bytes().split(b"\n")
+        for number, line in enumerate(text, 1):
+            if line.startswith(b'{"position":%d,' % position):
+                text[number - 1] = change(line)
+                with open(path, "r+b") as file:
+                    file.write(b"\n".join(text))
+                    file.truncate()
+                return path, number
+    raise AssertionError
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "another number": lambda line: line.replace(b'"id":', b'"ID":', 1),
+    "half": lambda line: line[: len(line) // 2],
+    "zeros": lambda line: b"\0" * len(line),
+    "blank": lambda line: b"",
+    "no json": lambda line: b"x" * len(line),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("position", [3, 25, 58])
+def test_a_damaged_line_in_the_middle(position: int, change: str, shop: Path) -> None:
+    running = many(shop, 60)
+    EventStore(shop).append(orders(61))  # synced: so they had been on disk
+    path, number = damage(shop, position, CHANGES[change])
+    before = path.read_bytes()
+    store = EventStore(shop)
+    report = store.verify()
+    assert any((p.path, p.line) == (str(path), number) for p in report.problems), report.problems
+    with pytest.raises(CorruptStore) as caught:
+        list(store.read())
+    assert caught.value.position == position and str(path) in str(caught.value)
+    if int(path.stem) + 1 > 40:  # in the segment that is appended to
+        with pytest.raises(CorruptStore):
+            store.append(orders(62))
+    assert path.read_bytes().startswith(before[: before.rindex(b"}")]), "nothing was cut off"
+    del running
+
+
+def test_the_last_line_is_damaged_after_it_was_on_disk(shop: Path) -> None:
+    EventStore(shop).append(orders(1, 2))
+    path, _ = damage(shop, 2, CHANGES["half"])
+    before = path.read_bytes()
+    with pytest.raises(CorruptStore, match="had been on disk"):
+        EventStore(shop).append(orders(3))
+    assert path.read_bytes() == before
+    assert not EventStore(shop).verify().ok
+
+
+def test_a_segment_of_another_store(shop: Path, tmp_path: Path) -> None:
+    many(shop, 60)
+    many(tmp_path / "other", 60)
+    (name, *_) = sorted(os.listdir(shop / "events"))[1:-1]
+    shutil.copy(tmp_path / "other/events" / name, shop / "events" / name)
+    store = EventStore(shop)
+    assert any("another store" in str(problem) for problem in store.verify().problems)
+    with pytest.raises(CorruptStore, match="another store"):
+        list(store.read())
+
+
+def test_a_missing_segment(shop: Path) -> None:
+    many(shop, 60)
+    names = sorted(os.listdir(shop / "events"))
+    (shop / "events" / names[1]).unlink()
+    problems = EventStore(shop).verify().problems
+    assert any(p.position == int(names[1][:10]) for p in problems)
+    with pytest.raises(CorruptStore):
+        list(EventStore(shop).read())
+    (shop / "events" / names[0]).unlink()
+    with pytest.raises(CorruptStore, match="first segment is missing"):
+        list(EventStore(shop).read())
+
+
+def test_what_is_no_store(tmp_path: Path, shop: Path) -> None:
+    (tmp_path / "file").write_text("data")
+    with pytest.raises(OSError, match="directory"):
+        EventStore(tmp_path / "file")
+    EventStore(shop).append(orders(1))
+    (shop / "store.json").write_text('{"format": 2, "id": "x"}')
+    with pytest.raises(holdfast.Unsupported, match="format 2"):
+        EventStore(shop)
+    for text in ("", "[]", "{", '{"format": "1"}'):
+        (shop / "store.json").write_text(text)
+        with pytest.raises(CorruptStore, match="does not describe"):
+            EventStore(shop)
+    (shop / "store.json").unlink()
+    with pytest.raises(CorruptStore, match="is missing"):
+        EventStore(shop)
+    for wrong in ({"segment_size": 0}, {"lock_timeout": -1}):
+        with pytest.raises(ValueError, match=r"segment_size|timeout"):
+            EventStore(tmp_path / "x", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_a_directory_that_can_only_be_read(shop: Path) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as room:
+        os.chmod(room, 0o755)
+        place = Path(room) / "shop"
+        many(place, 60)
+
+        def look() -> None:
+            os.setresuid(65534, 65534, 65534)
+            store = EventStore(place)
+            assert positions(store.read()) == list(range(1, 61))
+            assert positions(store.read(Query.of(tags={"order:3"}))) == [3] and store.verify().ok
+            with pytest.raises(PermissionError):
+                store.append(orders(1))
+            assert [e.position for e in store.follow(after=58, timeout=0.05)] == [59, 60]
+
+        assert in_child(look) is None
+        shutil.rmtree(place / "index")
+        (place / "ledger").unlink()
+        assert in_child(look) is None
+
+
+# What fails leaves no trace.
+
+
+def failing(number: int, real: Any) -> Any:
+    calls = [0]
+
+    def call(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            raise OSError(errno.EIO, "a broken disk")
+        return real(*args)
+
+    return call
+
+
+def test_a_failed_sync_is_a_failed_append(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other, reader = EventStore(shop), EventStore(shop), EventStore(shop)
+    store.append(orders(1))
+    other.append(orders(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "fdatasync", failing(1, system.fdatasync))
+        with pytest.raises(OSError, match="broken disk"):
+            store.append(orders(3, 33))
+    assert store.head() == reader.head() == 2 and len(lines_of(shop)) == 2
+    assert other.append(orders(4)) == 3 and store.append(orders(5)) == 4
+    assert [event.data["id"] for event in reader.read()] == [1, 2, 4, 5]
+    assert reader.verify().ok
+
+
+def test_who_wrote_behind_a_failed_sync_is_told_too(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writes, B writes behind it, A's sync fails: B's must not be acknowledged either."""
+    a, b = EventStore(shop), EventStore(shop)
+    a.append(orders(1))
+    b.append(orders(2))
+    at_sync, go_on = threading.Event(), threading.Event()
+    real = system.fdatasync
+
+    def slow(fd: int) -> None:
+        if threading.current_thread().name == "b":
+            at_sync.set()
+            assert go_on.wait(30)
+        elif at_sync.is_set():
+            raise OSError(errno.EIO, "a broken disk")
+        real(fd)
+
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            b.append(orders(4))
+        except OSError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(system, "fdatasync", slow)
+    thread = threading.Thread(target=write, name="b")
+    thread.start()
+    assert at_sync.wait(30)
+    with pytest.raises(OSError, match="broken disk"):
+        a.append(orders(3))
+    go_on.set()
+    thread.join()
+    monkeypatch.undo()
+    assert len(errors) == 1 and "taken back" in str(errors[0])
+    assert EventStore(shop).head() == 2 and a.append(orders(5)) == 3 and b.append(orders(6)) == 4
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_failed_write_leaves_no_trace(durable: bool, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = EventStore(shop, durable=durable), EventStore(shop)
+    store.append(orders(1))
+    real = system.pwrite
+
+    def half(fd: int, text: bytes, at: int) -> int:
+        if at and text.strip():
+            real(fd, text[: len(text) // 2], at)
+            raise OSError(errno.ENOSPC, "no space left")
+        return real(fd, text, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "pwrite", half)
+        with pytest.raises(OSError, match="no space"):
+            store.append(orders(2, 3))
+    assert store.head() == 1 and len(lines_of(shop)) == 1
+    assert other.append(orders(4)) == 2 and store.append(orders(5)) == 3
+    assert store.verify().ok
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    room = tmp_path / "full"
+    room.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", room], check=False).returncode
+    ):
+        pytest.skip("cannot mount")
+    try:
+        store = EventStore(room / "shop")
+        count = 0
+        with pytest.raises(OSError, match="No space left"):  # noqa: PT012
+            while True:
+                assert store.append(Event("T", "x" * 3000)) == count + 1
+                count += 1
+        assert count > 20
+        assert positions(store.read()) == list(range(1, count + 1)) and store.verify().ok
+        with EventStore(room / "shop") as other:
+            assert other.head() == count
+        store.close()
+    finally:
+        subprocess.run(["umount", "--lazy", room], check=True)
+
+
+# The lock.
+
+
+def test_a_timeout_says_what_is_in_the_way(shop: Path, start_peer: Callable[..., Peer]) -> None:
+    store = EventStore(shop, lock_timeout=0.2)
+    store.append(orders(1))
+    peer = start_peer(path=str(shop / ".store.lock"))
+    peer.do("hold = Lock(path, keep=True).acquire()")
+    began = time.monotonic()
+    with pytest.raises(holdfast.Timeout) as caught:
+        store.append(orders(2))
+    assert 0.19 < time.monotonic() - began < 5
+    for part in (str(shop / ".store.lock"), "0.2 s", f"pid {peer.pid}", "lock_timeout"):
+        assert part in str(caught.value)
+    peer.do("hold.release()")
+    assert store.append(orders(2)) == 2
+    assert (shop / ".store.lock").stat().st_size == 0
+
+
+def test_the_lock_is_there_only_while_it_appends(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(1))
+    lock = holdfast.Lock(shop / ".store.lock", keep=True)
+    lock.acquire(0).release()
+    assert store.append(orders(2)) == 2
+    lock.acquire(0).release()
+
+
+def test_threads_share_a_sync(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = EventStore(shop)
+    store.append(orders(0))
+    syncs = [0]
+    real = system.fdatasync
+
+    def slow(fd: int) -> None:
+        syncs[0] += 1
+        time.sleep(0.02)
+        real(fd)
+
+    monkeypatch.setattr(system, "fdatasync", slow)
+    results: dict[int, int] = {}
+    errors = []
+
+    def add(number: int) -> None:
+        try:
+            results[number] = store.append(
+                orders(number), AppendCondition(Query.of(tags={f"order:{number % 16}"})) if number >= 16 else None
+            )
+        except ConditionFailed:
+            errors.append(number)
+
+    threads = [threading.Thread(target=add, args=(n,)) for n in range(1, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert syncs[0] < 10
+    found = {event.data["id"]: event.position for event in store.read(after=1)}
+    assert found == results, "each got its own answer"
+    assert sorted([*results, *errors]) == list(range(1, 20))
+
+
+def test_an_interrupted_append_is_withdrawn(shop: Path, start_peer: Callable[..., Peer]) -> None:
+    import signal
+
+    EventStore(shop).append(orders(1))
+    hold = holdfast.Lock(shop / ".store.lock", keep=True).acquire()
+    peer = start_peer(shop=str(shop))
+    peer.do("from holdfast.events import *; store = EventStore(shop)")
+    peer.begin("store.append(Event('T'))")
+    peer.until_waiting(str(shop / ".store.lock"))
+    peer.process.send_signal(signal.SIGINT)
+    with pytest.raises(Exception, match="KeyboardInterrupt"):
+        peer.answer()
+    hold.release()
+    assert peer.do("store.append(Event('T'))") == 2
+
+
+def test_a_forked_child_appends_for_itself(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(1))
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold_mutex() -> None:
+        with store._view.mutex:
+            started.set()
+            go_on.wait(30)
+
+    thread = threading.Thread(target=hold_mutex)
+    thread.start()
+    assert started.wait(30)
+    try:
+        assert in_child(lambda: store.append(orders(2))) == 2
+    finally:
+        go_on.set()
+        thread.join()
+    assert store.append(orders(3)) == 3 and positions(store.read()) == [1, 2, 3]
+
+
+def test_a_store_can_be_sent_to_another_process(shop: Path) -> None:
+    import pickle
+
+    store = EventStore(shop, lock_timeout=7, durable=False, segment_size=5000)
+    store.append(orders(1))
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.head() == 1 and (copy.lock_timeout, copy.durable) == (7, False)
+
+
+# Following.
+
+
+def test_following(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(1, 2))
+    found: list[int] = []
+
+    def follow() -> None:
+        for event in EventStore(shop).follow(Query.of(types={"OrderPlaced"}), after=1):
+            found.append(event.data["id"])
+            if event.data["id"] == 5:
+                return
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for number in (3, 4, 5):
+        store.append(Event("Other"))
+        store.append(orders(number))
+    thread.join(30)
+    assert found == [2, 3, 4, 5]
+
+
+def test_a_follower_wakes_without_polling(shop: Path, start_peer: Callable[..., Peer]) -> None:
+    for durable in (True, False):
+        store = EventStore(shop, durable=durable)
+        head = store.append(orders(1))
+        peer = start_peer(shop=str(shop), head=head)
+        peer.do("look_only_when_told()")
+        peer.do("from holdfast.events import *; events = EventStore(shop).follow(after=head)")
+        peer.begin("next(events).position")
+        until(lambda peer=peer: state_of(peer.pid) == "S" and "inotify" in str(descriptors(peer.pid)))
+        assert store.append(orders(2)) == head + 1
+        assert peer.answer() == head + 1
+
+
+def test_a_follower_without_news_ends(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(1))
+    assert positions(store.follow(timeout=0.05)) == [1]
+
+
+# Copies.
+
+
+def test_export_and_import(shop: Path, tmp_path: Path) -> None:
+    store = many(shop, 20)
+    store.append([Event("A", 1), Event("B", 2, metadata={"x": 1})])
+    assert store.export(tmp_path / "all.jsonl") == 22
+    other = EventStore(tmp_path / "other")
+    assert other.import_(tmp_path / "all.jsonl") == 22
+    for one, copy in zip(store.read(), other.read(), strict=True):
+        assert (one.id, one.time, one.type, one.tags, one.data, one.metadata, one.batch[:2]) == (
+            *(copy.id, copy.time, copy.type, copy.tags, copy.data, copy.metadata, copy.batch[:2]),
+        )
+    assert other.import_(['{"type": "Plain"}', "", b'{"type": "Bytes", "tags": ["t"]}']) == 2
+    assert other.head() == 24 and other.verify().ok
+    with pytest.raises(ValueError, match="line 2 is no event"):
+        other.import_(['{"type": "Fine"}', '{"type": 7}'])
+    with open(tmp_path / "some.jsonl", "wb") as file:
+        assert store.export(file, Query.of(tags={"order:7"})) == 1
+
+
+def test_modes(tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        store = EventStore(tmp_path / "private", mode=0o600, segment_size=500)
+        for n in range(5):
+            store.append(orders(n))
+    finally:
+        os.umask(old)
+    for folder, _, names in os.walk(tmp_path / "private"):
+        for name in names:
+            assert stat.S_IMODE(os.stat(f"{folder}/{name}").st_mode) == 0o600, name
