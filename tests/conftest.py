@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,13 +13,22 @@ from support import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     """Where a lock can be: nothing there yet."""
     return os.path.realpath(tmp_path / "x.lock")
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """Where fsync takes no time."""
+    if not os.path.isdir("/dev/shm"):
+        yield tmp_path
+        return
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

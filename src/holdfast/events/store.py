@@ -192,26 +192,18 @@ class EventStore:
     async def ahead(self) -> int:
         return await _in_thread(self.head)
 
-    async def aread(
+    def aread(
         self, query: Query = _ALL, after: int = 0, limit: int | None = None, backwards: bool = False
     ) -> AsyncIterator[StoredEvent]:
-        reading = await _in_thread(lambda: self.read(query, after, limit, backwards))
-        while some := await _in_thread(lambda: reading.some(_AT_ONCE)):
-            for event in some:
-                yield event
+        """`async for event in store.aread(…)`"""
+        return AsyncReading(lambda: self.read(query, after, limit, backwards))
 
     async def aread_last(self, query: Query = _ALL) -> StoredEvent | None:
         return await _in_thread(lambda: self.read_last(query))
 
-    async def tail(self, query: Query = _ALL, after: int = 0) -> AsyncIterator[StoredEvent]:
+    def tail(self, query: Query = _ALL, after: int = 0) -> AsyncIterator[StoredEvent]:
         """What matches, from `after` on, and then what comes, as it comes; without end."""
-        while True:
-            reading = await _in_thread(lambda after=after: self.read(query, after))  # type: ignore[misc]
-            while some := await _in_thread(lambda reading=reading: reading.some(_AT_ONCE)):  # type: ignore[misc]
-                for event in some:
-                    yield event
-            after = reading.head
-            await wait.adrive(self._news(after, None))
+        return AsyncTail(self, query, after)
 
     def follow(self, query: Query = _ALL, after: int = 0, timeout: float | None = None) -> Iterator[StoredEvent]:
         """`tail` without an event loop. Ends when nothing has come for `timeout` seconds; None: never."""
@@ -346,6 +338,46 @@ class Reading(Iterator[StoredEvent]):
     def some(self, most: int) -> list[StoredEvent]:
         """The next few."""
         return [event for event, _ in zip(self, range(most), strict=False)]
+
+
+class AsyncReading(AsyncIterator[StoredEvent]):
+    """A `Reading` for tasks: several events are read at once, in a thread. (No generator: those want to be closed.)"""
+
+    def __init__(self, begin: Callable[[], Reading]) -> None:
+        self._begin = begin
+        self._reading: Reading | None = None
+        self._ready: list[StoredEvent] = []  # the next one last
+
+    def _read_on(self) -> None:
+        if self._reading is None:
+            self._reading = self._begin()
+        self._ready = self._reading.some(_AT_ONCE)[::-1]
+
+    async def __anext__(self) -> StoredEvent:
+        if not self._ready:
+            await _in_thread(self._read_on)
+            if not self._ready:
+                raise StopAsyncIteration
+        return self._ready.pop()
+
+
+class AsyncTail(AsyncReading):
+    """The same without end."""
+
+    def __init__(self, store: EventStore, query: Query, after: int) -> None:
+        self._store = store
+        self._after = after
+        super().__init__(lambda: store.read(query, self._after))
+
+    async def __anext__(self) -> StoredEvent:
+        while True:
+            try:
+                return await super().__anext__()
+            except StopAsyncIteration:
+                assert self._reading is not None
+                self._after = self._reading.head
+                self._reading = None
+                await wait.adrive(self._store._news(self._after, None))
 
 
 def _inode_of(path: str) -> int | None:
