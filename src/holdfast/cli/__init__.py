@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": ("run", "hold a lock while a command runs"),
     "dir": ("directories", "replace or edit a directory as a whole, or not at all"),
+    "events": ("events", "append to an event store, read and follow it"),
     "fd": ("descriptor", "lock a descriptor that the calling script has open"),
     "try": ("sema", "take a lock file if it is free"),
     "acquire": ("sema", "wait for a lock file and take it"),

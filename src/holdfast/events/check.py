@@ -173,7 +173,7 @@ class _Exported(msgspec.Struct):
     tags: list[str] = []
     metadata: Any = {}
     id: str | None = None
-    time: Any = None
+    time: datetime | None = None
     batch: tuple[int, int, int] | None = None
 
 
@@ -197,23 +197,28 @@ def import_(store: EventStore, source: Any) -> int:
     return count
 
 
-def _drafts(source: Iterable[bytes | str]) -> Iterator[list[lines.Draft]]:
-    """By batches, as they were."""
-    drafts: list[lines.Draft] = []
-    batch: tuple[int, int, int] | None = None
+def parse(source: Iterable[bytes | str]) -> Iterator[tuple[_Exported, Event]]:
+    """Events in JSON lines: as they are said, and as they can be appended."""
     for number, line in enumerate(source, 1):
         if not line.strip():
             continue
         try:
             said = _read_exported.decode(line)
             event = Event(said.type, said.data, said.tags, said.metadata, said.id)
-            time = None if said.time is None else msgspec.convert(said.time, datetime)
-        except (msgspec.DecodeError, TypeError) as error:
+        except (msgspec.DecodeError, TypeError, UnicodeError) as error:
             raise ValueError(f"line {number} is no event: {error}") from None
+        yield said, event
+
+
+def _drafts(source: Iterable[bytes | str]) -> Iterator[list[lines.Draft]]:
+    """By batches, as they were."""
+    drafts: list[lines.Draft] = []
+    batch: tuple[int, int, int] | None = None
+    for said, event in parse(source):
         if drafts and (said.batch is None or said.batch != batch):
             yield drafts
             drafts = []
         batch = said.batch
-        drafts.append(lines.Draft(event, time))
+        drafts.append(lines.Draft(event, said.time))
     if drafts:
         yield drafts

@@ -5,10 +5,11 @@
 #    source ~/.local/share/bash_completion/holdfast
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_holdfast_subparsers=(run dir fd try acquire release status wait ls top clean break doctor completion)
+_shtab_holdfast_subparsers=(run dir events fd try acquire release status wait ls top clean break doctor completion)
 
 _shtab_holdfast_run_option_strings=(-h --help -s --shared -x --exclusive -j --permits -n --no-wait --nonblock -w --timeout --wait -E --busy-code -o --close -c --fair --no-fair --keep --kind --tag --stale --grace --json -q --quiet)
 _shtab_holdfast_dir_option_strings=(-h --help --keep --to --no-durable -c -n --no-wait --nonblock -w --timeout --wait -E --busy-code -o --close --grace -j --json -q --quiet)
+_shtab_holdfast_events_option_strings=(-h --help --type --tag --after --limit --backwards --batch --json-line --unless-type --unless-tag --no-durable --lock-timeout -j --json)
 _shtab_holdfast_fd_option_strings=(-h --help -s --shared -x --exclusive -u --unlock -n --no-wait --nonblock -w --timeout --wait -E --busy-code --json -q --quiet)
 _shtab_holdfast_try_option_strings=(-h --help --stale --policy -t --tag --fence --pid --timeout -j --json -q --quiet)
 _shtab_holdfast_acquire_option_strings=(-h --help --stale --policy -t --tag --fence --pid --timeout -j --json -q --quiet)
@@ -38,6 +39,7 @@ _shtab_holdfast_doctor_pos_0_COMPGEN=_shtab_compgen_files
 
 _shtab_holdfast_run___kind_choices=(lock file)
 _shtab_holdfast_dir_pos_0_choices=(replace edit recover versions rollback)
+_shtab_holdfast_events_pos_0_choices=(append read tail head verify rebuild export import)
 _shtab_holdfast_try___policy_choices=(proof old dead-and-old)
 _shtab_holdfast_acquire___policy_choices=(proof old dead-and-old)
 _shtab_holdfast_release___policy_choices=(proof old dead-and-old)
@@ -46,7 +48,7 @@ _shtab_holdfast_status___kind_choices=(lock file)
 _shtab_holdfast_wait___policy_choices=(proof old dead-and-old)
 _shtab_holdfast_clean___policy_choices=(proof old dead-and-old)
 _shtab_holdfast_completion_pos_0_choices=(bash zsh fish)
-_shtab_holdfast_pos_0_choices=(run dir fd try acquire release status wait ls top clean break doctor completion)
+_shtab_holdfast_pos_0_choices=(run dir events fd try acquire release status wait ls top clean break doctor completion)
 
 _shtab_holdfast_run__h_nargs=0
 _shtab_holdfast_run___help_nargs=0
@@ -77,6 +79,13 @@ _shtab_holdfast_dir__j_nargs=0
 _shtab_holdfast_dir___json_nargs=0
 _shtab_holdfast_dir__q_nargs=0
 _shtab_holdfast_dir___quiet_nargs=0
+_shtab_holdfast_events__h_nargs=0
+_shtab_holdfast_events___help_nargs=0
+_shtab_holdfast_events___backwards_nargs=0
+_shtab_holdfast_events___batch_nargs=0
+_shtab_holdfast_events___no_durable_nargs=0
+_shtab_holdfast_events__j_nargs=0
+_shtab_holdfast_events___json_nargs=0
 _shtab_holdfast_fd__h_nargs=0
 _shtab_holdfast_fd___help_nargs=0
 _shtab_holdfast_fd__s_nargs=0

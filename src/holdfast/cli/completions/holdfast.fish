@@ -50,8 +50,8 @@ function _shtab_holdfast_using
   test "$_shtab_holdfast_cmdpath" = "$argv"
 end
 
-set -g _shtab_holdfast_commands run dir fd try acquire release status wait ls top clean break doctor completion
-set -g _shtab_holdfast_opts_with_value --busy-code --every --grace --keep --kind --permits --pid --policy --stale --tag --timeout --to --wait -E -c -j -t -w
+set -g _shtab_holdfast_commands run dir events fd try acquire release status wait ls top clean break doctor completion
+set -g _shtab_holdfast_opts_with_value --after --busy-code --every --grace --json-line --keep --kind --limit --lock-timeout --permits --pid --policy --stale --tag --timeout --to --type --unless-tag --unless-type --wait -E -c -j -t -w
 
 complete -c holdfast -e
 complete -c holdfast -f
@@ -92,6 +92,21 @@ complete -c holdfast -n '_shtab_holdfast_using dir' -s j -l json -d 'what it say
 complete -c holdfast -n '_shtab_holdfast_using dir' -s q -l quiet -d 'say nothing; the exit status tells'
 complete -c holdfast -n '_shtab_holdfast_using dir; and test $_shtab_holdfast_npos -eq 0' -ka "replace edit recover versions rollback" -d 'what to do'
 complete -c holdfast -n '_shtab_holdfast_using dir; and test $_shtab_holdfast_npos -eq 1' -ka "(__fish_complete_directories)" -d 'the directory'
+complete -c holdfast -n '_shtab_holdfast_using; and test $_shtab_holdfast_npos -eq 0' -a events -d 'Append to an event store, read and follow it.'
+complete -c holdfast -n '_shtab_holdfast_using events' -s h -l help -d 'show this help message and exit'
+complete -c holdfast -n '_shtab_holdfast_using events' -l type -x -d 'of this type, or another'
+complete -c holdfast -n '_shtab_holdfast_using events' -l tag -x -d 'with this tag, and others'
+complete -c holdfast -n '_shtab_holdfast_using events' -l after -x -d 'only what came after this position'
+complete -c holdfast -n '_shtab_holdfast_using events' -l limit -x -d 'at most so many'
+complete -c holdfast -n '_shtab_holdfast_using events' -l backwards -d 'the last ones first'
+complete -c holdfast -n '_shtab_holdfast_using events' -l batch -d 'append all lines together, or none'
+complete -c holdfast -n '_shtab_holdfast_using events' -l json-line -x -d 'append this event, instead of reading any'
+complete -c holdfast -n '_shtab_holdfast_using events' -l unless-type -x -d 'append only if there is none of this type'
+complete -c holdfast -n '_shtab_holdfast_using events' -l unless-tag -x -d 'append only if there is none with these tags'
+complete -c holdfast -n '_shtab_holdfast_using events' -l no-durable -d 'do not wait for the disk'
+complete -c holdfast -n '_shtab_holdfast_using events' -l lock-timeout -x -d 'how long to wait for others (5)'
+complete -c holdfast -n '_shtab_holdfast_using events' -s j -l json -d 'what verify and head say is JSON'
+complete -c holdfast -n '_shtab_holdfast_using events; and test $_shtab_holdfast_npos -eq 0' -ka "append read tail head verify rebuild export import" -d 'what to do'
 complete -c holdfast -n '_shtab_holdfast_using; and test $_shtab_holdfast_npos -eq 0' -a fd -d 'Lock a descriptor that the calling script has open.'
 complete -c holdfast -n '_shtab_holdfast_using fd' -s h -l help -d 'show this help message and exit'
 complete -c holdfast -n '_shtab_holdfast_using fd' -s s -l shared -d 'share the lock'

@@ -1,0 +1,204 @@
+"""`holdfast events`: an event store from the shell, JSON lines in and out."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import ConditionFailed, Timeout, Unsupported
+from . import arguments, output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Iterator
+    from typing import BinaryIO
+
+    from ..events import EventStore, Query, StoredEvent
+
+READERS = ("read", "tail", "export")
+ACTIONS = ("append", "read", "tail", "head", "verify", "rebuild", "export", "import")
+
+PROBLEMS, BUSY = 1, 75
+
+EXAMPLES = """\
+append    append events, one JSON object per line: type, and data, tags, metadata, id as you like; prints the position
+          of the last one. Each line for itself, or all together with --batch
+read      print the events that match, one JSON object per line
+tail      the same, and then what comes, until it is stopped; from now on, or --after N
+head      print the position of the last event
+verify    look at every line; exit status 1 if something is wrong
+rebuild   make the index again from the log
+export    write events to FILE, or to the standard output
+import    append what export wrote, from FILE or the standard input
+
+exit status: 0, or 1 if a condition failed or verify found something, 75 if others kept the lock too long, 2 wrong
+usage, 3 it cannot be done
+
+examples:
+  echo '{"type": "OrderPlaced", "data": {"id": 7}, "tags": ["order:7"]}' | holdfast events append /tmp/shop
+  holdfast events read /tmp/shop --tag order:7
+  holdfast events append /tmp/shop --unless-tag order:7 --json-line '{"type": "OrderPlaced", "tags": ["order:7"]}'
+  holdfast events verify /tmp/shop
+"""
+
+
+def configure(name: str, parser: arguments.Parser) -> None:
+    parser.usage = "holdfast events append|read|tail|head|verify|rebuild|export|import STORE [FILE] [options]"
+    parser.epilog = EXAMPLES
+    parser.add_argument("action", choices=ACTIONS, help="what to do")
+    parser.add_argument("path", metavar="STORE", help="the directory of the store")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="where to read from or write to, instead of the pipe")
+    parser.add_argument(
+        "--type", dest="types", metavar="T", action="append", default=[], help="of this type, or another"
+    )
+    parser.add_argument(
+        "--tag", dest="tags", metavar="T", action="append", default=[], help="with this tag, and others"
+    )
+    parser.add_argument("--after", metavar="N", type=int, help="only what came after this position")
+    parser.add_argument("--limit", metavar="N", type=int, help="at most so many")
+    parser.add_argument("--backwards", action="store_true", help="the last ones first")
+    parser.add_argument("--batch", action="store_true", help="append all lines together, or none")
+    parser.add_argument("--json-line", metavar="JSON", help="append this event, instead of reading any")
+    parser.add_argument(
+        "--unless-type", metavar="T", action="append", default=[], help="append only if there is none of this type"
+    )
+    parser.add_argument(
+        "--unless-tag", metavar="T", action="append", default=[], help="append only if there is none with these tags"
+    )
+    parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
+    parser.add_argument(
+        "--lock-timeout", metavar="S", type=arguments.seconds, default=5.0, help="how long to wait for others (5)"
+    )
+    arguments.add_json(parser, "what verify and head say is JSON")
+    parser.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    try:
+        from ..events import EventStore
+    except ImportError:
+        raise Unsupported("holdfast events needs msgspec: pip install 'holdfast[events]'") from None
+    if options.action not in ("append", "import") and not os.path.exists(f"{options.path}/store.json"):
+        raise FileNotFoundError(2, "there is no event store here", options.path)
+    try:
+        store = EventStore(options.path, durable=options.durable, lock_timeout=options.lock_timeout)
+        return _CALLS[options.action](store, options)
+    except ConditionFailed as error:
+        output.complain(f"holdfast events: {output.shown(str(error))}")
+        return PROBLEMS
+    except Timeout as error:
+        output.complain(f"holdfast events: {output.shown(str(error))}")
+        return BUSY
+
+
+def _query(types: list[str], tags: list[str]) -> Query:
+    from ..events import Query
+
+    return Query.of(types, tags)
+
+
+def _source(options: argparse.Namespace) -> Iterable[bytes]:
+    if options.json_line is not None:
+        return [os.fsencode(options.json_line)]
+    return open(options.file, "rb") if options.file else sys.stdin.buffer
+
+
+def _append(store: EventStore, options: argparse.Namespace) -> int:
+    from ..events import AppendCondition
+    from ..events.check import parse
+
+    condition = None
+    if options.unless_type or options.unless_tag:
+        condition = AppendCondition(_query(options.unless_type, options.unless_tag), options.after)
+    elif options.after is not None:
+        condition = AppendCondition(_query([], []), options.after)
+    events = (event for _, event in parse(_source(options)))
+    if options.batch:
+        output.say(str(store.append(events, condition)))
+        return 0
+    for event in events:
+        output.say(str(store.append(event, condition)))
+    return 0
+
+
+def _print(events: Iterable[StoredEvent]) -> int:
+    from ..events.check import as_line
+
+    stream: BinaryIO = sys.stdout.buffer
+    try:
+        for event in events:
+            stream.write(as_line(event))
+        stream.flush()
+    except BrokenPipeError:
+        output.finish()
+    return 0
+
+
+def _read(store: EventStore, options: argparse.Namespace) -> int:
+    query = _query(options.types, options.tags)
+    return _print(store.read(query, options.after or 0, options.limit, options.backwards))
+
+
+def _tail(store: EventStore, options: argparse.Namespace) -> int:
+    query = _query(options.types, options.tags)
+    after = store.head() if options.after is None else options.after
+    return _print(_flushed(store.follow(query, after), options.limit))
+
+
+def _flushed(events: Iterator[StoredEvent], limit: int | None) -> Iterator[StoredEvent]:
+    """Each is on its way before the next one is waited for."""
+    for count, event in enumerate(events, 1):
+        yield event
+        sys.stdout.buffer.flush()
+        if count == limit:
+            return
+
+
+def _head(store: EventStore, options: argparse.Namespace) -> int:
+    output.say_json({"head": store.head()}) if options.json else output.say(str(store.head()))
+    return 0
+
+
+def _verify(store: EventStore, options: argparse.Namespace) -> int:
+    report = store.verify()
+    if options.json:
+        import msgspec
+
+        output.say_json({**msgspec.to_builtins(report), "ok": report.ok})
+    else:
+        for problem in report.problems:
+            output.say(output.shown(str(problem)))
+        events = f"{report.events} events in {report.segments} segment{'s' if report.segments != 1 else ''}"
+        output.say(f"{events}: {'good' if report.ok else f'{len(report.problems)} problems'}")
+    return 0 if report.ok else PROBLEMS
+
+
+def _rebuild(store: EventStore, options: argparse.Namespace) -> int:
+    store.rebuild_index()
+    return 0
+
+
+def _export(store: EventStore, options: argparse.Namespace) -> int:
+    query = _query(options.types, options.tags)
+    if options.file:
+        store.export(options.file, query, options.after or 0)
+        return 0
+    return _print(store.read(query, options.after or 0))
+
+
+def _import(store: EventStore, options: argparse.Namespace) -> int:
+    output.say(str(store.import_(_source(options))))
+    return 0
+
+
+_CALLS = {
+    "append": _append,
+    "read": _read,
+    "tail": _tail,
+    "head": _head,
+    "verify": _verify,
+    "rebuild": _rebuild,
+    "export": _export,
+    "import": _import,
+}

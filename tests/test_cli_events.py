@@ -1,0 +1,107 @@
+"""`holdfast events`, as a shell uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import descriptors, until
+
+from holdfast import Lock
+from holdfast.events import Event, EventStore
+
+HOLDFAST = [sys.executable, "-m", "holdfast", "events"]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    return tmp_path / "shop"
+
+
+def call(*words: object, text: str = "", status: int = 0) -> str:
+    done = subprocess.run([*HOLDFAST, *map(str, words)], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_lines_in_and_out(shop: Path, tmp_path: Path) -> None:
+    line = '{"type": "OrderPlaced", "data": {"id": 7}, "tags": ["order:7"]}\n'
+    assert call("append", shop, text=line + "\n" + line) == "1\n2\n"
+    assert call("append", shop, "--batch", text=line * 3) == "5\n"
+    found = rows(call("read", shop))
+    assert [row["position"] for row in found] == [1, 2, 3, 4, 5]
+    assert found[0]["data"] == {"id": 7} and found[0]["tags"] == ["order:7"] and found[2]["batch"][:2] == [3, 5]
+    assert [row["position"] for row in rows(call("read", shop, "--after", 1, "--limit", 2, "--backwards"))] == [5, 4]
+    assert (
+        rows(call("read", shop, "--tag", "order:8")) == []
+        and len(rows(call("read", shop, "--type", "OrderPlaced"))) == 5
+    )
+    assert call("head", shop) == "5\n" and json.loads(call("head", shop, "-j")) == {"head": 5}
+    (tmp_path / "in.jsonl").write_text('{"type": "X"}\n')
+    assert call("append", shop, tmp_path / "in.jsonl") == "6\n"
+    call("export", shop, tmp_path / "out.jsonl")
+    assert call("import", tmp_path / "copy", tmp_path / "out.jsonl") == "6\n"
+    assert rows(call("export", tmp_path / "copy", "--tag", "order:7"))[0]["id"] == found[0]["id"]
+    (shop / "index").mkdir(exist_ok=True)
+    assert call("rebuild", shop) == ""
+
+
+def test_conditions(shop: Path) -> None:
+    event = '{"type": "OrderPlaced", "tags": ["order:7"]}'
+    assert call("append", shop, "--unless-tag", "order:7", "--json-line", event) == "1\n"
+    assert "event 1 matches" in call("append", shop, "--unless-tag", "order:7", "--json-line", event, status=1)
+    assert "event 1 matches" in call("append", shop, "--unless-type", "OrderPlaced", "--json-line", event, status=1)
+    assert call("append", shop, "--unless-tag", "order:7", "--after", 1, "--json-line", event) == "2\n"
+    assert "event 2" in call("append", shop, "--after", 1, "--json-line", event, status=1)
+
+
+def test_verify(shop: Path) -> None:
+    EventStore(shop).append([Event("A"), Event("B")])
+    assert call("verify", shop) == "2 events in 1 segment: good\n"
+    path = shop / "events/0000000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"A"', b'"C"'))
+    text = call("verify", shop, status=1)
+    assert f"{path}, line 1 (byte 0): damaged" in text and "1 problem" in text
+    report = json.loads(call("verify", shop, "-j", status=1))
+    assert not report["ok"] and report["problems"][0]["line"] == 1
+    assert "event 1 is damaged" in call("read", shop, status=3)
+
+
+def test_errors(shop: Path, tmp_path: Path) -> None:
+    assert "there is no event store here" in call("read", shop, status=3)
+    assert not shop.exists()
+    assert "line 1 is no event" in call("append", shop, text="{", status=2)
+    assert "line 2 is no event" in call("append", shop, "--batch", text='{"type": "A"}\n{"type": 7}\n', status=2)
+    assert EventStore(shop).head() == 0
+    with Lock(shop / ".store.lock", keep=True):
+        text = call("append", shop, "--lock-timeout", 0.1, text='{"type": "A"}', status=75)
+    assert f"pid {os.getpid()}" in text and "lock_timeout" in text
+    assert "invalid choice" in call("sing", shop, status=2)
+
+
+def test_tail(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(Event("Old"))
+    tail = subprocess.Popen([*HOLDFAST, "tail", shop, "--limit", "2"], stdout=subprocess.PIPE)
+    assert tail.stdout is not None
+    try:
+        until(lambda: "inotify" in str(descriptors(tail.pid)))
+        store.append(Event("New"))
+        assert json.loads(tail.stdout.readline())["type"] == "New"
+        store.append(Event("Newer"))
+        assert json.loads(tail.stdout.readline())["type"] == "Newer"
+        assert tail.wait(30) == 0
+    finally:
+        tail.kill()
+        tail.wait()
+        tail.stdout.close()
+    assert [row["type"] for row in rows(call("tail", shop, "--after", 0, "--limit", 3))] == ["Old", "New", "Newer"]
