@@ -14,6 +14,7 @@ from contextlib import ExitStack
 import commands
 import contention
 import directories
+import events
 import handoff
 import imports
 import uncontended
@@ -38,6 +39,10 @@ SECTIONS: dict[str, Section] = {
     "directory": _everywhere(directories.section),
     "handoff": _everywhere(handoff.section),
     "contention": lambda quick, places: iter(contention.section(quick, places)),
+    "events": lambda quick, places: iter([events.durable(quick, places[0])]),
+    "events-processes": events.processes,
+    "events-peers": lambda quick, places: iter([events.side_by_side(quick, places[0])]),
+    "events-million": lambda quick, places: iter([events.million(quick, places[0])]),
     "waiters": lambda quick, places: iter([contention.waiters(quick, places[0])]),
 }
 

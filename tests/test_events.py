@@ -31,6 +31,7 @@ from holdfast.events import (
     Projection,
     Query,
 )
+from holdfast.events.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -364,6 +365,15 @@ def test_segments_are_named_by_their_first_event(shop: Path) -> None:
         assert not (shop / "events" / name).read_bytes().endswith(b"\n\n"), "a full segment needs no room"
 
 
+def test_what_is_saved_is_not_made_again(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(shop, 100)
+    monkeypatch.setattr(View, "_make_run", None)
+    store = EventStore(shop)
+    assert positions(store.read(Query.of(tags={"order:3"}))) == [3]
+    with pytest.raises(ConditionFailed):
+        store.append(orders(3), AppendCondition(Query.of(tags={"order:3"})))
+
+
 def test_many_runs_become_few(shop: Path) -> None:
     store = many(shop, 300, segment_size=800)
     assert len(os.listdir(shop / "events")) > 64
@@ -486,7 +496,7 @@ def test_a_damaged_line_in_the_middle(position: int, change: str, shop: Path) ->
     assert caught.value.position == position and str(path) in str(caught.value)
     if int(path.stem) + 1 > 40:  # in the segment that is appended to
         with pytest.raises(CorruptStore):
-            store.append(orders(62))
+            store.append(orders(62), AppendCondition(Query.of(tags={"order:62"})))
     assert path.read_bytes().startswith(before[: before.rindex(b"}")]), "nothing was cut off"
     del running
 

@@ -740,7 +740,7 @@ def test_several_deaths_in_a_crowd(
 
 @pytest.mark.parametrize("seeds", LONGER, ids=LONGER_IDS)
 def test_deaths_among_robbers(seeds: range, tmp_path: Path, pids: Pids, removals: Removals) -> None:
-    """The next one gets in, and nobody who lives loses the lock but to one who says so."""
+    """The next one gets in, and nobody who lives loses the lock but to one who says so, or dies before it could."""
 
     def scenario(run: Run) -> Callable[[], None]:
         pids.run = run
@@ -750,7 +750,8 @@ def test_deaths_among_robbers(seeds: range, tmp_path: Path, pids: Pids, removals
         run.spawn(lambda: break_it(run))
 
         def check() -> None:
-            assert accounts.lost <= set(removals.tags)
+            unsaid = accounts.lost - set(removals.tags)
+            assert len(unsaid) <= 2 - run.kills, "each of the dead may have robbed one"
             next_one_gets_it(run, "proof", whole=True)
 
         return check

@@ -12,13 +12,12 @@ other writer looks whether what it read last is still there.
 from __future__ import annotations
 
 import errno
-import os
 from _thread import allocate_lock
-from time import monotonic
+from time import monotonic, sleep
 
 from .. import owner, system
 from ..errors import ConditionFailed, Timeout
-from ..locks.kernel import Lock
+from ..locks.standing import StandingLock
 from ..paths import mount_at
 from . import lines, log
 from .ledger import Ledger
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from .log import Tail
 
 _WAITING, _TAKEN, _DONE = range(3)
+_SOON, _A_MOMENT = 0.005, 0.000_02  # seconds
 
 
 class Request:
@@ -91,7 +91,7 @@ class Committer:
     ) -> None:
         self.view = view
         self.durable = durable
-        self.lock = Lock(f"{root}/.store.lock", keep=True, timeout=lock_timeout, mode=mode)
+        self.lock = StandingLock(f"{root}/.store.lock", timeout=lock_timeout, mode=mode)
         self._root = root
         self._store = store
         self._mode = mode
@@ -114,6 +114,7 @@ class Committer:
 
     def forget(self) -> None:
         self._ledger = self._readers = None
+        self.lock.close()
 
     # The queue of this process.
 
@@ -161,10 +162,13 @@ class Committer:
     def _lead(self, request: Request) -> None:
         work = Work()
         try:
-            with self._acquire(request):
+            hold = self.lock._try() or self._acquire(request)
+            try:
                 self._take(work)
                 with self.view.mutex:
                     self._write(work)
+            finally:
+                hold.release()
             self._sync(work)
         except Exception as error:  # the same for everybody in it
             for one in work.taken or (request,):
@@ -204,6 +208,9 @@ class Committer:
                 one.wake()
 
     def _acquire(self, request: Request) -> KernelHold:
+        hold = self._acquire_soon()
+        if hold is not None:
+            return hold
         left = None if request.deadline is None else max(0.0, request.deadline - monotonic())
         try:
             return self.lock.acquire(left)
@@ -218,35 +225,64 @@ class Committer:
             said.status = error.status
             raise said from None
 
+    def _acquire_soon(self) -> KernelHold | None:
+        """Others hold the lock for some microseconds. To queue for it, and be woken, takes longer than that.
+
+        Who queues comes first: a queue ends this, and every now and then one who did not get it begins one.
+        """
+        deadline = monotonic() + _SOON
+        while monotonic() < deadline:
+            sleep(_A_MOMENT)
+            hold = self.lock._try()
+            if hold is not None or system.access(self.lock._queue, 0):
+                return hold
+        return None
+
     # Under the lock.
 
     def _write(self, work: Work) -> None:
-        self._catch_up(work)
+        head, end = self._find_end(work)
         tail = self.view.tail
-        drafts, texts = self._decide(work, tail)
+        drafts, texts = self._decide(work, head)
         if texts:
-            size = sum(map(len, texts))
-            if tail.end and tail.end + size > self.segment_size:
-                self._roll(work, tail)
-                tail = self.view.tail
+            if end and end + sum(map(len, texts)) > self.segment_size:
+                self._roll(work, tail, head, end)
+                tail, end = self.view.tail, 0
             try:
-                work.tail, work.start = tail, tail.end
-                tail.write(drafts, texts, room=self.durable and self._shares)
-                work.head = tail.head
+                work.tail, work.start = tail, end
+                end = tail.write(drafts, texts, end, room=self._shares)
+                work.head = head + len(drafts)
             except BaseException:
                 self._undo(work)
                 raise
         else:
-            work.tail, work.head = tail, tail.head
+            work.tail, work.head = tail, head
         ledger = work.ledger
         if ledger is None:
             if self.durable and texts:
                 self._sync_or_undo(work)
             return
         work.epoch = ledger.epoch
-        ledger.note_written(tail.head)
-        if not self.durable and texts:
-            ledger.release(tail.head)
+        ledger.note_written(work.head, tail.first, end)
+        if not self.durable:
+            ledger.release(work.head)
+
+    def _find_end(self, work: Work) -> tuple[int, int]:
+        """The last event in the log, and where it ends.
+
+        If the ledger says so and the log agrees, nobody died, and there is no need to know what others wrote. With a
+        condition there is.
+        """
+        ledger = work.ledger = self._usable_ledger()
+        tail = self.view._tail
+        if ledger is not None and tail is not None:
+            head, end = ledger.written, ledger.end_in(tail.first)
+            is_new = tail.head < head and any(one.condition is not None for one in work.taken)
+            if end and not is_new and tail.ends_at(end):
+                return head, end
+        self._catch_up(work)
+        tail = self.view.tail
+        return tail.head, tail.end
 
     def _undo(self, work: Work) -> None:
         assert work.tail is not None
@@ -264,7 +300,7 @@ class Committer:
 
     def _catch_up(self, work: Work) -> None:
         """Know everything that is in the log, and remove what a crash left of the last append."""
-        ledger = self._usable_ledger()
+        ledger = work.ledger
         try:
             rest = self.view.advance()
         except FileNotFoundError:
@@ -277,10 +313,10 @@ class Committer:
         if tail.repair(rest, safe, thorough=not self._looked) and self.durable:
             system.fdatasync(tail.fd)
         if ledger is None and self._shares:
+            self._sync_older(0, tail)
             system.fdatasync(tail.fd)  # what we found counts as on disk from now on
-            ledger = self._ledger = Ledger.make(self.ledger_path, tail.head, tail.first, self._mode)
+            work.ledger = self._ledger = Ledger.make(self.ledger_path, tail.head, tail.first, self._mode)
         self._looked = True
-        work.ledger = ledger
 
     def _usable_ledger(self) -> Ledger | None:
         """The ledger that everybody uses; None: there is none yet, or none here."""
@@ -304,26 +340,25 @@ class Committer:
         self._looked = False
         return None
 
-    def _decide(self, work: Work, tail: Tail) -> tuple[list[Draft], list[bytes]]:
+    def _decide(self, work: Work, before: int) -> tuple[list[Draft], list[bytes]]:
         """Check the conditions, each against the log and what those before it in the queue are about to add."""
         drafts: list[Draft] = []
         texts: list[bytes] = []
         now = lines.now()
-        head = tail.head
+        head = before
+        safe = work.ledger.synced if work.ledger is not None else (head if self.durable else 0)
         for request in work.taken:
             condition = request.condition
             if condition is not None:
                 after = condition.after or 0
-                match = _last_draft(drafts, condition, after, tail.head) or self.view.last_match(
+                match = _last_draft(drafts, condition, after, before) or self.view.last_match(
                     condition.fail_if_match, after
                 )
                 if match:
                     request.error = self._conflict(condition, match)
                     continue
             if request.drafts:
-                ids = os.urandom(16 * len(request.drafts))
-                safe = work.ledger.synced if work.ledger is not None else (tail.head if self.durable else 0)
-                texts += lines.compose(request.drafts, head + 1, safe, self._store, ids, now)
+                texts += lines.compose(request.drafts, head + 1, safe, self._store, now)
                 drafts += request.drafts
                 head += len(request.drafts)
             request.position = head
@@ -338,26 +373,32 @@ class Committer:
             position=position,
         )
 
-    def _roll(self, work: Work, tail: Tail) -> None:
+    def _roll(self, work: Work, tail: Tail, head: int, end: int) -> None:
         """Begin a new segment."""
         if self.durable:
+            self._sync_older(0 if work.ledger is None else work.ledger.synced, tail)
             system.fdatasync(tail.fd)
-        tail.cut(tail.end)  # no room is needed in it any more
+        tail.cut(end)  # no room is needed in it any more
         if self.durable:
             system.fsync(tail.fd)
-        log.make_segment(self.view.events, tail.head + 1, self._mode, durable=self.durable)
+        log.make_segment(self.view.events, head + 1, self._mode, durable=self.durable)
         if work.ledger is not None:
             if self.durable:
-                work.ledger.note_synced(tail.head, work.ledger.epoch)
-            work.ledger.note_segment(tail.head + 1)
-        self.view.go_on()
+                work.ledger.note_synced(head, work.ledger.epoch)
+            work.ledger.note_written(head, head + 1, 0)
+        self.view.go_on(head + 1)
 
     # Without the lock.
 
     def _sync(self, work: Work) -> None:
         """Have it on disk. Readers see it from then on."""
         ledger, tail = work.ledger, work.tail
-        if not self.durable or ledger is None or tail is None or ledger.synced >= work.head:
+        if ledger is None or tail is None:
+            return
+        if not self.durable:
+            ledger.wake()
+            return
+        if ledger.synced >= work.head:
             return
         # In this order: if the last segment is still ours afterwards, what was written then is in it.
         written = ledger.written
@@ -389,8 +430,15 @@ class Committer:
         with self.lock.acquire(None), self.view.mutex:
             safe = work.ledger.take_back(work.head, work.epoch)
             self.view.forget()
-            if safe < work.head and safe + 1 >= work.tail.first:
-                work.tail.cut(work.tail.offset_after(safe))
+            if safe < work.head:
+                self._cut_behind(safe, work.tail)
+
+    def _cut_behind(self, safe: int, tail: Tail) -> None:
+        """Of the last segment, leave what is on disk. (Older ones that are not are those of who wanted it so.)"""
+        found = log.Tail(self.view.events, tail.first, self._store, writable=True)
+        if safe >= found.first:
+            found.read_on(safe)
+        found.cut(found.end)
 
     # For readers.
 

@@ -1,4 +1,4 @@
-"""What events are found by, in the segments that do not grow any more: sorted numbers in files, mapped into memory.
+"""What events are found by, in the segments that do not grow any more: sorted numbers in files.
 
 A run covers some segments in a row. It has, for every event, where it begins in its segment, and one number of 64 bits
 for every key (type or tag) of every event: the CRC-32 of the key, and the event's place in the run. They are sorted, so
@@ -7,13 +7,13 @@ it, and looks.
 
     index/<first>-<last>.run   "holdfast run 1\\n", numbers, offsets, pairs; made whole, never changed, told by its sum
 
-Eight runs of the same size become one. All of it is derived from the log: what is missing or does not fit is made
-again.
+They are read into memory, some 30 bytes for an event: mapped, a file that somebody cuts short would kill whoever looks
+at it. Eight runs of the same size become one. All of it is derived from the log: what is missing or does not fit is
+made again.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import struct
@@ -33,7 +33,7 @@ _NAME = re.compile(r"(\d{10,})-(\d{10,})\.run")
 class Run:
     """The events from `first` to `last`."""
 
-    __slots__ = ("_memory", "first", "last", "last_sum", "offsets", "pairs")
+    __slots__ = ("first", "last", "last_sum", "offsets", "pairs")
 
     def __init__(
         self, first: int, last: int, offsets: memoryview | array[int], pairs: memoryview | array[int], last_sum: bytes
@@ -43,7 +43,6 @@ class Run:
         self.offsets = offsets
         self.pairs = pairs
         self.last_sum = last_sum
-        self._memory: mmap.mmap | None = None
 
     def find(self, key: str, after: int, until: int) -> Span:
         """The events that may have this key, among those behind `after` up to `until`."""
@@ -99,13 +98,15 @@ def list_runs(folder: str) -> dict[int, list[int]]:
     return found
 
 
-def make_run(first: int, last: int, offsets: array[int], keys: dict[str, list[int]], last_sum: bytes) -> Run:
-    pairs = sorted(
-        code | (position - first)
-        for key, positions in keys.items()
-        for code in (crc32(key.encode("utf-8", "surrogatepass")) << 32,)
-        for position in positions
-    )
+def make_run(first: int, last: int, offsets: array[int], keys: dict[str, int | list[int]], last_sum: bytes) -> Run:
+    pairs: list[int] = []
+    for key, positions in keys.items():
+        code = (code_of(key) << 32) - first
+        if isinstance(positions, int):
+            pairs.append(code + positions)
+        else:
+            pairs += [code + position for position in positions]
+    pairs.sort()
     return Run(first, last, offsets, array("Q", pairs), last_sum)
 
 
@@ -147,29 +148,21 @@ def write_run(folder: str, run: Run, store: bytes, mode: int) -> None:
 def read_run(folder: str, first: int, last: int, store: bytes) -> Run | None:
     """None: it is not there, or does not fit."""
     try:
-        fd = system.open_fd(run_path(folder, first, last), system.O_READ)
+        with open(run_path(folder, first, last), "rb") as file:
+            view = memoryview(file.read())
     except FileNotFoundError:
         return None
-    try:
-        memory = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-    except ValueError:  # empty
-        return None
-    finally:
-        system.close(fd)
     count = last - first + 1
     start = _HEADER.size
     middle = start + count * 4 + (-count * 4 % 8)
-    if len(memory) < middle:
+    if len(view) < middle:
         return None
-    view = memoryview(memory)
     magic, owner, said_first, said_last, pairs, total, last_sum = _HEADER.unpack(view[:start])
-    if (magic, owner, said_first, said_last) != (_MAGIC, store, first, last) or len(memory) != middle + 8 * pairs:
+    if (magic, owner, said_first, said_last) != (_MAGIC, store, first, last) or len(view) != middle + 8 * pairs:
         return None
     if crc32(view[start:]) != total:
         return None
-    run = Run(first, last, view[start : start + 4 * count].cast("I"), view[middle:].cast("Q"), last_sum)
-    run._memory = memory
-    return run
+    return Run(first, last, view[start : start + 4 * count].cast("I"), view[middle:].cast("Q"), last_sum)
 
 
 def code_of(key: str) -> int:

@@ -5,7 +5,8 @@ It is derived from the log, and disposable. A few numbers of 8 bytes, each writt
     0  "hfledger"        3  written: in the log up to here     6  epoch: how often what was written was taken back
     1  its own inode     4  synced: on disk up to here         7  the first position of the last segment
     2  a hash of the     5  released: visible although it      8  somebody sleeps until something becomes visible
-       boot                 is not on disk
+       boot                 is not on disk                     9  where in that segment 3 ends
+                                                               10  3 + 9, if both are good
 
 A copy of it is told by 1, and one from before the last boot by 2. They are not believed, except that what was on disk
 then was on disk. `written`, `released` and 7 belong to who holds the store's lock; `synced` and `epoch` to who holds
@@ -26,7 +27,7 @@ from zlib import crc32
 from .. import owner, system
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
-_INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS = range(1, 9)
+_INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK = range(1, 11)
 _SIZE = 4096
 
 
@@ -88,7 +89,8 @@ class Ledger:
             st = system.stat(self.path)
         except FileNotFoundError:
             return False
-        return (st.st_dev, st.st_ino) == self.inode
+        # Cut short, to look at it would kill us.
+        return (st.st_dev, st.st_ino) == self.inode and st.st_size >= _SIZE
 
     @property
     def was_synced(self) -> int:
@@ -118,16 +120,24 @@ class Ledger:
 
     # For who holds the store's lock.
 
-    def note_written(self, position: int) -> None:
-        self._cells[_WRITTEN] = position
+    def note_written(self, position: int, segment: int, end: int) -> None:
+        """The log ends with this event, in that segment. One may be killed between any two of the numbers."""
+        cells = self._cells
+        cells[_CHECK] = 0
+        cells[_SEGMENT] = segment
+        cells[_END] = end
+        cells[_WRITTEN] = position
+        cells[_CHECK] = position + end
 
-    def note_segment(self, first: int) -> None:
-        self._cells[_SEGMENT] = first
+    def end_in(self, segment: int) -> int:
+        """Where the log ends, if that is in this segment; else, or if it is not sure, 0."""
+        cells = self._cells
+        end = cells[_END]
+        return end if cells[_SEGMENT] == segment and cells[_CHECK] == cells[_WRITTEN] + end else 0
 
     def release(self, position: int) -> None:
+        """Make it visible. Say `wake` afterwards, when the lock is released."""
         self._cells[_RELEASED] = position
-        system.lock(self._fd, system.UN)  # nothing to unlock: a system call between the two numbers
-        self._wake()
 
     # For anybody.
 
@@ -141,7 +151,7 @@ class Ledger:
                 self._cells[_SYNCED] = max(self._cells[_SYNCED], position)
             finally:
                 system.lock(self._fd, system.UN)
-        self._wake()
+        self.wake()
         return True
 
     def take_back(self, position: int, epoch: int) -> int:
@@ -155,12 +165,14 @@ class Ledger:
                 cells = self._cells
                 if cells[_EPOCH] == epoch and cells[_SYNCED] < position:
                     cells[_EPOCH] += 1
+                    cells[_CHECK] = 0
                     cells[_WRITTEN] = cells[_SYNCED]
                 return cells[_SYNCED]
             finally:
                 system.lock(self._fd, system.UN)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake those who sleep. Between this and what made something visible there has been a system call."""
         if self._cells[_SLEEPERS]:
             self._cells[_SLEEPERS] = 0
             system.touch(self._fd)

@@ -9,8 +9,10 @@ if its sum is; a batch is there if all its lines are. So a reader needs nothing 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from itertools import count
 from math import isfinite
 from typing import Any
 from zlib import crc32
@@ -74,20 +76,44 @@ def _refuse_no_numbers(data: object) -> None:
 
 
 def keys_of(type_: str, tags: Sequence[str]) -> list[str]:
-    """What an event is found by. The first letter keeps a tag from being taken for a type."""
-    return [f"type {type_}", *[f"tag {tag}" for tag in tags]]
+    """What an event is found by, nothing twice. The first word keeps a tag from being taken for a type."""
+    keys = ["tag " + tag for tag in tags]
+    keys.append("type " + type_)
+    return keys
 
 
-def compose(drafts: Sequence[Draft], first: int, safe: int, tag: bytes, ids: bytes, now: datetime) -> list[bytes]:
-    """The lines of a batch. `ids`: 16 random bytes for each event."""
+def compose(drafts: Sequence[Draft], first: int, safe: int, tag: bytes, now: datetime) -> list[bytes]:
+    """The lines of a batch."""
     batch = b',"batch":[%d,%d,%d]' % (first, first + len(drafts) - 1, safe)
     moment = _encode(now)
     lines = []
-    for i, draft in enumerate(drafts):
-        number = draft.id or b'"%s"' % ids[16 * i : 16 * i + 16].hex().encode()
-        text = b'{"position":%d,"id":%s,"time":%s,%s%s' % (first + i, number, draft.time or moment, draft.body, batch)
+    for position, draft in enumerate(drafts, first):
+        text = b'{"position":%d,"id":%s,"time":%s,%s%s' % (
+            *(position, draft.id or new_id(), draft.time or moment, draft.body, batch),
+        )
         lines.append(b'%s,"sum":"%s%08x"}\n' % (text, tag, crc32(text)))
     return lines
+
+
+_id_begin = b""
+_id_count = count().__next__
+
+
+def new_id() -> bytes:
+    """Like no other: random for each process, and counted in it. In quotes."""
+    global _id_begin
+    if not _id_begin:
+        _id_begin = os.urandom(10).hex().encode()
+    return b'"%s%012x"' % (_id_begin, _id_count())
+
+
+def _forget_id() -> None:
+    global _id_begin
+    _id_begin = b""
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_id)
 
 
 def now() -> datetime:

@@ -58,7 +58,8 @@ class Tail:
         self.end = 0  # the first byte behind it
         self.size = 0  # of the file, when we last looked
         self.offsets = array("I")
-        self.keys: dict[str, list[int]] = {}
+        # The events with a key. Most keys have one: a number instead of a list spares a list, and the collector's time.
+        self.keys: dict[str, int | list[int]] = {}
         self._last = b""  # the last bytes of the last line
 
     def __del__(self) -> None:
@@ -68,7 +69,7 @@ class Tail:
 
     @property
     def last_sum(self) -> bytes:
-        return self._last[-10:-2]
+        return self._last[-11:-3]
 
     def offset_after(self, position: int) -> int:
         """Where the event behind `position` begins, or would."""
@@ -83,6 +84,8 @@ class Tail:
         found = self.keys.get(key)
         if found is None:
             return []
+        if isinstance(found, int):
+            return [found] if after < found <= until else []
         start = bisect_right(found, after) if found[0] <= after else 0
         stop = bisect_right(found, until) if found[-1] > until else len(found)
         return found[start:stop]
@@ -93,9 +96,15 @@ class Tail:
         for key in keys:
             found = by_key.get(key)
             if found is None:
-                by_key[key] = [head]
-            elif found[-1] != head:
+                by_key[key] = head
+            elif not isinstance(found, int):
                 found.append(head)
+            else:
+                by_key[key] = [found, head]
+
+    def ends_at(self, end: int) -> bool:
+        """Does a line end there, with room behind it? Then that is where the log ends."""
+        return system.pread(self.fd, 3, end - 2) == b"}\n\n"
 
     def read_on(self, until: int | None = None) -> bytes:
         """Read what others wrote, up to a position or as far as it goes. Gives what is behind the end.
@@ -132,21 +141,23 @@ class Tail:
 
     # For who holds the lock.
 
-    def write(self, drafts: list[Draft], texts: list[bytes], *, room: bool) -> None:
-        """Write batches at the end. Who is interrupted cuts it off there."""
+    def write(self, drafts: list[Draft], texts: list[bytes], start: int, *, room: bool) -> int:
+        """Write batches where the log ends. Who is interrupted cuts it off there. Gives where it ends then."""
         text = b"".join(texts)
-        start = self.end
         if room and start + len(text) > self.size:
             self._make_room(start + len(text))
         done = system.pwrite(self.fd, text, start)
         while done < len(text):  # the disk is full, and says so the next time
             done += system.pwrite(self.fd, text[done:], start + done)
+        if start != self.end:  # there are events of others before it that we have not read
+            return start + len(text)
         for draft, line in zip(drafts, texts, strict=True):
             self.head += 1
             self.add(self.head, start, draft.keys)
             start += len(line)
         self.end = start
         self._last = text[-lines.SUM_LENGTH :]
+        return start
 
     def _make_room(self, needed: int) -> None:
         size = system.fstat(self.fd).st_size

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+_set = msgspec.structs.force_setattr
+
 __all__ = ["AppendCondition", "Event", "Query", "QueryItem", "StoredEvent"]
 
 
@@ -23,11 +25,13 @@ class Event(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or not self.type:
             raise TypeError(f"the type of an event is a name, not {self.type!r}")
-        if isinstance(self.tags, str | bytes):
-            raise TypeError(f"tags are several texts: {{{self.tags!r}}}, not {self.tags!r}")
-        if not isinstance(self.tags, frozenset):
-            msgspec.structs.force_setattr(self, "tags", frozenset(self.tags))
-        for tag in self.tags:
+        tags = self.tags
+        if not isinstance(tags, frozenset | set):
+            if isinstance(tags, str | bytes):
+                raise TypeError(f"tags are several texts: {{{tags!r}}}, not {tags!r}")
+            tags = frozenset(tags)
+            _set(self, "tags", tags)
+        for tag in tags:
             if not isinstance(tag, str) or not tag:
                 raise TypeError(f"a tag is a text, not {tag!r}")
         if self.id is not None and (not isinstance(self.id, str) or not self.id):

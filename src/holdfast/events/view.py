@@ -34,6 +34,7 @@ class View:
         self._tail: Tail | None = None
         self._runs: list[index.Run] | None = None  # None: not looked at yet
         self._unsaved: list[index.Run] = []
+        self._unread = False
         self._files: dict[int, _File] = {}
 
     # Catching up.
@@ -84,28 +85,34 @@ class View:
     def _has_segment(self, first: int) -> bool:
         return bool(system.access(log.segment_path(self.events, first), 0))
 
-    def go_on(self) -> None:
+    def go_on(self, first: int | None = None) -> None:
         """To the next segment, which is there."""
         tail = self.tail
-        run = index.make_run(tail.first, tail.head, tail.offsets, tail.keys, tail.last_sum)
-        first = tail.head + 1
+        if first is None or first == tail.head + 1:
+            first = tail.head + 1
+            run = index.make_run(tail.first, tail.head, tail.offsets, tail.keys, tail.last_sum)
+            if self._runs is not None:
+                self._runs.append(run)
+            self._unsaved.append(run)
+        else:
+            self._runs = None  # we have not read all of it, and somebody has to
+            self._unread = True
         self._tail = Tail(self.events, first, self._store, writable=True)
         self.firsts.append(first)
-        if self._runs is not None:
-            self._runs.append(run)
-        self._unsaved.append(run)
 
     @property
     def has_unsaved(self) -> bool:
-        return bool(self._unsaved)
+        return self._unread or bool(self._unsaved)
 
     # Runs.
 
     def save_runs(self) -> None:
         """Save what is not saved yet, and make one run of eight. To fail is no harm: it can be made again."""
         with self.mutex:
-            unsaved, self._unsaved = self._unsaved, []
+            self._unread = False
             try:
+                _ = self.runs
+                unsaved, self._unsaved = self._unsaved, []
                 for run in unsaved:
                     self._save(run)
                 self._merge_runs()
@@ -126,6 +133,8 @@ class View:
         """The runs of all segments but the last one, in order."""
         if self._runs is None:
             self._runs = self._load_runs()
+            if self._unsaved:
+                self.save_runs()
         return self._runs
 
     def _load_runs(self) -> list[index.Run]:

@@ -95,10 +95,13 @@ class KernelHold(InodeHold):
             lock._metrics.cleanups_skipped.bump()
         finally:
             # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
+            kept = False
             try:
                 set_lock(fd, system.UN)
+                kept = named and lock._stays_open and lock._keep_open(fd, inode, mount)
             finally:
-                system.close(fd)
+                if not kept:
+                    system.close(fd)
         # Only now, when nobody waits for us any more: removing a directory takes its time.
         # Others may have left the file on account of a queue that is gone now.
         if self._called_at and not shared:
@@ -119,6 +122,8 @@ class Lock(InodeLock[KernelHold]):
     """
 
     __slots__ = ("_count", "_op", "keep", "shared")
+
+    _stays_open = False
 
     _options = ("shared", "timeout", "keep", "fair", "mode")
 
@@ -213,6 +218,10 @@ class Lock(InodeLock[KernelHold]):
         elif isinstance(error, BlockingIOError):
             return  # Windows: opened by somebody who shares it with nobody
         raise error
+
+    def _keep_open(self, fd: int, inode: gate.Inode, mount: Mount) -> bool:
+        """Of one that stays open: keep it for the next time. False: close it."""
+        return False
 
     def _check_file(self, fd: int, st: os.stat_result) -> bool:
         if st.st_size or st.st_mode >> 12 != _REGULAR:

@@ -1,0 +1,500 @@
+"""`EventStore` beside a loop of write and fdatasync, SQLite, eventsourcing, UmaDB, and a file per event."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from threading import Thread
+from typing import Any
+from uuid import uuid4
+
+from measure import Place, Row, Table, paired_ratio, run_children
+
+from holdfast.events import AppendCondition, Event, EventStore, Query
+
+ONE_THREAD, THREADS, CONDITION, AT_A_MILLION = 0.9, 3.0, 1.15, 1.3
+PROCESSES = {"journal": 1.6, "none": 1.2}
+P99_MS = 5.0
+BATCH = 100
+BATCHES_TARGET = 5.0
+READ_PER_SECOND, BY_TAG_MS, OPEN_MS, MEMORY_MB = 300_000, 1.0, 100.0, 200.0
+MILLION = 1_000_000
+
+
+def event(number: int) -> Event:
+    return Event("OrderPlaced", {"id": number, "total": 19.9}, tags={f"order:{number}", f"customer:{number % 1000}"})
+
+
+def line_of(place: str) -> bytes:
+    """As many bytes as one event takes."""
+    with tempfile.TemporaryDirectory(dir=place) as room:
+        EventStore(room).append(event(123_456))
+        return Path(room, "events/0000000001.jsonl").read_bytes().split(b"\n")[0] + b"\n"
+
+
+class Contest:
+    """Contestants that take turns, each for `loops` loops, in one process."""
+
+    def __init__(self, loops: int) -> None:
+        self._loops = loops
+        self._steps: dict[str, Callable[[int], object]] = {}
+        self._count = 0
+        self.samples: dict[str, list[float]] = {}
+
+    def add(self, name: str, step: Callable[[int], object]) -> None:
+        self._steps[name] = step
+        self.samples[name] = []
+
+    def run(self, rounds: int) -> None:
+        for turn in range(rounds + 1):
+            for name, step in self._steps.items():
+                self._count += self._loops
+                began = time.perf_counter()
+                for number in range(self._count, self._count + self._loops):
+                    step(number)
+                if turn:  # the first one warms up
+                    self.samples[name].append((time.perf_counter() - began) / self._loops)
+
+    def row(self, name: str, floor: str) -> Row:
+        """Its speed: how many times as many per second as the floor."""
+        times = self.samples[name]
+        return Row(name, median(times) * 1e6, "µs", paired_ratio(self.samples[floor], times), raw=times)
+
+
+def at_least(row: Row, limit: float) -> Row:
+    assert row.ratio is not None
+    row.check(f">= {limit:g} x", row.ratio >= limit)
+    return row
+
+
+def raw_appender(place: str, line: bytes) -> Callable[[int], object]:
+    fd = os.open(f"{place}/raw", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+
+    def append(_: int) -> None:
+        os.write(fd, line)
+        os.fdatasync(fd)
+
+    return append
+
+
+RAW = "raw Python: write + fdatasync"
+
+
+def durable(quick: bool, place: Place) -> Table:
+    """One thread, and sixteen."""
+    room = place.directory
+    line = line_of(room)
+    contest = Contest(100)
+    store = EventStore(f"{room}/one")
+    contest.add(RAW, raw_appender(room, line))
+    contest.add("holdfast: one thread", lambda n: store.append(event(n)))
+    contest.add(
+        "holdfast: one thread, conditional",
+        lambda n: store.append(event(n), AppendCondition(Query.of(types={"OrderPlaced"}, tags={f"order:{n}"}))),
+    )
+    contest.run(10 if quick else 40)
+    rows = [
+        contest.row(RAW, RAW),
+        at_least(contest.row("holdfast: one thread", RAW), ONE_THREAD),
+        contest.row("holdfast: one thread, conditional", RAW),
+    ]
+    times = contest.samples
+    over = Row(
+        "conditional over unconditional",
+        ratio=paired_ratio(times["holdfast: one thread, conditional"], times["holdfast: one thread"]),
+    )
+    over.at_most(CONDITION)
+    rows += [over, _threads(quick, room, line)]
+    return Table(f"EventStore, durable appends of {len(line)} bytes, {place.kind}: times as many per second", rows)
+
+
+def _threads(quick: bool, room: str, line: bytes) -> Row:
+    threads, each = 16, 60 if quick else 200
+    raw = raw_appender(room, line)
+    ratios, values = [], []
+    store = EventStore(f"{room}/threads")
+    for _ in range(3 if quick else 7):
+        began = time.perf_counter()
+        for n in range(200):
+            raw(n)
+        floor = (time.perf_counter() - began) / 200
+
+        def work() -> None:
+            for n in range(each):
+                store.append(event(n))
+
+        running = [Thread(target=work) for _ in range(threads)]
+        began = time.perf_counter()
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        value = (time.perf_counter() - began) / (threads * each)
+        values.append(value)
+        ratios.append(floor / value)
+    return at_least(Row("holdfast: 16 threads", median(values) * 1e6, "µs", median(ratios), raw=ratios), THREADS)
+
+
+def processes(quick: bool, places: list[Place]) -> Iterator[Table]:
+    with ExitStack() as stack:
+        rooms = {f"{places[0].kind} here": (places[0].directory, PROCESSES["none"])}
+        loop = stack.enter_context(journalled(places[0].directory))
+        if loop is not None:
+            rooms["ext4 with a journal, on a loop device"] = (loop, PROCESSES["journal"])
+        else:
+            print("cannot mount a loop device: the figures of ext4 with a journal are left out")
+        for name, (room, target) in rooms.items():
+            line = line_of(room)
+            rows = [_several(quick, room, line, many, target) for many in (4, 8)]
+            yield Table(f"EventStore, durable, several processes, {name}: times raw, which is one process", rows)
+
+
+def _several(quick: bool, room: str, line: bytes, many: int, target: float) -> Row:
+    seconds = 1.0 if quick else 2.0
+    raw = raw_appender(room, line)
+    ratios, worst, rates = [], [], []
+    for turn in range(2 if quick else 5):
+        path = f"{room}/{many}-{turn}"
+        EventStore(path)
+        began = time.perf_counter()
+        count = 0
+        while time.perf_counter() - began < seconds / 2:
+            raw(count)
+            count += 1
+        floor = count / (time.perf_counter() - began)
+
+        def work(child: int, path: str = path) -> tuple[int, float]:
+            store = EventStore(path, lock_timeout=60)
+            store.append(event(child))
+            times = []
+            end = time.perf_counter() + seconds
+            while (began := time.perf_counter()) < end:
+                store.append(event(len(times)))
+                times.append(time.perf_counter() - began)
+            return len(times), sorted(times)[int(len(times) * 0.99)] * 1e3
+
+        results = run_children(many, work)
+        rates.append(sum(count for count, _ in results) / seconds)
+        ratios.append(rates[-1] / floor)
+        worst.append(max(p99 for _, p99 in results))
+    row = Row(f"holdfast: {many} processes", median(rates), "a second", median(ratios), raw=ratios)
+    row.check(f">= {target:g} x", median(ratios) >= target)
+    row.check(f"p99 {median(worst):.1f} ms, <= {P99_MS:g}", median(worst) <= P99_MS)
+    return row
+
+
+@contextmanager
+def journalled(directory: str) -> Iterator[str | None]:
+    """A file system ext4 with a journal, where that can be mounted."""
+    image, where = f"{directory}/ext4.image", f"{directory}/ext4"
+    os.mkdir(where)
+    with open(image, "wb") as file:
+        file.truncate(512 << 20)
+    made = os.geteuid() == 0 and shutil.which("mkfs.ext4") is not None
+    made = made and subprocess.run(["mkfs.ext4", "-q", "-F", image], check=False).returncode == 0
+    made = made and subprocess.run(["mount", "-o", "loop", image, where], check=False).returncode == 0
+    try:
+        yield where if made else None
+    finally:
+        if made:
+            subprocess.run(["umount", "--lazy", where], check=False)
+        os.unlink(image)
+
+
+# Without syncing: beside SQLite and others.
+
+
+class Sqlite:
+    """The table that everybody would make."""
+
+    journal = "delete"  # as it comes
+
+    def __init__(self, path: str) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.execute(f"pragma journal_mode = {self.journal}")
+        self._db.execute("pragma synchronous = off")
+        self._db.execute("create table if not exists events (position integer primary key, id, time, type, tags, data)")
+
+    def append(self, events: list[Event]) -> None:
+        db = self._db
+        db.execute("begin immediate")
+        for one in events:
+            tags, data = json.dumps(sorted(one.tags)), json.dumps(one.data)
+            db.execute(
+                "insert into events (id, time, type, tags, data) values (?, ?, ?, ?, ?)",
+                (os.urandom(16).hex(), time.time(), one.type, tags, data),
+            )
+        db.execute("commit")
+
+
+class SqliteWal(Sqlite):
+    journal = "wal"
+
+
+class FilePerEvent:
+    """As the seed's store: one file per event, a ledger, a file per tag."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        (self._path / "tags").mkdir(parents=True)
+        self._head = 0
+
+    def append(self, events: list[Event]) -> None:
+        for one in events:
+            self._head += 1
+            text = json.dumps({"type": one.type, "tags": sorted(one.tags), "data": one.data})
+            (self._path / f"{self._head:010d}.json").write_text(text)
+            for tag in one.tags:
+                with open(self._path / "tags" / tag.replace("/", "_"), "a") as file:
+                    file.write(f"{self._head}\n")
+        temporary = self._path / "ledger.tmp"
+        temporary.write_text(str(self._head))
+        temporary.rename(self._path / "ledger")
+
+
+class Eventsourcing:
+    def __init__(self, path: str) -> None:
+        from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteDatastore
+
+        self._recorder = SQLiteApplicationRecorder(SQLiteDatastore(path))
+        self._recorder.create_table()
+
+    def append(self, events: list[Event]) -> None:
+        from eventsourcing.persistence import StoredEvent
+
+        self._recorder.insert_events(
+            [StoredEvent(uuid4(), 1, one.type, json.dumps(one.data).encode()) for one in events]
+        )
+
+    def read(self) -> int:
+        count = 0
+        while True:
+            found = self._recorder.select_notifications(count + 1, 1000)
+            for one in found:
+                json.loads(one.state)
+            count += len(found)
+            if len(found) < 1000:
+                return count
+
+
+class EventsourcingDcb:
+    """Its DCB recorder, which is in memory (the other one needs PostgreSQL)."""
+
+    def __init__(self, path: str) -> None:
+        from eventsourcing.dcb.popo import InMemoryDCBRecorder
+
+        self._recorder = InMemoryDCBRecorder()
+
+    def append(self, events: list[Event]) -> None:
+        from eventsourcing.dcb.api import DCBEvent
+
+        self._recorder.append([DCBEvent(one.type, json.dumps(one.data).encode(), sorted(one.tags)) for one in events])
+
+
+class UmaDb:
+    """A server of its own; durable."""
+
+    def __init__(self, path: str) -> None:
+        import umadb
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        program = Path(sys.executable).with_name("umadb")
+        self.process = subprocess.Popen(
+            [program, "--listen", address, "--db-path", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for _ in range(100):
+            try:
+                self._client = umadb.Client(f"http://{address}")
+                self._client.head()
+                break
+            except Exception:
+                time.sleep(0.05)
+
+    def append(self, events: list[Event]) -> None:
+        import umadb
+
+        self._client.append([umadb.Event(one.type, json.dumps(one.data).encode(), sorted(one.tags)) for one in events])
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+class Ours:
+    def __init__(self, path: str) -> None:
+        self._store = EventStore(path, durable=False)
+
+    def append(self, events: list[Event]) -> None:
+        self._store.append(events)
+
+
+OURS, SQLITE = "holdfast: durable=False", "SQLite, synchronous=OFF"
+PEERS: dict[str, Any] = {
+    OURS: Ours,
+    SQLITE: Sqlite,
+    "SQLite, synchronous=OFF, with a write-ahead log": SqliteWal,
+    "a file per event": FilePerEvent,
+    "eventsourcing, SQLite": Eventsourcing,
+    "eventsourcing, DCB in memory": EventsourcingDcb,
+    "UmaDB (durable)": UmaDb,
+}
+
+
+def side_by_side(quick: bool, place: Place) -> Table:
+    made: dict[str, Any] = {}
+    for name, kind in PEERS.items():
+        try:
+            made[name] = kind(f"{place.directory}/{len(made)}")
+        except ImportError as error:
+            print(f"{name} is left out: {error}")
+    single, batches = Contest(20), Contest(4)
+    for name, store in made.items():
+        single.add(name, lambda n, store=store: store.append([event(n)]))  # type: ignore[misc]
+        batches.add(name, lambda n, store=store: store.append([event(i) for i in range(n, n + BATCH)]))  # type: ignore[misc]
+    single.run(10 if quick else 40)
+    batches.run(5 if quick else 15)
+    for store in made.values():
+        if hasattr(store, "close"):
+            store.close()
+    rows = []
+    for name in made:
+        row = single.row(name, SQLITE)
+        if name == OURS:
+            at_least(row, 1.0)
+        rows.append(row)
+    for name in made:
+        row = batches.row(name, SQLITE)
+        row.name += f", batches of {BATCH}"
+        row.value = (row.value or 0) / BATCH
+        if name == OURS:
+            rate = median(single.samples[SQLITE]) * 1e6 / row.value
+            row.check(f"{rate:.1f} x SQLite's single appends, >= {BATCHES_TARGET:g}", rate >= BATCHES_TARGET)
+        rows.append(row)
+    return Table(f"Appends that wait for no disk, per event, {place.kind}: times SQLite's speed", rows)
+
+
+# A million.
+
+
+def fill(path: str, many: int, first: int = 0) -> EventStore:
+    store = EventStore(path, durable=False)
+    for start in range(first, first + many, 1000):
+        store.append([event(n) for n in range(start, min(start + 1000, first + many))])
+    return store
+
+
+def million(quick: bool, place: Place) -> Table:
+    many = 100_000 if quick else MILLION
+    large, small = f"{place.directory}/large", f"{place.directory}/small"
+    fill(large, many)
+    fill(small, 1000)
+    rows = [_open(large), *_read(quick, large, place.directory), _by_tag(large, many), _memory(large)]
+    contest = Contest(50)
+    for name, path in (("at 1,000", small), (f"at {many:,}", large)):
+        for what, unless in (("unconditional", False), ("conditional, whole history", True)):
+            store = EventStore(path)
+            contest.add(f"{what}, {name}", _appender(store, unless))
+    contest.run(10 if quick else 40)
+    names = list(contest.samples)
+    rows += [contest.row(name, names[0]) for name in names]
+    for what, at, before in (("conditional", 3, 1), ("unconditional", 2, 0)):
+        row = Row(
+            f"{what}: at {many:,} over at 1,000",
+            ratio=paired_ratio(contest.samples[names[at]], contest.samples[names[before]]),
+        )
+        row.at_most(AT_A_MILLION)
+        rows.append(row)
+    return Table(f"EventStore with {many:,} events, {place.kind}", rows)
+
+
+def _appender(store: EventStore, unless: bool) -> Callable[[int], object]:
+    def append(number: int) -> None:
+        tag = f"new:{number}:{os.urandom(4).hex()}"
+        condition = AppendCondition(Query.of(types={"Late"}, tags={tag})) if unless else None
+        store.append(Event("Late", {"id": number}, tags={tag}), condition)
+
+    return append
+
+
+def _open(path: str) -> Row:
+    times = []
+    for _ in range(9):
+        began = time.perf_counter()
+        store = EventStore(path)
+        store.head()
+        assert store.read_last() is not None
+        times.append((time.perf_counter() - began) * 1e3)
+    row = Row("open, and read the last event", median(times), "ms", raw=times)
+    row.check(f"< {OPEN_MS:g} ms", median(times) < OPEN_MS)
+    return row
+
+
+def _read(quick: bool, path: str, room: str) -> list[Row]:
+    rates, theirs = [], []
+    peer = None
+    try:
+        peer = Eventsourcing(f"{room}/eventsourcing")
+    except ImportError as error:
+        print(f"eventsourcing is left out: {error}")
+    if peer is not None:
+        for start in range(0, 50_000, 1000):
+            peer.append([event(n) for n in range(start, start + 1000)])
+    for _ in range(3):
+        began = time.perf_counter()
+        count = sum(1 for _ in EventStore(path).read())
+        rates.append(count / (time.perf_counter() - began))
+        if peer is not None:
+            began = time.perf_counter()
+            theirs.append(peer.read() / (time.perf_counter() - began))
+    rows = [Row("full read", median(rates), "events a second", raw=rates)]
+    if theirs:
+        rows.append(Row("full read, eventsourcing with SQLite", median(theirs), "events a second", raw=theirs))
+    goal = min([READ_PER_SECOND, *([median(theirs)] if theirs else [])])
+    rows[0].check(f">= {goal:,.0f}", median(rates) >= goal)
+    return rows
+
+
+def _by_tag(path: str, many: int) -> Row:
+    """A tag that ten events have."""
+    marker = f"ten:{os.urandom(4).hex()}"
+    store = EventStore(path, durable=False)
+    times = []
+    wanted = Query.of(tags={marker})
+    for _ in range(10):
+        store.append(Event("Ten", {}, tags={marker}))
+    fill(path, 30_000, first=many * 2)  # so that they are in the index, not in the segment that grows
+    store = EventStore(path)
+    list(store.read(wanted))
+    for _ in range(50):
+        began = time.perf_counter()
+        assert len(list(store.read(wanted))) == 10
+        times.append((time.perf_counter() - began) * 1e3)
+    row = Row("10 events by tag", median(times), "ms", raw=times)
+    row.check(f"< {BY_TAG_MS:g} ms", median(times) < BY_TAG_MS)
+    return row
+
+
+def _memory(path: str) -> Row:
+    """Of a process that has it open and has used it: all of it, with Python."""
+    code = (
+        "import sys, resource; from holdfast.events import *; s = EventStore(sys.argv[1]); s.append(Event('M'));"
+        "list(s.read(Query.of(tags={'customer:7'}), limit=10)); s.read_last();"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    )
+    used = float(subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=True).stdout)
+    row = Row("memory of a process that has it open", used, "MB")
+    row.check(f"< {MEMORY_MB:g} MB", used < MEMORY_MB)
+    return row

@@ -1,0 +1,73 @@
+"""`StandingLock`: a kept `Lock` for one who takes it all the time, and leaves its file open in between.
+
+To lock a file that is open, and to look whether the path still names it, is half of what an acquire does. The rules are
+the same: it is held only while locked, and only if the path names it then. Where that is not so, it is opened anew.
+
+Who waits with a timeout is woken when the file is closed. So it is closed if anybody queues, for which one looks after
+unlocking: a waiter tries once more after it has joined. Who waits without queueing (`fair=False`) may be woken late.
+"""
+
+from __future__ import annotations
+
+from .. import gate, system
+from .kernel import KernelHold, Lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..paths import Mount
+    from . import base
+
+
+class StandingLock(Lock):
+    __slots__ = ("_open_files",)
+
+    _stays_open = True
+
+    def __init__(self, path: base.StrPath, *, timeout: float | None, mode: int) -> None:
+        # At most one; a list, because taking it out and putting it in are atomic.
+        self._open_files: list[tuple[gate.Book, int, gate.Inode, Mount]] = []
+        Lock.__init__(self, path, keep=True, timeout=timeout, mode=mode)
+
+    def close(self) -> None:
+        """Close the file until the next time."""
+        while self._open_files:
+            book, fd, _, _ = self._open_files.pop()
+            if book is gate.book:  # else a fork has closed it
+                _close(book, fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _keep_open(self, fd: int, inode: gate.Inode, mount: Mount) -> bool:
+        if self._open_files or system.access(self._queue, 0):
+            return False
+        gate.book.open_fds.add(fd)
+        self._open_files.append((gate.book, fd, inode, mount))
+        return True
+
+    def _attempt(self, queued: bool = False) -> KernelHold | None:
+        try:
+            book, fd, inode, mount = self._open_files.pop()
+        except IndexError:
+            return Lock._attempt(self, queued)
+        if book is not gate.book:
+            return Lock._attempt(self, queued)
+        try:
+            (system.lock_range if mount.ranged else system.lock)(fd, self._op)
+            if self._names(inode):
+                hold = KernelHold(self, fd, inode, mount, queued)
+                book.open_fds.discard(fd)
+                return hold
+        except BlockingIOError:
+            self._open_files.append((book, fd, inode, mount))
+            return None
+        except BaseException:
+            _close(book, fd)
+            raise
+        _close(book, fd)
+        return Lock._attempt(self, queued)
+
+
+def _close(book: gate.Book, fd: int) -> None:
+    book.open_fds.discard(fd)
+    system.close(fd)
