@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .atomicdir import AtomicDir
     from .locks.existence import LockFile
     from .locks.semaphore import Semaphore
+    from .locks.tasks import TaskLocks
     from .status import Status
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "NotOwner",
     "Semaphore",
     "Status",
+    "TaskLocks",
     "Timeout",
     "UnsafePath",
     "Unsupported",
@@ -59,6 +61,7 @@ _LOADED_ON_USE = {
     "LockFile": ".locks.existence",
     "Semaphore": ".locks.semaphore",
     "Status": ".status",
+    "TaskLocks": ".locks.tasks",
 }
 
 

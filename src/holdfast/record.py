@@ -119,15 +119,6 @@ def looks_foreign(content: bytes) -> bool:
     return not equals or key.strip() not in (b"pid", b"timestamp", b"tag") or len(value.split()) > 1 or b"/" in value
 
 
-def same_owner(one: bytes, other: bytes) -> bool:
-    """Are both the record of one hold?"""
-    try:
-        mine, theirs = parse(one), parse(other)
-        return (mine.owner or mine.call) is not None and (mine.owner, mine.call) == (theirs.owner, theirs.call)
-    except CorruptLock:
-        return False
-
-
 def _printable(text: str | None) -> str | None:
     return None if text is None else sanitise(text)
 
@@ -170,3 +161,39 @@ def compose(record: Record) -> bytes:
     if record.token is not None:
         lines.append(f"token={record.token:0{TOKEN_DIGITS}d}\n")
     return "".join(lines).encode()
+
+
+class Format:
+    """How the content of a lock file is written and read; this one is sema's, `taskrecord` has another."""
+
+    def parse(self, content: bytes) -> Record:
+        """Raises CorruptLock, and nothing else."""
+        return parse(content)
+
+    def looks_foreign(self, content: bytes) -> bool:
+        return looks_foreign(content)
+
+    def template(self, record: Record) -> bytes:
+        """What stays the same of the records of a process, for `fill`."""
+        return template(record)
+
+    def fill(self, template: bytes, seconds: int, random: bytes, serial: int) -> bytes:
+        return template % (seconds, random, serial)
+
+    def renewal(self, content: bytes, seconds: int) -> tuple[int, bytes]:
+        """Where the time stands, and what to write there: as many bytes as before."""
+        return content.index(b"timestamp=") + len(b"timestamp="), b"%010d" % seconds
+
+    def token_at(self, content: bytes) -> int:
+        return len(content) - TOKEN_DIGITS - 1
+
+    def same_owner(self, one: bytes, other: bytes) -> bool:
+        """Are both the record of one hold?"""
+        try:
+            mine, theirs = self.parse(one), self.parse(other)
+            return (mine.owner or mine.call) is not None and (mine.owner, mine.call) == (theirs.owner, theirs.call)
+        except CorruptLock:
+            return False
+
+
+SEMA = Format()

@@ -130,8 +130,8 @@ class FileHold(base.Hold):
             entry = self._book.holds.get(self._serial)
             if entry is None:
                 return
-            start = self._content.index(b"timestamp=") + len(b"timestamp=")
-            system.pwrite(entry[0], b"%010d" % int(time.time()), start)
+            start, text = self.lock.format.renewal(self._content, int(time.time()))
+            system.pwrite(entry[0], text, start)
 
 
 class LockFile(FileLock[FileHold]):
@@ -282,9 +282,10 @@ class LockFile(FileLock[FileHold]):
         """The record of a new hold; what stays the same is put together once in a process."""
         me = owner.me()
         if self._composed_for is not me:
-            self._template = record.template(record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "", 0))
+            mine = record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "", 0)
+            self._template = self.format.template(mine)
             self._composed_for = me
-        return self._template % (time_ns() // 1_000_000_000, me.random, gate.book.new_serial())
+        return self.format.fill(self._template, time_ns() // 1_000_000_000, me.random, gate.book.new_serial())
 
     def _begin(self, place: Place, fd: int, st: os.stat_result, content: bytes) -> FileHold:
         """The name is ours, so what has to be greater than in every earlier hold is settled now."""
@@ -302,7 +303,7 @@ class LockFile(FileLock[FileHold]):
                 token = tokens.advance_fence(place, self._file, token, self.mode, self.durable)
                 system.unmark_removal(fd)
             hold.token = token
-            system.pwrite(fd, b"%020d" % token, len(content) - record.TOKEN_DIGITS - 1)
+            system.pwrite(fd, b"%020d" % token, self.format.token_at(content))
             if self.durable and place.folder is not None:
                 system.fsync(place.folder)
             if not self._is_at(place, fd, st):

@@ -4,6 +4,7 @@
                      neither can be proved, age decides
     "old"            age decides alone, whoever lives (sema)
     "dead-and-old"   both: the pid does not exist, and the lock is old (semats)
+    "dead-or-old"    one of both: proved dead, or old although alive, and so not renewed (leases of tasks)
 
 Old means strictly older than `stale_after`; a timestamp in the future is not old. A file that cannot be understood may
 be one that another tool has created and not yet written, so it counts as held until its modification time is old.
@@ -21,11 +22,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Literal
 
-    from ..record import Record
+    from ..record import Format, Record
 
-    Policy = Literal["proof", "old", "dead-and-old"]
+    Policy = Literal["proof", "old", "dead-and-old", "dead-or-old"]
 
-POLICIES = ("proof", "old", "dead-and-old")
+POLICIES = ("proof", "old", "dead-and-old", "dead-or-old")
 
 
 class Judgement:
@@ -84,16 +85,16 @@ class Judgement:
         return f"{text}, {self.age:.0f} s old"
 
 
-def judge(fd: int, path: str, policy: Policy, stale_after: float | None) -> Judgement:
+def judge(fd: int, path: str, form: Format, policy: Policy, stale_after: float | None) -> Judgement:
     """Judge the lock file that `fd` has open and that `path` names."""
     st = system.fstat(fd)
     now = time.time()
     content = system.pread(fd, record.MOST_BYTES + 1, 0)
     try:
-        found = record.parse(content)
+        found = form.parse(content)
     except CorruptLock:
         judgement = decide(None, now - st.st_mtime, None, policy, stale_after)
-        judgement.foreign = record.looks_foreign(content)
+        judgement.foreign = form.looks_foreign(content)
         return judgement
     alive = _liveness(fd, st.st_dev, path, found)
     if policy == "dead-and-old" and alive is None and found.host in (None, owner.me().host):
@@ -110,7 +111,7 @@ def decide(
         return Judgement(found, age, alive, stale=old, stale_in=old_in)
     if policy == "dead-and-old":
         return Judgement(found, age, alive, stale=old and not alive, stale_in=old_in)
-    if alive is None:
+    if alive is None or (policy == "dead-or-old" and alive):
         return Judgement(found, age, alive, stale=old, stale_in=old_in)
     return Judgement(found, age, alive, stale=not alive, stale_in=None)
 

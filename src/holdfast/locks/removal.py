@@ -53,6 +53,8 @@ class FileLock(QueuedLock[HoldType]):
 
     __slots__ = ("_name", "_parent", "_safe_place", "durable", "stale", "stale_after")
 
+    format = record.SEMA
+
     def __init__(
         self,
         path: base.StrPath,
@@ -129,7 +131,7 @@ class FileLock(QueuedLock[HoldType]):
     def _judge(self, fd: int) -> Judgement:
         if system.fstat(fd).st_mode >> 12 != _REGULAR:
             raise self._not_a_lock_file()
-        judgement = judge(fd, self._file, self.stale, self.stale_after)
+        judgement = judge(fd, self._file, self.format, self.stale, self.stale_after)
         if judgement.record is not None and judgement.record.token is not None:
             tokens.note(self._file, judgement.record.token)
         return judgement
@@ -164,7 +166,7 @@ class FileLock(QueuedLock[HoldType]):
             there = system.read(fd, record.MOST_BYTES)
         finally:
             system.close(fd)
-        return there == content or record.same_owner(there, content)
+        return there == content or self.format.same_owner(there, content)
 
     # Removing it.
 

@@ -1,0 +1,148 @@
+"""`TaskLocks`: one lock file per task, `<task id>.lock`, shared with workers that know no more than the file.
+
+A format (`taskrecord`) and a rule for names; everything else is `LockFile`. A lock is a lease: its worker renews it,
+and one that is not renewed for `stale_after` seconds is taken over, as is at once that of a worker proved dead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from threading import Lock as Mutex
+
+from .. import system
+from ..errors import NotLocked, UnsafePath
+from ..status import of_lock_file
+from ..taskrecord import TaskFormat
+from .existence import FileHold, LockFile
+from .publish import lock_of_private
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..status import Status
+    from . import base
+
+_ENDING = ".lock"
+_LONGEST = 210  # bytes; what is made beside it has a longer name
+# What cannot be in the name of a file, and what would be taken for that.
+_UNSAFE = re.compile(r"[/\0]|%(?=[0-9A-Fa-f]{2})" if os.name != "nt" else r'[\0-\x1f<>:"/\\|?*]|%(?=[0-9A-Fa-f]{2})')
+
+
+class TaskLock(LockFile):
+    """The lock file of one task."""
+
+    __slots__ = ("format", "task_id")
+
+    def __init__(self, path: str, task_id: str, worker_id: str, **options: object) -> None:
+        self.format = TaskFormat(task_id, worker_id)
+        self.task_id = task_id
+        LockFile.__init__(self, path, stale="dead-or-old", fair=False, **options)  # type: ignore[arg-type]
+
+
+class TaskLocks:
+    """The locks of the tasks in a directory, for one worker.
+
+    stale_after: seconds after which a task is taken from a worker that has not renewed its lock
+    heartbeat: seconds between renewals
+    on_lost: called with the hold if a task was taken away
+    """
+
+    def __init__(
+        self,
+        directory: base.StrPath,
+        worker_id: str,
+        *,
+        stale_after: float = 300,
+        heartbeat: float | None = 60,
+        durable: bool = False,
+        on_lost: Callable[[FileHold], object] | None = None,
+    ) -> None:
+        if not isinstance(worker_id, str) or not worker_id:
+            raise ValueError(f"a worker id is a text, not {worker_id!r}")
+        if heartbeat is not None and heartbeat >= stale_after:
+            raise ValueError(
+                f"a heartbeat every {heartbeat} s is too late for locks that are stale after {stale_after} s"
+            )
+        self.directory = os.path.abspath(os.fsdecode(directory))
+        self.worker_id = worker_id
+        self._options = {
+            "stale_after": stale_after,
+            "heartbeat": heartbeat,
+            "durable": durable,
+            "on_lost": on_lost if heartbeat is not None else None,
+        }
+        self._holds: dict[str, FileHold] = {}
+        self._mutex = Mutex()
+
+    def __repr__(self) -> str:
+        return f"holdfast.TaskLocks({self.directory!r}, {self.worker_id!r})"
+
+    def claim(self, task_id: str) -> FileHold | None:
+        """The lock of a task, if nobody has it or whoever has it is dead or stale; else None."""
+        hold = self._lock(task_id).try_acquire()
+        if hold is not None:
+            with self._mutex:
+                self._holds[task_id] = hold
+        return hold
+
+    def release(self, task_id: str) -> None:
+        """Give a claimed task back, or `hold.release()`. Raises LockLost if it was taken away meanwhile."""
+        with self._mutex:
+            hold = self._holds.pop(task_id, None)
+        if hold is None:
+            raise NotLocked(f"{self.directory}: this worker has not claimed {task_id!r}", path=self.directory)
+        hold.release()
+
+    def status(self, task_id: str) -> Status:
+        """Who has the task. `status.tag` is the worker's id."""
+        lock = self._lock(task_id)
+        return of_lock_file(lock.path, lock.examine())
+
+    def claimed(self) -> dict[str, Status]:
+        """The tasks that somebody has, and who."""
+        found = {}
+        for task_id in self._task_ids():
+            status = self.status(task_id)
+            if status.held:
+                found[task_id] = status
+        return found
+
+    def clean(self) -> list[str]:
+        """Remove stale locks, and what dead workers left of others. Gives the ids of the tasks."""
+        return [task_id for task_id in self._task_ids() if self._lock(task_id).clean()]
+
+    def _task_ids(self) -> list[str]:
+        names = set()
+        for name in system.listdir(self.directory):
+            stem = name if name.endswith(_ENDING) else lock_of_private(name)
+            if stem is not None and stem.endswith(_ENDING):
+                names.add(task_id_of(stem.removesuffix(_ENDING)))
+        return sorted(names)
+
+    def _lock(self, task_id: str) -> TaskLock:
+        path = f"{self.directory}/{file_name_of(task_id)}{_ENDING}"
+        return TaskLock(path, task_id, self.worker_id, **self._options)
+
+
+def file_name_of(task_id: str) -> str:
+    """The name of a task's file. Ordinary ids are their own; no two ids have the same."""
+    if not isinstance(task_id, str) or not task_id:
+        raise UnsafePath(f"a task id is a text, not {task_id!r}")
+    name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", task_id)
+    try:
+        size = len(os.fsencode(name))
+    except UnicodeEncodeError:
+        raise UnsafePath(f"{task_id!r} cannot be the name of a file") from None
+    if size > _LONGEST:
+        raise UnsafePath(
+            f"a task id of {len(task_id)} characters is too long for the name of a file: {task_id[:40]!r}…"
+        )
+    return name
+
+
+def task_id_of(file_name: str) -> str:
+    from urllib.parse import unquote
+
+    return unquote(file_name, errors="surrogateescape")

@@ -1,0 +1,91 @@
+"""The lock files of task workers: a JSON object, with what the other workers write and read first (docs/formats.md).
+
+    {"worker_id": "w1", "started_at": "2026-01-31T12:00:00+00:00", "task_id": "resize-7", "pid": 4711, …, "token": "…"}
+
+`started_at` is when the task was begun, or when the lease on it was last renewed. What others wrote may be anything:
+`[]`, a time without a zone (which means UTC), half an object. Whatever cannot be understood is `CorruptLock`.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+
+from .errors import CorruptLock
+from .record import MOST_BYTES, TOKEN_DIGITS, Format, Record, sanitise
+
+_END = '"}\n'
+_OURS = ("host", "boot", "start", "owner")
+
+
+class TaskFormat(Format):
+    """Of one task and one worker, which is the `tag` of the record."""
+
+    def __init__(self, task_id: str, worker_id: str) -> None:
+        self._task_id = task_id
+        self._worker_id = worker_id
+
+    def parse(self, content: bytes) -> Record:
+        if len(content) > MOST_BYTES:
+            raise CorruptLock(f"more than {MOST_BYTES} bytes")
+        try:
+            said = json.loads(content)
+        except (ValueError, RecursionError):
+            raise CorruptLock("no JSON") from None
+        if not isinstance(said, dict):
+            raise CorruptLock("no JSON object")
+        ours = {key: said.get(key) for key in _OURS}
+        return Record(
+            said["pid"] if _is_pid(said.get("pid")) else 0,
+            _seconds(said.get("started_at")),
+            sanitise(str(said.get("worker_id", ""))),
+            token=_number(said.get("token")),
+            **{key: sanitise(value) if isinstance(value, str) else None for key, value in ours.items()},
+        )
+
+    def looks_foreign(self, content: bytes) -> bool:
+        """Other workers take over what they cannot read, and so do we."""
+        return False
+
+    def template(self, record: Record) -> bytes:
+        said = {"worker_id": self._worker_id, "started_at": "\0time", "task_id": self._task_id, "pid": record.pid}
+        ours = {key: getattr(record, key) for key in _OURS[:-1] if getattr(record, key) is not None}
+        text = json.dumps({**said, **ours, "owner": "\0owner", "token": "0" * TOKEN_DIGITS}) + "\n"
+        text = text.replace("%", "%%").replace('"\\u0000time"', '"%b"').replace('"\\u0000owner"', '"%b%x"')
+        return text.encode()
+
+    def fill(self, template: bytes, seconds: int, random: bytes, serial: int) -> bytes:
+        return template % (_moment(seconds), random, serial)
+
+    def renewal(self, content: bytes, seconds: int) -> tuple[int, bytes]:
+        text = _moment(seconds)
+        return content.index(b'"started_at": "') + len(b'"started_at": "'), text
+
+    def token_at(self, content: bytes) -> int:
+        return len(content) - TOKEN_DIGITS - len(_END)
+
+
+def _moment(seconds: int) -> bytes:
+    """Always as long."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").encode()
+
+
+def _seconds(text: object) -> int:
+    try:
+        assert isinstance(text, str)
+        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=timezone.utc)
+        return int(moment.timestamp())
+    except (AssertionError, ValueError, OverflowError):
+        raise CorruptLock("no time at which it was started") from None
+
+
+def _is_pid(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**32
+
+
+def _number(value: object) -> int | None:
+    return (
+        int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 19 + 1 else None
+    )
