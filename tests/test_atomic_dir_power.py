@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,18 +109,22 @@ class Recorder:
             folder = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), folder)
         return os.stat(folder or ".").st_ino, name
 
-    def _inode(self, path: Any) -> int | None:
+    def _inode(self, path: Any, dir_fd: int | None = None) -> int | None:
         try:
-            return os.lstat(path).st_ino
+            return os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_ino
         except FileNotFoundError:
             return None
 
-    def _renamed(self, one: Any, other: Any, **_: Any) -> Iterator[None]:
-        (folder, old), (same, new) = self._place(one), self._place(other)
-        assert folder == same
-        number = self._inode(one)
+    def _renamed(
+        self, one: Any, other: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> Iterator[None]:
+        (folder, old), (target, new) = self._place(one, src_dir_fd), self._place(other, dst_dir_fd)
+        number = self._inode(one, src_dir_fd)
         yield
-        self.log.append(("set", folder, {old: None, new: number}))
+        if folder == target:
+            self.log.append(("set", folder, {old: None, new: number}))
+        else:
+            self.log += [("set", target, {new: number}), ("set", folder, {old: None})]
 
     def _exchanged(self, one: Any, other: Any, _: Any) -> Iterator[None]:
         (folder, left), (_, right) = self._place(one), self._place(other)
@@ -132,10 +137,11 @@ class Recorder:
         yield
         self.log.append(("set", folder, {name: None}))
 
-    def _made(self, path: Any, *_: Any, **__: Any) -> Iterator[None]:
-        folder, name = self._place(path)
+    def _made(self, path: Any, *_: Any, dir_fd: int | None = None) -> Iterator[None]:
+        folder, name = self._place(path, dir_fd)
         yield
-        number = os.lstat(path).st_ino
+        number = self._inode(path, dir_fd)
+        assert number is not None
         self.disk.folders[number] = {}
         self.log.append(("set", folder, {name: number}))
 
@@ -216,6 +222,9 @@ def test_power_failures(way: str, change: str, tmp_path: Path, monkeypatch: pyte
         for content in contents:
             with lock.replace() as new:
                 build(new, content)
+    for thread in threading.enumerate():
+        if thread.name.startswith("holdfast removes"):
+            thread.join()  # else we would record what it does
     if way == "commit file":
         forbid_exchange(monkeypatch.setattr)
     start = Disk()

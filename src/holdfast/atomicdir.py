@@ -12,25 +12,32 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock as Mutex
+from time import monotonic
 
-from . import system, trees
-from .errors import HoldfastError, NotLocked, Unsupported
+from . import gate, system, trees, wait
+from .disposal import try_lock
+from .errors import Busy, HoldfastError, NotLocked, Timeout, Unsupported, WouldDeadlock
 from .locks import base
 from .locks.kernel import Lock
 from .paths import mount_at
-from .versions import Site, discard, try_lock
+from .versions import Site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
-    from typing import Any, TypeVar
+    from typing import Any, NoReturn, TypeVar
 
     Result = TypeVar("Result")
 
+_LOOKS = 20
 _NONE_YET = "there is no version of this directory yet"
-_WHILE_BUILT = 0o700  # nobody else looks into what is being built
+# Nobody else looks into what is being built. The sticky bit does nothing there; without it, nobody could tell whether
+# the block has asked for 0o700.
+_WHILE_BUILT = 0o1700
 
 
 class AtomicDir:
@@ -47,7 +54,7 @@ class AtomicDir:
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
             raise ValueError(f"keep is a number of versions, not {keep!r}")
         text = os.fsdecode(path)
-        if not text or text.endswith(("/.", "/..")) or text in (".", ".."):
+        if os.path.basename(text.rstrip(os.sep + (os.altsep or ""))) in ("", os.curdir, os.pardir):
             raise ValueError(f"the path of a directory to replace has a name at its end, not {text!r}")
         self.path = os.path.abspath(text)
         self.keep = keep
@@ -81,12 +88,12 @@ class AtomicDir:
         Everything else here does so where it has to; this is for doing only that.
         """
         place = self._site()
-        with self._lock(place).acquire(self._patience(timeout)):
+        with self._acquire(place, timeout):
             place.recover()
 
     async def arecover(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
         place = self._site()
-        async with await self._lock(place).aacquire(self._patience(timeout)):
+        async with await self._aacquire(place, timeout):
             await _in_thread(place.recover)
 
     @property
@@ -97,22 +104,36 @@ class AtomicDir:
     def versions(self) -> list[int]:
         """The numbers of the versions there are, the current one last. Those before it can be rolled back to."""
         place = self._site()
-        current = place.version()
-        return [*place.old(), *([current] if current else [])]
+        for _ in range(_LOOKS):  # without the lock: what was the current one a moment ago may be an old one by now
+            current = place.version()
+            found = [number for number in place.old() if number < current or not current]
+            if place.version() == current:
+                break
+        return [*found, current] if current else found
 
     def rollback(self, to: int | None = None, timeout: float | base.Default | None = base.DEFAULT) -> int:
         """Bring back an earlier version: the one before, or number `to`. What it replaces is kept in its stead."""
         place = self._site()
-        with self._lock(place).acquire(self._patience(timeout)) as hold:
+        with self._acquire(place, timeout) as hold:
             return place.rollback(to, hold)
 
     async def arollback(self, to: int | None = None, timeout: float | base.Default | None = base.DEFAULT) -> int:
         place = self._site()
-        async with await self._lock(place).aacquire(self._patience(timeout)) as hold:
+        async with await self._aacquire(place, timeout) as hold:
             return await _in_thread(lambda: place.rollback(to, hold))
 
-    def _lock(self, place: Site, *, shared: bool = False) -> Lock:
-        return Lock(place.path + ".lock", shared=shared)
+    @property
+    def lock(self) -> Lock:
+        """The lock that writers hold, where the directory really is: for its `status()`."""
+        return Lock(self._site().path + ".lock")
+
+    def _acquire(self, place: Site, timeout: float | base.Default | None, *, shared: bool = False) -> base.Hold:
+        with _explained(place):
+            return Lock(place.path + ".lock", shared=shared).acquire(self._patience(timeout))
+
+    async def _aacquire(self, place: Site, timeout: float | base.Default | None, *, shared: bool = False) -> base.Hold:
+        with _explained(place):
+            return await Lock(place.path + ".lock", shared=shared).aacquire(self._patience(timeout))
 
     def _site(self) -> Site:
         return Site(self.path, self.keep, self.durable)
@@ -121,10 +142,22 @@ class AtomicDir:
         return self.timeout if timeout is base.DEFAULT else base.check_timeout(timeout)
 
 
+@contextmanager
+def _explained(place: Site) -> Iterator[None]:
+    try:
+        yield
+    except WouldDeadlock:
+        text = (
+            f"{place.path}: you are inside a block of this AtomicDir already; leave it first, or do both in one block"
+        )
+        raise WouldDeadlock(text, path=place.path) from None
+
+
 class _Held:
     """A block in which the lock is held: entered and left in a thread of its own where it is `async`."""
 
     shared = False
+    usage = ""
 
     def __init__(self, lock: AtomicDir, timeout: float | base.Default | None) -> None:
         self._atomic = lock
@@ -138,15 +171,35 @@ class _Held:
             raise NotLocked(f"{self._atomic.path}: the lock is held only inside the block")
         return self._hold
 
+    def __repr__(self) -> str:
+        return f"<a block of {self._atomic!r}; use: {self.usage}>"
+
+    def _no_path(self) -> NoReturn:
+        raise TypeError(f"this is no path, but the block that gives one; use: {self.usage}")
+
+    def __truediv__(self, _: object) -> NoReturn:
+        self._no_path()
+
+    def __fspath__(self) -> NoReturn:
+        self._no_path()
+
     def _begin(self, hold: base.Hold) -> Any:
         raise NotImplementedError
 
     def _end(self, hold: base.Hold, failed: bool) -> None:
         raise NotImplementedError
 
-    def _enter(self, hold: base.Hold) -> Any:
+    def _prepare(self) -> Site:
         if self._hold is not None:
             raise HoldfastError("this block is entered already; call the method again for another one")
+        self._place = self._atomic._site()
+        return self._place
+
+    def acquire(self) -> base.Hold:
+        """The first half of entering: wait for the lock. `enter` is the other one."""
+        return self._atomic._acquire(self._prepare(), self._timeout, shared=self.shared)
+
+    def enter(self, hold: base.Hold) -> Any:
         try:
             result = self._begin(hold)
         except BaseException:
@@ -157,7 +210,10 @@ class _Held:
 
     def _leave(self, failed: bool) -> None:
         hold, self._hold = self._hold, None
-        assert hold is not None
+        if hold is None:
+            raise NotLocked(f"{self._atomic.path}: this block was not entered; use: {self.usage}")
+        if hold._book is not gate.book:
+            return  # a forked child leaves its parent's block: the lock and what is being built are not its own
         try:
             self._end(hold, failed)
         finally:
@@ -165,8 +221,7 @@ class _Held:
                 hold.__exit__(*((None, None, None) if not failed else (BaseException, BaseException(), None)))
 
     def __enter__(self) -> Any:
-        place = self._place = self._atomic._site()
-        return self._enter(self._atomic._lock(place, shared=self.shared).acquire(self._timeout))
+        return self.enter(self.acquire())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -174,9 +229,13 @@ class _Held:
         self._leave(error is not None)
 
     async def __aenter__(self) -> Any:
-        place = self._place = self._atomic._site()
-        hold = await self._atomic._lock(place, shared=self.shared).aacquire(self._timeout)
-        return await _in_thread(lambda: self._enter(hold))
+        hold = await self._atomic._aacquire(self._prepare(), self._timeout, shared=self.shared)
+        try:
+            return await _in_thread(lambda: self.enter(hold))
+        except BaseException:
+            if self._hold is hold:  # entered, and cancelled meanwhile
+                await _in_thread(lambda: self._leave(failed=True))
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -190,46 +249,65 @@ class Change(_Held):
     def __init__(self, lock: AtomicDir, timeout: float | base.Default | None, *, copies: bool) -> None:
         super().__init__(lock, timeout)
         self._copies = copies
+        self.usage = f"with site.{'edit' if copies else 'replace'}() as new"
         self._new = ""
-        self._mode = 0
 
     def _begin(self, hold: base.Hold) -> Path:
         place = self._place
         place.finish()  # nothing that is kept is removed before this change has succeeded
+        place.check_replaceable()
         self._new = place.new_name()
         os.mkdir(self._new)
         try:
-            there = os.path.isdir(place.path)
-            self._mode = os.stat(place.path if there else self._new).st_mode & 0o7777
-            os.chmod(self._new, _WHILE_BUILT)
-            if there and self._copies:
-                trees.Copier().copy(place.path, self._new)
+            self._furnish()
         except BaseException:
-            trees.remove(self._new)
+            place.drop(self._new)
             raise
         return Path(self._new)
+
+    def _furnish(self) -> None:
+        place, new = self._place, self._new
+        there = os.path.isdir(place.path)
+        self._like = os.stat(place.path if there else new)
+        os.chmod(new, _WHILE_BUILT)
+        if there:
+            place.check_layer(new)
+            if self._copies:
+                trees.Copier().copy(place.path, new)
+                place.unnumber(new)
+            else:
+                trees.copy_acls(place.path, new)
+            os.chmod(new, _WHILE_BUILT)  # access control lists have changed it
+        self._made = os.lstat(new)
 
     def _end(self, hold: base.Hold, failed: bool) -> None:
         place, new = self._place, self._new
         if failed:
-            discard(new)
+            place.drop(new)
             return
         try:
-            if _mode_of(new) == _WHILE_BUILT:  # unless the block gave it another one
-                os.chmod(new, self._mode)
+            place.check_built(new)
+            self._dress()
             place.commit(new, hold)
         except BaseException:
-            # Unless it happened: then `new` is what was there, or gone, or the commit file says how to go on.
-            if not os.path.lexists(place.commit_file):
-                discard(new)
+            place.settle(new)
             raise
         place.prune()
+
+    def _dress(self) -> None:
+        """Give it the owner and the mode of the old version, unless the block gave it others."""
+        now, made, mode = os.lstat(self._new), self._made, self._like.st_mode & 0o7777
+        if (now.st_uid, now.st_gid) == (made.st_uid, made.st_gid) != (self._like.st_uid, self._like.st_gid):
+            mode = trees.give_owner(self._new, self._like)
+        if now.st_mode == made.st_mode:
+            os.chmod(self._new, mode)
 
 
 class Reading(_Held):
     """The directory, while nobody commits."""
 
     shared = True
+    usage = "with site.read() as path"
 
     def _begin(self, hold: base.Hold) -> Path | None:
         """None: a commit was begun by one who is dead, as we hold the lock. It has to be finished first."""
@@ -283,16 +361,42 @@ class Snapshot:
         return self.fd
 
     def __enter__(self) -> Snapshot:
+        deadline = self._deadline()
         while not self._open():
-            with self._atomic.read(self._timeout):  # until it is there; raises if it is not
-                pass
+            if self._locked_out:
+                wait.drive(self._pause(deadline))
+            else:
+                with self._atomic.read(_left(deadline)):  # until it is there; raises if it is not
+                    pass
         return self
 
     async def __aenter__(self) -> Snapshot:
-        while not await _in_thread(self._open):
-            async with self._atomic.read(self._timeout):
-                pass
+        deadline = self._deadline()
+        try:
+            while not await _in_thread(self._open):
+                if self._locked_out:
+                    await wait.adrive(self._pause(deadline))
+                else:
+                    async with self._atomic.read(_left(deadline)):
+                        pass
+        except BaseException:
+            await _in_thread(self.close)  # opened, and cancelled meanwhile
+            raise
         return self
+
+    def _deadline(self) -> float | None:
+        self._backoff = wait.Backoff()
+        return None if self._timeout is None else monotonic() + self._timeout
+
+    def _pause(self, deadline: float | None) -> wait.Steps[None]:
+        """For as long as another program has an exclusive lock on the directory itself."""
+        path, timeout = self._atomic.path, self._timeout
+        if timeout == 0:
+            raise Busy(f"{path}: another program has an exclusive lock on the directory itself", path=path)
+        if deadline is not None and monotonic() >= deadline:
+            text = f"{path}: for {timeout:g} s another program has had an exclusive lock on the directory itself"
+            raise Timeout(text, path=path)
+        yield self._backoff.pause(deadline)
 
     def _open(self) -> bool:
         """False: there is none at this moment, perhaps because one is being put in the place of another."""
@@ -304,36 +408,40 @@ class Snapshot:
                 "Use read().",
                 path=place.path,
             )
-        while True:
+        self._locked_out = False
+        while not self._locked_out:
             try:
                 fd = system.open_fd(place.path, system.O_SYNCABLE_FOLDER)
             except FileNotFoundError:
                 return False
             # Whoever removes an old version has an exclusive lock on it. If it is still the current one afterwards, it
             # was not old when we locked it.
-            if try_lock(fd, system.SH_NB):
-                version = place.version()
-                if _names(place.path, fd):
-                    self._fd, self.version = fd, version
-                    return True
+            locked = try_lock(fd, system.SH_NB)
+            version = place.version()
+            current = _names(place.path, fd)
+            if locked and current:
+                self._fd, self.version = fd, version
+                return True
+            self._locked_out = current
             system.close(fd)
+        return False
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         try:
-            place = self._atomic._site()
-            current = _names(place.path, fd)
+            current = _names(self._atomic.path, fd)
         finally:
             system.close(fd)
         if not current:
-            self._tidy(place)
+            self._tidy()
 
-    def _tidy(self, place: Site) -> None:
+    def _tidy(self) -> None:
         """What we used may be there on our account only. One who may not remove it leaves it to the next writer."""
         try:
-            hold = self._atomic._lock(place).try_acquire()
+            place = self._atomic._site()
+            hold = self._atomic.lock.try_acquire()
             if hold is not None:  # else a writer is at it, and sees to it
                 with hold:
                     place.remove_gone()
@@ -351,11 +459,8 @@ class Snapshot:
             system.close(self._fd)
 
 
-def _mode_of(path: str) -> int:
-    try:
-        return os.lstat(path).st_mode & 0o7777
-    except FileNotFoundError:
-        return 0  # the commit says so
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - monotonic())
 
 
 def _names(path: str, fd: int) -> bool:
@@ -366,11 +471,42 @@ def _names(path: str, fd: int) -> bool:
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
+class _Once:
+    """Work that is done once, however many threads ask for it: the later ones wait, and find its outcome."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._mutex = Mutex()
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def do(self) -> None:
+        with self._mutex:
+            if self.done:
+                return
+            try:
+                self.result = self._work()
+            except BaseException as error:
+                self.error = error
+            self.done = True
+
+
 async def _in_thread(work: Callable[[], Result]) -> Result:
-    from anyio import CancelScope
+    """Half of a commit is none: who is cancelled meanwhile hears of it when the work is done."""
+    from anyio import CancelScope, get_cancelled_exc_class
     from anyio.to_thread import run_sync
 
-    result: list[Result] = []
-    with CancelScope(shield=True):  # half of a commit is none
-        result.append(await run_sync(work))
-    return result[0]
+    once, cancelled = _Once(work), None
+    with CancelScope(shield=True):
+        while not once.done:
+            try:
+                await run_sync(once.do)
+            except get_cancelled_exc_class() as error:  # asyncio's own, which knows no shield
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled from once.error
+    if once.error is not None:
+        raise once.error
+    result: Result = once.result
+    return result

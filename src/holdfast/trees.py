@@ -3,6 +3,9 @@
 A copy has what `cp -a` keeps: owner, mode, times, symlinks, extended attributes, holes, and hard links *within* the
 tree. It shares blocks with the original where the file system can clone (reflink), and never an inode: writing to the
 copy must not write to the original.
+
+All go by descriptors and without recursion: a tree may be deeper than a path may be long. Removing follows no link,
+also none that somebody puts in the place of a directory meanwhile, and enters no mount.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
+from contextlib import contextmanager
 
 from . import system
 
@@ -25,10 +28,47 @@ _NO_CLONE = frozenset(
     {errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.ENOTTY, errno.ENOSYS, errno.EPERM, errno.ETXTBSY, errno.EBADF}
 )
 _NO_ATTRIBUTES = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA, errno.ENOSYS})
+_NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+_ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _CHUNK = 1 << 30
 _SMALL = 1 << 16  # bytes that are copied more quickly by hand
-_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+_LONGEST = 1000  # characters of a path: of 4 bytes each at most, and the system takes 4096
+_COMMON = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _COMMON
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _COMMON
+_TO_READ, _TO_CHANGE = 0o500, 0o700  # what its owner has to be allowed to do with a directory
+
+
+def _open_below(root: int, way: str) -> int:
+    """Open the directory at the end of a way that may be longer than a path."""
+    fd = os.dup(root)
+    while way:
+        cut = way.rfind("/", 0, _LONGEST) if len(way) > _LONGEST else len(way)
+        try:
+            deeper = os.open(way[:cut], _FOLDER, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd, way = deeper, way[cut + 1 :]
+    return fd
+
+
+@contextmanager
+def _below(root: int, way: str) -> Iterator[int]:
+    fd = _open_below(root, way)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _opened(directory: str) -> Iterator[int]:
+    fd = os.open(directory, system.O_SYNCABLE_FOLDER)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class Copier:
@@ -36,56 +76,84 @@ class Copier:
 
     def __init__(self) -> None:
         self._clones = hasattr(system, "clone")
-        self._links: dict[Inode, str] = {}
-        self._privileged = not hasattr(os, "geteuid") or os.geteuid() == 0
+        self._links: dict[Inode, tuple[str, str]] = {}
         self._umask = _umask()
+        self._source = self._target = -1
 
     def copy(self, source: str, target: str) -> None:
-        """Copy the content of a directory into an empty one, and give that its attributes."""
-        before, made = os.stat(source), os.stat(target)
-        # Who owns a new file here: with setgid on the directory its group is the directory's.
-        group = made.st_gid if made.st_mode & stat.S_ISGID or not hasattr(os, "getegid") else os.getegid()
-        with os.scandir(source) as entries:
-            for entry in entries:
-                self._copy_entry(entry, f"{target}/{entry.name}", (made.st_uid, group))
-        self._copy_attributes(source, target, before)
+        """Copy the content of a directory into an empty one, and give that its attributes, all but owner and mode."""
+        if not system.HAS_FOLDERS:
+            from shutil import copytree
 
-    def _copy_entry(self, entry: os.DirEntry[str], target: str, owner: tuple[int, int]) -> None:
-        st = entry.stat(follow_symlinks=False)
-        kind = st.st_mode & 0o170000
-        if kind == stat.S_IFDIR:
-            os.mkdir(target, 0o700)
-            self.copy(entry.path, target)
+            copytree(source, target, symlinks=True, dirs_exist_ok=True)
             return
-        if st.st_nlink > 1:
-            first = self._links.setdefault((st.st_dev, st.st_ino), target)
-            if first != target:
-                os.link(first, target, follow_symlinks=False)
-                return
-        if kind == stat.S_IFREG:
-            self._copy_file(entry.path, target, st, owner)
-        elif kind == stat.S_IFLNK:
-            os.symlink(os.readlink(entry.path), target)
-            self._copy_attributes(entry.path, target, st)
-        elif kind == stat.S_IFSOCK:
-            return  # the one that listens on it listens on the original
-        else:
-            os.mknod(target, st.st_mode, st.st_rdev)
-            self._copy_attributes(entry.path, target, st)
+        copy_acls(None, target)  # what the directory above gives to all that is made in it
+        with _opened(source) as self._source, _opened(target) as self._target:
+            ways, done = [""], []
+            while ways:
+                way = ways.pop()
+                done.append(way)
+                ways += self._copy_folder(way)
+            for way in reversed(done):  # what is in it first: that changes its times, and its mode may forbid it
+                self._finish_folder(way)
 
-    def _copy_file(self, source: str, target: str, st: os.stat_result, owner: tuple[int, int]) -> None:
-        reader = os.open(source, _READ)
+    def _copy_folder(self, way: str) -> list[str]:
+        """Copy what is in a directory. Gives the ways to those in it, which are made but empty."""
+        deeper = []
+        with _below(self._source, way) as source, _below(self._target, way) as target:
+            made = os.fstat(target)
+            # Who owns a new file here: with setgid on the directory its group is the directory's.
+            group = made.st_gid if made.st_mode & stat.S_ISGID else os.getegid()
+            with os.scandir(source) as entries:
+                for entry in entries:
+                    st = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(st.st_mode):
+                        os.mkdir(entry.name, _TO_CHANGE, dir_fd=target)
+                        deeper.append(f"{way}/{entry.name}" if way else entry.name)
+                    elif not stat.S_ISSOCK(st.st_mode):  # who listens on a socket listens on the original
+                        self._copy_entry(entry.name, way, (source, target), st, (made.st_uid, group))
+        return deeper
+
+    def _copy_entry(
+        self, name: str, way: str, folders: tuple[int, int], st: os.stat_result, owner: tuple[int, int]
+    ) -> None:
+        source, target = folders
+        if st.st_nlink > 1:
+            first = self._links.setdefault((st.st_dev, st.st_ino), (way, name))
+            if first != (way, name):
+                with _below(self._target, first[0]) as folder:
+                    os.link(first[1], name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+                return
+        if stat.S_ISREG(st.st_mode):
+            self._copy_file(name, folders, st, owner)
+            return
+        mode = 0
+        if stat.S_ISLNK(st.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        else:
+            mode = stat.S_IFMT(st.st_mode)
+            os.mknod(name, mode | 0o600, st.st_rdev, dir_fd=target)
+        permissions = give_owner(name, st, dir_fd=target)
+        _copy_xattrs(f"/proc/self/fd/{source}/{name}", f"/proc/self/fd/{target}/{name}")
+        if mode:
+            os.chmod(name, permissions, dir_fd=target)
+        os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
+
+    def _copy_file(self, name: str, folders: tuple[int, int], st: os.stat_result, owner: tuple[int, int]) -> None:
+        reader = os.open(name, _READ, dir_fd=folders[0])
         try:
             mode = st.st_mode & 0o7777
-            writer = os.open(target, _CREATE, mode & 0o777)
+            # Its owner may write it for now: else nobody but root could give it attributes.
+            writer = os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=folders[1])
             try:
                 if st.st_size:
                     self._copy_data(reader, writer, st)
-                if owner != (st.st_uid, st.st_gid):
-                    self._chown(writer, st)
+                others = owner != (st.st_uid, st.st_gid)
+                if others:
+                    mode = give_owner(writer, st)
                 _copy_xattrs(reader, writer)
                 # After chown, which takes setuid away.
-                if mode & ~0o777 or owner != (st.st_uid, st.st_gid) or mode & self._umask:
+                if others or mode & ~0o777 or mode & self._umask or not mode & 0o200:
                     os.fchmod(writer, mode)
                 os.utime(writer, ns=(st.st_atime_ns, st.st_mtime_ns))
             finally:
@@ -102,35 +170,50 @@ class Copier:
                 if error.errno not in _NO_CLONE:
                     raise
                 self._clones = False
-        if hasattr(st, "st_blocks") and st.st_blocks * 512 < st.st_size:  # it has holes, which stay holes
+        if st.st_blocks * 512 < st.st_size:  # it has holes, which stay holes
             os.truncate(writer, st.st_size)
             for start, end in _data(reader, st.st_size):
                 _copy_range(reader, writer, start, end)
         elif st.st_size <= _SMALL:
-            os.write(writer, os.read(reader, _SMALL))
+            _copy_plainly(reader, writer, 0, st.st_size)
         else:
             _copy_range(reader, writer, 0, st.st_size)
 
-    def _chown(self, writer: int, st: os.stat_result) -> None:
-        try:
-            os.fchown(writer, st.st_uid, st.st_gid)
-        except PermissionError:
-            if self._privileged:
-                raise
+    def _finish_folder(self, way: str) -> None:
+        with _below(self._source, way) as source, _below(self._target, way) as target:
+            st = os.fstat(source)
+            if way:
+                mode = give_owner(target, st)
+                _copy_xattrs(source, target)
+                os.fchmod(target, mode)
+            else:
+                _copy_xattrs(source, target)
+            os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
 
-    def _copy_attributes(self, source: str, target: str, st: os.stat_result) -> None:
-        link = stat.S_ISLNK(st.st_mode)
-        if hasattr(os, "lchown"):
-            try:
-                os.lchown(target, st.st_uid, st.st_gid)
-            except PermissionError:
-                if self._privileged:
-                    raise
-        _copy_xattrs(source, target)
-        if not link:
-            os.chmod(target, st.st_mode & 0o7777)
-        if not link or os.utime in os.supports_follow_symlinks:
-            os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns), follow_symlinks=not link)
+
+def give_owner(target: str | int, st: os.stat_result, **where: Any) -> int:
+    """Give something the owner of another, as far as one may. Gives the mode of the other, as far as it fits then.
+
+    Who is not root may pass on a group that it is in, and no more. What has another owner now must not act for it: no
+    setuid, no setgid.
+    """
+    mode = st.st_mode & 0o7777
+    if not hasattr(os, "chown"):
+        return mode
+    if not isinstance(target, int):
+        where["follow_symlinks"] = False
+    try:
+        os.chown(target, st.st_uid, st.st_gid, **where)
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
+        if st.st_uid != os.geteuid():
+            mode &= ~stat.S_ISUID
+        try:
+            os.chown(target, -1, st.st_gid, **where)
+        except PermissionError:
+            mode &= ~stat.S_ISGID
+    return mode
 
 
 def _umask() -> int:
@@ -169,17 +252,31 @@ def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
 
 
 def _copy_plainly(reader: int, writer: int, start: int, end: int) -> None:
-    os.lseek(reader, start, os.SEEK_SET)
-    os.lseek(writer, start, os.SEEK_SET)
-    left = end - start
-    while left > 0:
-        data = os.read(reader, min(1 << 20, left))
+    while start < end:
+        data = os.pread(reader, min(1 << 20, end - start), start)
         if not data:
             return
-        left -= len(data)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(writer, view) :]
+        # A disk that fills up takes a part, and says so only to who comes with the rest.
+        start += os.pwrite(writer, data, start)
+
+
+def copy_acls(source: str | None, target: str) -> None:
+    """Let a directory have the access control lists of another, or none."""
+    if not hasattr(os, "setxattr"):
+        return
+    for name in _ACLS:
+        try:
+            value = os.getxattr(source, name) if source is not None else None
+        except OSError:
+            value = None
+        try:
+            if value is not None:
+                os.setxattr(target, name, value)
+            else:
+                os.removexattr(target, name)
+        except OSError as error:
+            if error.errno not in _NO_ATTRIBUTES:
+                raise
 
 
 def _copy_xattrs(source: str | int, target: str | int) -> None:
@@ -202,63 +299,170 @@ def _copy_xattrs(source: str | int, target: str | int) -> None:
 
 
 def sync(directory: str) -> None:
-    """Make everything in a directory durable, bottom up: files, then the directory that names them."""
-    files, folders = [], []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.path)
-            elif entry.is_file(follow_symlinks=False):
-                files.append(entry.path)
-    for path in files:
-        sync_one(path)
-    for path in folders:
-        sync(path)
-    sync_one(directory, folder=True)
+    """Make everything in a directory durable: files, and the directories that name them."""
+    if not system.HAS_FOLDERS:
+        for folder, _, names in os.walk(directory):
+            for name in names:
+                sync_one(os.path.join(folder, name))
+        return
+    opened: list[tuple[str, int]] = []
+    above, name = os.path.split(directory)
+    root = os.open(above, system.O_FOLDER)
+    try:
+        ways = [name]
+        while ways:
+            ways += _sync_folder(root, ways.pop(), opened)
+    finally:
+        for way, mode in reversed(opened):
+            with _below(root, way) as fd:
+                os.fchmod(fd, mode)
+                system.fsync(fd)
+        os.close(root)
 
 
-def sync_one(path: str, *, folder: bool = False) -> None:
+def _sync_folder(root: int, way: str, opened: list[tuple[str, int]]) -> list[str]:
+    """Sync what is in a directory and itself. Gives the ways to the directories in it.
+
+    `opened` gets those whose owner might not look into them, with their modes: for the moment it may.
+    """
+    above, _, name = way.rpartition("/")
+    with _below(root, above) as folder:
+        fd, mode = _open_as_owner(name, folder, _TO_READ)
+    deeper = []
+    try:
+        if mode is not None:
+            opened.append((way, mode))
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    deeper.append(f"{way}/{entry.name}")
+                elif entry.is_file(follow_symlinks=False):
+                    sync_one(entry.name, dir_fd=fd)
+        system.fsync(fd)
+    finally:
+        os.close(fd)
+    return deeper
+
+
+def sync_one(path: str, *, folder: bool = False, dir_fd: int | None = None) -> None:
     if folder and not system.HAS_FOLDERS:
         return
-    fd = _open_to_sync(path, folder)
+    fd = system.open_fd(path, system.O_SYNCABLE_FOLDER) if folder else _open_to_sync(path, dir_fd)
     try:
         system.fsync(fd)
     finally:
         system.close(fd)
 
 
-def _open_to_sync(path: str, folder: bool) -> int:
-    flags = system.O_SYNCABLE_FOLDER if folder else system.O_READ
+def _open_to_sync(path: str, dir_fd: int | None) -> int:
     try:
-        return system.open_fd(path, flags)
+        return system.open_fd(path, system.O_READ, dir_fd=dir_fd)
     except PermissionError:
         # A file that its owner may not read: for the moment it may.
-        mode = os.stat(path, follow_symlinks=False).st_mode & 0o7777
-        os.chmod(path, mode | 0o400)
+        mode = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode & 0o7777
+        os.chmod(path, mode | 0o400, dir_fd=dir_fd)
         try:
-            return system.open_fd(path, flags)
+            return system.open_fd(path, system.O_READ, dir_fd=dir_fd)
         finally:
-            os.chmod(path, mode)
+            os.chmod(path, mode, dir_fd=dir_fd)
+
+
+def _open_as_owner(name: str, folder: int | None, rights: int) -> tuple[int, int | None]:
+    """Open a directory, with these rights for its owner. Gives the descriptor, and the mode if it had another one."""
+    try:
+        fd = os.open(name, _FOLDER, dir_fd=folder)
+    except PermissionError as error:
+        try:
+            mode = _allow(name, folder, rights)
+        except PermissionError:  # it is another one's
+            raise error from None
+        return os.open(name, _FOLDER, dir_fd=folder), mode
+    st = os.fstat(fd)
+    mode = st.st_mode & 0o7777
+    if mode & rights == rights or st.st_uid != os.geteuid():
+        return fd, None
+    os.fchmod(fd, mode | rights)
+    return fd, mode
+
+
+def _allow(name: str, folder: int | None, rights: int) -> int:
+    """Give its owner these rights on a directory, and never on what a link leads to. Gives the mode that it had."""
+    if not hasattr(os, "O_PATH"):
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o7777
+        os.chmod(name, mode | rights, dir_fd=folder, follow_symlinks=False)
+        return mode
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | _COMMON, dir_fd=folder)
+    try:
+        mode = os.fstat(fd).st_mode & 0o7777
+        os.chmod(f"/proc/self/fd/{fd}", mode | rights)
+        return mode
+    finally:
+        os.close(fd)
 
 
 def remove(directory: str) -> None:
-    """Remove a tree, also one whose directories may not be written. Never follows a symlink. Gone already is fine."""
-    from shutil import rmtree
+    """Remove a tree, also one whose directories may not be written. Gone already is fine.
 
-    def mend(function: object, path: str, error: object) -> None:
-        kind = error[1] if isinstance(error, tuple) else error
-        if isinstance(kind, FileNotFoundError):
-            return
-        if not isinstance(kind, PermissionError) or path in mended:
-            raise kind  # type: ignore[misc]
-        mended.add(path)
-        os.chmod(os.path.dirname(path), 0o700)
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, 0o700)
-            rmtree(path, **handler)
-        else:
-            os.unlink(path)
+    A directory that has something in it is moved up to the top before that is removed: no tree is too deep then, and
+    the system refuses to move a mount point, also one on the same device, before we are in it.
+    """
+    if not system.HAS_FOLDERS:
+        from shutil import rmtree
 
-    mended: set[str] = set()
-    handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": mend}
-    rmtree(directory, **handler)
+        rmtree(directory)
+        return
+    if _remove_empty(directory, None):
+        return
+    top, _ = _open_as_owner(directory, None, _TO_CHANGE)
+    try:
+        names = _empty(top, top)
+        while names:
+            name = names.pop()
+            fd, _ = _open_as_owner(name, top, _TO_CHANGE)
+            try:
+                names += _empty(fd, top)
+            finally:
+                os.close(fd)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(directory)
+
+
+def _empty(folder: int, top: int) -> list[str]:
+    """Remove what is in a directory. What has something in it itself is moved to the top; gives its names there."""
+    with os.scandir(folder) as found:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    moved = []
+    for name, is_folder in entries:
+        if not is_folder:
+            try:
+                os.unlink(name, dir_fd=folder)
+            except FileNotFoundError:
+                pass
+        elif not _remove_empty(name, folder):
+            moved.append(_move(name, folder, top))
+    return moved
+
+
+def _remove_empty(name: str, folder: int | None) -> bool:
+    """Remove a directory if there is nothing in it, and nothing mounted on it (EBUSY)."""
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in _NOT_EMPTY:
+            raise
+        return False
+    return True
+
+
+def _move(name: str, folder: int, top: int) -> str:
+    new = os.urandom(8).hex()
+    try:
+        os.rename(name, new, src_dir_fd=folder, dst_dir_fd=top)
+    except PermissionError:
+        _allow(name, folder, _TO_CHANGE)  # where it is now is written into it
+        os.rename(name, new, src_dir_fd=folder, dst_dir_fd=top)
+    return new
