@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from contextlib import contextmanager
 
-from .. import AtomicDir, Lock
+from .. import AtomicDir
 from ..errors import Timeout
 from . import arguments, output
 from .progress import Progress, in_the_way
@@ -13,6 +15,7 @@ from .run import FAILURE, LOST, MISUSE, Child, add_waiting, command_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ..atomicdir import Change
@@ -89,26 +92,50 @@ class Builder(Child):
 def _change(site: AtomicDir, options: argparse.Namespace) -> int:
     command = command_of(options)
     change = site.edit() if options.action == "edit" else site.replace()
-    with Progress(Lock(site.path + ".lock"), quiet=options.quiet, json=options.json):
-        new = change.__enter__()
+    with Progress(site.lock, quiet=options.quiet, json=options.json):
+        hold = change.acquire()
+    with _signals_raise():
+        return _build(site, change, change.enter(hold), command, options)
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """A copy or a commit that is told to end leaves nothing behind. (A command gets its signals from who runs it.)"""
+
+    def end(number: int, _: object) -> None:
+        for each in ours:  # to clean up takes its time, and needs no second word
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    wanted = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    ours = [number for number in wanted if signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _build(site: AtomicDir, change: Change, new: Path, command: list[str], options: argparse.Namespace) -> int:
     began = time.time()
     try:
         status = Builder(change, new, options).run_only(command)
+        if status:
+            raise _Failed
+        if not options.quiet and new.is_dir() and not any(new.iterdir()):
+            empty = "the new version is empty; did the command fill $HOLDFAST_NEW?"
+            output.complain(f"holdfast: {output.shown(options.path)}: {empty}")
     except BaseException as error:
         change.__exit__(type(error), error, None)
-        raise
-    if status:
-        dropped = _Failed()
-        change.__exit__(_Failed, dropped, None)
+        if not isinstance(error, _Failed):
+            raise
         if options.json:
             output.say_json({"committed": False, "status": status})
         elif not options.quiet and status != LOST:
             output.complain(f"holdfast: {output.shown(options.path)}: left as it was; the command ended with {status}")
         return status
-    if not options.quiet and new.is_dir() and not any(new.iterdir()):
-        output.complain(
-            f"holdfast: {output.shown(options.path)}: the new version is empty; did the command fill $HOLDFAST_NEW?"
-        )
     change.__exit__(None, None, None)
     if options.json:
         output.say_json({"committed": True, "version": site.version, "seconds": round(time.time() - began, 3)})
