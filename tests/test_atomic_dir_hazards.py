@@ -1,0 +1,872 @@
+"""`AtomicDir` among mounts, other users, full disks, interrupts, forks, and people with names like ours."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import until
+from test_atomic_dir import (
+    NEW,
+    OLD,
+    beside,
+    build,
+    content_of,
+    forbid_exchange,
+    in_child,
+    in_memory,
+    put,
+    site,
+    way,
+)
+
+import holdfast
+from holdfast import AtomicDir, disposal, system, trees, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["in_memory", "site", "way"]  # fixtures
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="mounts something, or becomes somebody else")
+
+
+@pytest.fixture(params=["attributes", "marks"])
+def numbers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where versions carry their numbers: on the directory, or beside it where the file system has no attributes."""
+    if request.param == "marks":
+        without_attributes(monkeypatch.setattr)
+
+
+def without_attributes(set_attribute: Callable[[Any, str, Any], object] = setattr) -> None:
+    def refused(real: Any) -> Any:
+        def call(path: Any, name: str, *args: Any, **options: Any) -> Any:
+            if name == "user.holdfast.version":
+                raise OSError(errno.EOPNOTSUPP, "no attributes here")
+            return real(path, name, *args, **options)
+
+        return call
+
+    for name in ("getxattr", "setxattr"):
+        set_attribute(os, name, refused(getattr(os, name)))
+
+
+@pytest.fixture
+def shared_room(in_memory: Path) -> Path:
+    """A directory that somebody else can go into."""
+    in_memory.chmod(0o755)
+    return in_memory
+
+
+def as_nobody(work: Callable[[], object]) -> bool:
+    def become_and_work() -> None:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        work()
+
+    return in_child(become_and_work)
+
+
+def in_own_mounts(code: str, **names: Any) -> str:
+    """What the code prints that runs with mounts of its own."""
+    head = "import os, time, holdfast\nfrom holdfast import AtomicDir, trees\n"
+    head += "def sh(line): assert os.system(line) == 0, line\n"
+    head += "".join(f"{name} = {str(value)!r}\n" for name, value in names.items())
+    done = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", head + code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Mounts.
+
+
+@as_root
+@pytest.mark.parametrize("when", ["before", "meanwhile", "in the new one"])
+def test_a_mount_in_the_directory_is_refused(when: str, tmp_path: Path) -> None:
+    """Also one of the same device, which no stat shows: it would be emptied with the old version."""
+    (tmp_path / "site" / "up loads").mkdir(parents=True)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "a").write_text("precious")
+    code = """
+def mount(where):
+    sh(f"mount --bind '{room}/precious' '{where}'")
+if when == "before":
+    mount(room + "/site/up loads")
+try:
+    with AtomicDir(room + "/site").replace() as new:
+        print("entered")
+        if when == "meanwhile":
+            mount(room + "/site/up loads")
+        elif when == "in the new one":
+            (new / "m").mkdir()
+            mount(new / "m")
+except OSError as error:
+    print(error.errno, "is mounted in it" in error.strerror)
+time.sleep(0.5)
+"""
+    entered = "" if when == "before" else "entered\n"
+    assert in_own_mounts(code, room=tmp_path, when=when) == f"{entered}{errno.EBUSY} True\n"
+    assert (tmp_path / "precious" / "a").read_text() == "precious"
+    assert os.listdir(tmp_path / "site") == ["up loads"]
+
+
+@as_root
+def test_a_mount_of_the_same_device_on_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    code = """
+sh(f"mount --bind {room}/site {room}/site")
+try:
+    AtomicDir(room + "/site").replace().__enter__()
+except OSError as error:
+    print(error.strerror, os.listdir(room))
+"""
+    said = in_own_mounts(code, room=tmp_path)
+    assert said == "a mount point cannot be replaced; use a directory in it ['site']\n"
+
+
+@as_root
+def test_removing_enters_no_mount(tmp_path: Path) -> None:
+    build(tmp_path / "precious", OLD)
+    for name in ("tree/a/b/m", "mount"):
+        (tmp_path / name).mkdir(parents=True)
+    code = """
+for place, tree in (("tree/a/b/m", "tree"), ("mount", "mount")):
+    sh(f"mount --bind {room}/precious {room}/{place}")
+    try:
+        trees.remove(f"{room}/{tree}")
+    except OSError as error:
+        print(error.strerror)
+"""
+    assert in_own_mounts(code, room=tmp_path) == "Device or resource busy\n" * 2
+    assert content_of(tmp_path / "precious") == OLD
+
+
+@as_root
+def test_a_lower_layer_of_an_overlay_is_refused_before_anything_is_built(in_memory: Path) -> None:
+    for name in ("lower/site", "upper", "work", "m"):
+        (in_memory / name).mkdir(parents=True)
+    (in_memory / "lower/site/a").write_text("from the image")
+    code = """
+sh(f"mount -t overlay overlay -o lowerdir={room}/lower,upperdir={room}/upper,workdir={room}/work {room}/m")
+for name in ("site", "fresh", "fresh"):
+    try:
+        with AtomicDir(f"{room}/m/{name}").edit() as new:
+            print("entered")
+    except OSError as error:
+        print("lower layer" in error.strerror, os.listdir(f"{room}/m/site"))
+"""
+    assert in_own_mounts(code, room=in_memory) == "True ['a']\nentered\nentered\n"
+
+
+# Content.
+
+
+def test_a_copy_is_whole_where_the_system_takes_only_a_part_at_a_time(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put(site, OLD)
+    with monkeypatch.context() as patched:
+        for name in ("write", "pwrite"):
+            real = getattr(os, name)
+            patched.setattr(os, name, lambda fd, data, *at, real=real: real(fd, data[:100], *at))
+        patched.delattr(system, "clone")
+        change = AtomicDir(site, durable=False).edit()
+        new = change.__enter__()
+    assert content_of(new) == OLD
+    change.__exit__(None, None, None)
+
+
+@as_root
+def test_a_disk_that_is_full_when_a_small_file_is_copied(tmp_path: Path) -> None:
+    code = """
+sh(f"mount -t tmpfs -o size=128k none {room}")
+os.mkdir(room + "/site")
+for name, size in (("site/data", 60000), ("ballast", 20480)):
+    with open(f"{room}/{name}", "wb") as file:
+        file.write(b"x" * size)
+try:
+    with AtomicDir(room + "/site").edit():
+        print("entered")
+except OSError as error:
+    print(error.strerror, os.path.getsize(room + "/site/data"))
+"""
+    assert in_own_mounts(code, room=tmp_path) == "No space left on device 60000\n"
+
+
+def dig(directory: Path, levels: int) -> None:
+    """Directories in directories, deeper than a path can be long."""
+    fd = os.open(directory, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=fd)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = deeper
+    os.close(os.open("bottom", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
+    os.close(fd)
+
+
+def depth(directory: Path) -> int:
+    fd, levels = os.open(directory, os.O_RDONLY), 0
+    while "d" in os.listdir(fd):
+        deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd, levels = deeper, levels + 1
+    assert os.listdir(fd) == ["bottom"]
+    os.close(fd)
+    return levels
+
+
+def test_a_tree_deeper_than_a_path_is_long(in_memory: Path) -> None:
+    deep = in_memory / "site"
+    with AtomicDir(deep).replace() as new:
+        dig(new, 2500)
+    with AtomicDir(deep).edit():
+        pass
+    assert depth(deep) == 2500
+    put(deep, NEW)
+    assert beside(deep) == []
+
+
+def test_the_mode_that_the_block_asks_for_is_the_mode(site: Path) -> None:
+    for change in (AtomicDir(site).replace, AtomicDir(site).edit):
+        with change() as new:
+            os.chmod(new, 0o700)
+        assert stat.S_IMODE(site.stat().st_mode) == 0o700
+        os.chmod(site, 0o755)
+
+
+def test_nobody_else_looks_into_a_copy(site: Path) -> None:
+    put(site, OLD)
+    os.chmod(site, 0o777)
+    with AtomicDir(site).edit() as new:
+        assert not new.stat().st_mode & 0o077
+    assert stat.S_IMODE(site.stat().st_mode) == 0o777
+
+
+@as_root
+def test_the_owner_carries_over_unless_the_block_sets_it(site: Path) -> None:
+    put(site, OLD)
+    os.chown(site, 123, 456)
+    for change in (AtomicDir(site).replace, AtomicDir(site).edit):
+        with change() as new:
+            assert new.stat().st_uid == 0, "nor does the old owner change what is being built"
+        assert (site.stat().st_uid, site.stat().st_gid) == (123, 456)
+    with AtomicDir(site).replace() as new:
+        os.chown(new, 7, 8)
+    assert (site.stat().st_uid, site.stat().st_gid) == (7, 8)
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@pytest.mark.parametrize("change", ["replace", "edit"])
+def test_the_parents_default_acl_stays_out(change: str, site: Path) -> None:
+    build(site, OLD)
+    nobody = 0xFFFFFFFF
+    value = acl((1, 7, nobody), (2, 7, 1234), (4, 5, nobody), (16, 7, nobody), (32, 5, nobody))
+    try:
+        os.setxattr(site.parent, "system.posix_acl_default", value)
+    except OSError:
+        pytest.skip("no access control lists here")
+    os.chmod(site / "a", 0o640)
+    with getattr(AtomicDir(site), change)():
+        pass
+    for path in [site, *site.rglob("*")]:
+        assert [name for name in os.listxattr(path) if "acl" in name] == [], path
+    os.setxattr(site, "system.posix_acl_access", value)
+    with getattr(AtomicDir(site), change)():
+        pass
+    assert os.getxattr(site, "system.posix_acl_access") == value, "the directory's own stays"
+
+
+# Other users.
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o311, 0o000, 0o500])
+@pytest.mark.parametrize("durable", [True, False])
+def test_an_unprivileged_owner_replaces_what_it_may_not_read(mode: int, durable: bool, shared_room: Path) -> None:
+    room = shared_room / "room"
+    room.mkdir(mode=0o755)
+    os.chown(room, NOBODY, NOBODY)
+    path = room / "site"
+
+    def work() -> None:
+        build(path, OLD)
+        path.chmod(mode)
+        with AtomicDir(path, durable=durable).replace() as new:
+            build(new, NEW)
+            (new / "sub").chmod(0o300)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        path.chmod(0o700)
+        assert stat.S_IMODE((path / "sub").stat().st_mode) == 0o300
+        (path / "sub").chmod(0o700)
+        assert content_of(path) == NEW
+        with pytest.raises(ValueError, match="mine"), AtomicDir(path).replace() as new:  # noqa: PT012
+            new.chmod(0)
+            raise ValueError("mine")
+        assert beside(path) == []
+
+    assert as_nobody(work)
+    assert stat.S_IMODE(room.stat().st_mode) == 0o755, "what is above it is not ours to change"
+
+
+@as_root
+def test_an_unprivileged_owner_edits_what_may_not_be_written(shared_room: Path) -> None:
+    os.chown(shared_room, NOBODY, NOBODY)
+    path = shared_room / "site"
+
+    def work() -> None:
+        build(path, OLD)
+        os.setxattr(path / "a", "user.mine", b"x")
+        (path / "a").chmod(0o444)
+        (path / "sub").chmod(0o500)
+        path.chmod(0o555)
+        lock = AtomicDir(path, keep=1)
+        for number in range(2, 5):
+            with lock.edit() as new:
+                (new / "more").write_text("x")
+            assert stat.S_IMODE(path.stat().st_mode) == 0o555
+            assert lock.versions() == [number - 1, number]
+        assert stat.S_IMODE((path / "a").stat().st_mode) == 0o444
+        assert os.getxattr(path / "a", "user.mine") == b"x"
+
+    assert as_nobody(work)
+
+
+@as_root
+def test_a_copy_acts_for_nobody_else(shared_room: Path) -> None:
+    os.chown(shared_room, NOBODY, NOBODY)
+    path = shared_room / "site"
+    build(path, {"tool": "x", "mine": "x", "group": "x"})
+    os.chown(path, NOBODY, NOBODY)
+    os.chmod(path / "tool", 0o6755)
+    os.chown(path / "mine", NOBODY, NOBODY)
+    os.chmod(path / "mine", 0o6755)
+    os.chown(path / "group", 0, 1234)
+    os.chmod(path / "group", 0o2755)
+
+    def work() -> None:
+        os.setgroups([1234])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        with AtomicDir(path).edit():
+            pass
+
+    assert in_child(work)
+    modes = {name: stat.S_IMODE((path / name).stat().st_mode) for name in os.listdir(path)}
+    assert modes == {"tool": 0o755, "mine": 0o6755, "group": 0o2755}
+    assert (path / "group").stat().st_gid == 1234
+
+
+@as_root
+def test_a_strangers_commit_file_in_a_sticky_directory_is_not_obeyed(shared_room: Path) -> None:
+    shared_room.chmod(0o1777)
+    path = shared_room / "site"
+    put(path, OLD, keep=1)
+    name = "site.new-0123456789abcdef"
+
+    def plant() -> None:
+        (shared_room / name).mkdir()
+        (shared_room / "site.commit").write_text(f'{{"new": "{name}", "old": "site.old-1"}}')
+        fake = shared_room / "site.old-7"
+        fake.mkdir()
+        os.setxattr(fake, "user.holdfast.version", b"7")
+
+    assert as_nobody(plant)
+    with pytest.raises(PermissionError, match="65534 made this"), AtomicDir(path).read():
+        pass
+    os.unlink(f"{path}.commit")
+    assert AtomicDir(path).versions() == [1], "nor can it be rolled back to what a stranger made"
+    assert content_of(path) == OLD
+
+
+def test_a_commit_file_that_is_a_link_is_not_followed(site: Path) -> None:
+    put(site, OLD)
+    Path(f"{site}.commit").symlink_to("elsewhere")
+    with pytest.raises(OSError, match="no commit file of ours"):
+        AtomicDir(site).recover()
+
+
+# Names like ours.
+
+
+@pytest.mark.usefixtures("numbers")
+def test_what_only_looks_like_a_version_is_left_alone(site: Path, way: str) -> None:
+    build(site, OLD)
+    build(f"{site}.old-2024", {"backup": "made by hand"})
+    Path(f"{site}.old-1").write_text("a file")
+    Path(f"{site}.old-3").symlink_to("elsewhere")
+    subprocess.run(["cp", "-a", site, f"{site}.old-77"], check=True)
+    for number in range(4):
+        put(site, {"n": str(number)}, keep=1)
+    lock = AtomicDir(site, keep=1)
+    current = lock.version
+    assert lock.versions() == [current - 1, current]
+    assert lock.rollback() == current + 1 and content_of(site) == {"n": "2"}
+    put(site, NEW)
+    assert lock.versions() == [lock.version]
+    assert beside(site) == ["site.old-1", "site.old-2024", "site.old-3", "site.old-77"]
+    assert content_of(f"{site}.old-2024") == {"backup": "made by hand"}
+
+
+@pytest.mark.usefixtures("numbers")
+def test_versions_come_back_where_there_are_no_attributes(site: Path, way: str) -> None:
+    for number in range(1, 5):
+        put(site, {"n": str(number)}, keep=2)
+    lock = AtomicDir(site, keep=2)
+    assert lock.versions() == [2, 3, 4]
+    assert lock.rollback(to=2) == 5 and lock.versions() == [3, 4, 5]
+    put(site, NEW)
+    assert beside(site) == [], "no mark stays either"
+
+
+# Interrupts and crashes.
+
+
+@pytest.mark.usefixtures("numbers")
+def test_an_interrupt_after_the_exchange_keeps_what_was_replaced(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = AtomicDir(site, keep=5)
+    put(site, OLD, keep=5)
+    real = system.fsync
+
+    def fsync(fd: int) -> None:
+        real(fd)
+        if os.readlink(f"/proc/self/fd/{fd}") == str(site.parent) and content_of(site) == NEW:
+            raise KeyboardInterrupt
+
+    with lock.snapshot() as snap:
+        monkeypatch.setattr(system, "fsync", fsync)
+        with pytest.raises(KeyboardInterrupt), lock.replace() as new:
+            build(new, NEW)
+        monkeypatch.undo()
+        assert content_of(snap.path) == OLD
+    assert content_of(site) == NEW
+    assert content_of(f"{site}.old-1") == OLD
+
+
+def die_before_rename(to: str) -> None:
+    real = system.rename
+
+    def rename(one: str, other: str) -> None:
+        if other == to:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(one, other)
+
+    setattr(system, "rename", rename)  # noqa: B010
+
+
+@pytest.mark.usefixtures("numbers")
+def test_a_crash_after_the_exchange_keeps_what_was_replaced(site: Path) -> None:
+    put(site, OLD, keep=3)
+
+    def work() -> None:
+        die_before_rename(f"{site}.old-1")
+        put(site, NEW, keep=3)
+
+    with AtomicDir(site).snapshot() as snap:
+        assert not in_child(work)
+        AtomicDir(site).recover()
+        assert content_of(snap.path) == OLD
+    assert content_of(site) == NEW and AtomicDir(site).versions() == [1, 2]
+
+
+def test_what_a_snapshot_uses_is_not_removed_under_any_name(site: Path) -> None:
+    put(site, OLD)
+    left = Path(f"{site}.new-0123456789abcdef")
+    build(left, OLD)
+    fd = os.open(left, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    AtomicDir(site).recover()
+    assert sorted(os.listdir(fd)) == ["a", "sub"] and not left.exists()
+    os.close(fd)
+    AtomicDir(site).recover()
+    assert beside(site) == []
+
+
+@pytest.mark.usefixtures("numbers")
+def test_a_rollback_that_was_killed_is_finished(site: Path, way: str) -> None:
+    lock = AtomicDir(site, keep=5, durable=False)
+    for number in range(1, 6):
+        put(site, {"n": str(number)}, keep=5)
+
+    def work() -> None:
+        die_before_rename(f"{site}.old-5" if way == "exchange" else str(site))
+        lock.rollback(to=2)
+
+    assert not in_child(work)
+    lock.recover()
+    assert content_of(site) == {"n": "2"} and lock.versions() == [1, 3, 4, 5, 6]
+    assert all(content_of(f"{site}.old-{number}") == {"n": str(number)} for number in (1, 3, 4, 5))
+    assert lock.rollback() == 7 and content_of(site) == {"n": "5"}
+
+
+@pytest.mark.parametrize("fails", ["first", "second"])
+def test_a_commit_file_that_cannot_be_carried_out_is_taken_back(
+    fails: str,
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put(site, OLD)
+    forbid_exchange(monkeypatch.setattr)
+    real = system.rename
+
+    def rename(one: str, other: str) -> None:
+        if (".old-" in other and fails == "first") or (other == str(site) and ".new-" in one):
+            raise OSError(errno.EBUSY, "not now")
+        real(one, other)
+
+    monkeypatch.setattr(system, "rename", rename)
+    with pytest.raises(OSError, match="not now"), AtomicDir(site).replace() as new:
+        build(new, NEW)
+    monkeypatch.undo()
+    assert content_of(site) == OLD and beside(site) == []
+    with AtomicDir(site).read() as path:
+        assert content_of(path) == OLD, "it does not happen later"
+
+
+@pytest.mark.usefixtures("numbers")
+@pytest.mark.parametrize("meanwhile", [{}, {"log": "of a service"}])
+def test_somebody_makes_the_directory_between_two_renames(
+    meanwhile: dict[str, str],
+    site: Path,
+) -> None:
+    put(site, OLD, keep=3)
+
+    def work() -> None:
+        forbid_exchange()
+        die_before_rename(str(site))
+        put(site, NEW, keep=3)
+
+    assert not in_child(work)
+    site.mkdir()
+    build(site, meanwhile)
+    with AtomicDir(site).read() as path:
+        assert content_of(path) == NEW
+    lock = AtomicDir(site)
+    olds = [content_of(f"{site}.old-{number}") for number in lock.versions()[:-1]]
+    assert olds == [OLD, meanwhile] if meanwhile else olds == [OLD]
+    put(site, NEW)
+    assert beside(site) == []
+
+
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_what_takes_the_directorys_place_meanwhile_is_left(what: str, site: Path, way: str) -> None:
+    put(site, OLD)
+    with pytest.raises(NotADirectoryError, match="left as it is"), AtomicDir(site).replace() as new:  # noqa: PT012
+        build(new, NEW)
+        trees.remove(str(site))
+        if what == "file":
+            site.write_text("somebody's")
+        else:
+            site.symlink_to(site.parent)
+    assert site.is_symlink() if what == "link" else site.read_text() == "somebody's"
+    assert beside(site) == []
+
+
+@pytest.mark.parametrize("error", [None, SystemExit()])
+def test_a_forked_child_leaves_its_parents_block_alone(error: BaseException | None, site: Path) -> None:
+    change = AtomicDir(site).replace()
+    new = change.__enter__()
+    build(new, NEW)
+    assert in_child(lambda: change.__exit__(error and type(error), error, None))
+    assert content_of(new) == NEW and not site.exists()
+    change.__exit__(None, None, None)
+    assert content_of(site) == NEW
+
+
+# What cannot be removed.
+
+
+def test_a_leftover_that_cannot_be_removed_stops_nobody(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    put(site, OLD)
+    for name in ("new", "gone"):
+        Path(f"{site}.{name}-0123456789abcdef").mkdir()
+    real = trees.remove
+
+    def remove(directory: str) -> None:
+        if "-0123456789abcdef" in directory or ".gone-" in directory:
+            raise PermissionError(errno.EPERM, "immutable", directory)
+        real(directory)
+
+    monkeypatch.setattr(trees, "remove", remove)
+    monkeypatch.setattr(versions, "GRACE", 0.0)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        for content in (NEW, OLD, NEW):
+            put(site, content)
+            assert content_of(site) == content
+        AtomicDir(site).recover()
+    assert "immutable" in caplog.text
+    monkeypatch.undo()
+    AtomicDir(site).recover()
+    assert beside(site) == []
+
+
+def test_the_removal_goes_on_after_any_error(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    put(site, OLD)
+    real, failed = disposal.remove_unused, threading.Event()
+
+    def remove_unused(gone: str) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise RecursionError("too deep")
+        real(gone)
+
+    monkeypatch.setattr(disposal, "remove_unused", remove_unused)
+    for content in (NEW, OLD, NEW):
+        put(site, content)
+    assert failed.wait(10)
+    until(lambda: sum(".gone-" in name for name in os.listdir(site.parent)) == 1)
+    put(site, OLD)
+    until(lambda: sum(".gone-" in name for name in os.listdir(site.parent)) == 0)
+    assert "too deep" in caplog.text
+
+
+# Cancellation that knows no shield.
+
+
+class Slow:
+    """A copy that takes until it is told to end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+        real = getattr(owner, name)
+
+        def slow(*args: Any, **options: Any) -> Any:
+            self.began.set()
+            assert self.may_end.wait(30)
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, slow)
+
+    async def cancel(self, task: asyncio.Task[Any]) -> None:
+        """Cancel the task in the middle, more than once, and let it end a moment later."""
+        await asyncio.to_thread(self.began.wait, 30)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.02)
+            assert not task.done(), "the work is not done"
+        self.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+def test_a_task_cancelled_while_it_copies_leaves_nothing(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(site, OLD)
+    slow = Slow(monkeypatch, trees.Copier, "copy")
+
+    async def change() -> None:
+        async with AtomicDir(site).edit():
+            pytest.fail("entered")
+
+    async def main() -> None:
+        await slow.cancel(asyncio.create_task(change()))
+        assert beside(site) == [], "neither a copy nor the lock"
+
+    asyncio.run(main())
+    put(site, NEW, timeout=0)
+
+
+def test_a_task_cancelled_while_it_commits_has_committed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(site, OLD)
+    slow = Slow(monkeypatch, versions.Site, "commit")
+
+    async def change() -> None:
+        async with AtomicDir(site).replace() as new:
+            build(new, NEW)
+
+    async def main() -> None:
+        await slow.cancel(asyncio.create_task(change()))
+        assert content_of(site) == NEW
+
+    asyncio.run(main())
+    assert beside(site) == []
+
+
+def test_a_task_that_times_out_leaves_nothing(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(site, OLD)
+    slow = Slow(monkeypatch, trees.Copier, "copy")
+    threading.Timer(0.3, slow.may_end.set).start()
+
+    async def change() -> None:
+        async with AtomicDir(site).edit():
+            pytest.fail("entered")
+
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(change(), 0.05)
+        assert beside(site) == []
+
+    asyncio.run(main())
+
+
+# Readers.
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+def test_a_snapshot_of_what_another_program_has_locked_times_out(timeout: float, site: Path) -> None:
+    put(site, OLD)
+    fd = os.open(site, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    before = time.process_time()
+    with (
+        pytest.raises(holdfast.Busy if timeout == 0 else holdfast.Timeout, match="exclusive lock on the directory"),
+        AtomicDir(site).snapshot(timeout=timeout),
+    ):
+        pass
+
+    async def snapshot() -> None:
+        async with AtomicDir(site).snapshot(timeout=timeout):
+            pass
+
+    with pytest.raises(holdfast.Timeout):
+        asyncio.run(snapshot())
+    assert time.process_time() - before < 0.3, "it waits, and does not spin"
+    os.close(fd)
+    with AtomicDir(site).snapshot(timeout=timeout):
+        pass
+
+
+def test_a_snapshot_is_left_whatever_became_of_the_directory(site: Path) -> None:
+    put(site, OLD)
+    with AtomicDir(site).snapshot() as snap:
+        fd = snap.fd
+        os.rename(site, f"{site}-moved")
+        site.write_text("a file")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_no_version_is_listed_twice(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = put(site, OLD, keep=3)
+    real, looks = versions.Site.version, iter([True])
+
+    def version(self: versions.Site) -> int:
+        number = real(self)
+        if next(looks, False):
+            put(site, NEW, keep=3)  # somebody commits right after the look
+        return number
+
+    monkeypatch.setattr(versions.Site, "version", version)
+    assert lock.versions() == [1, 2]
+
+
+# Misuse.
+
+
+def test_misuse_is_told_early(site: Path) -> None:
+    for bad in ("./", "../", "a/../", "/", "//", "a/./"):
+        with pytest.raises(ValueError, match="name at its end"):
+            AtomicDir(bad)
+    lock = put(site, OLD)
+    for block in (lock.replace(), lock.edit(), lock.read()):
+        with pytest.raises(holdfast.NotLocked, match="not entered"):
+            block.__exit__(None, None, None)
+    with lock.read() as path, pytest.raises(holdfast.WouldDeadlock, match="inside a block of this AtomicDir already"):
+        lock.rollback()
+    reading = lock.read()
+    with reading:
+        with pytest.raises(holdfast.HoldfastError, match="entered already"):
+            reading.__enter__()
+        with pytest.raises(holdfast.WouldDeadlock, match="inside a block of this AtomicDir already"), lock.replace():
+            pass
+        assert reading.hold.lock.path == f"{site}.lock"
+    assert path == site and beside(site) == []
+
+
+@pytest.mark.parametrize("name", ["replace", "edit", "read"])
+def test_a_forgotten_with_is_told(name: str, site: Path) -> None:
+    block = getattr(AtomicDir(site), name)()
+    usage = f"with site.{name}\\(\\) as"
+    with pytest.raises(TypeError, match=usage):
+        block / "index.html"
+    with pytest.raises(TypeError, match=usage):
+        os.stat(block)
+    assert f"with site.{name}() as" in repr(block)
+
+
+# The command.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_the_command_leaves_nothing_when_it_is_ended_while_it_copies(number: int, site: Path) -> None:
+    put(site, {str(n): "x" for n in range(5000)})
+    command = [sys.executable, "-m", "holdfast", "dir", "edit", str(site), "-c", "sleep 30"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+        until(lambda: any(".new-" in name for name in os.listdir(site.parent)))
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    assert beside(site) == [] and len(os.listdir(site)) == 5000
+
+
+def test_the_command_does_not_wait_for_itself(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from holdfast.cli import main, progress
+
+    put(site, OLD)
+    monkeypatch.setattr(progress, "_PIPE_LOOK", 0.01)
+    real = trees.Copier.copy
+
+    def slow(self: trees.Copier, source: str, target: str) -> None:
+        time.sleep(0.3)
+        real(self, source, target)
+
+    monkeypatch.setattr(trees.Copier, "copy", slow)
+    assert main(["dir", "edit", str(site), "--", "true"]) == 0
+    assert "waiting" not in capsys.readouterr().err
+
+
+def test_the_command_names_the_lock_behind_a_link(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    start_peer: Callable[..., Any],
+) -> None:
+    from holdfast.cli import main, progress
+
+    put(site, OLD)
+    link = site.parent / "link"
+    link.symlink_to(site.name)
+    peer = start_peer(site=str(site))
+    peer.do("change = holdfast.AtomicDir(site).replace(); new = change.__enter__()")
+    monkeypatch.setattr(progress, "_PIPE_LOOK", 0.01)
+    assert main(["dir", "edit", "-w", "0.5", str(link), "--", "true"]) == 75
+    assert "waiting for site.lock" in capsys.readouterr().err
+    peer.do("change.__exit__(None, None, None)")
