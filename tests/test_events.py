@@ -31,7 +31,9 @@ from holdfast.events import (
     Projection,
     Query,
 )
+from holdfast.events import store as store_module
 from holdfast.events.view import View
+from holdfast.paths import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -838,6 +840,20 @@ def test_a_follower_without_news_ends(shop: Path) -> None:
     store = EventStore(shop)
     store.append(orders(1))
     assert positions(store.follow(timeout=0.05)) == [1]
+
+
+def test_where_other_machines_write_too(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without shared memory: synced inside the lock, and every look asks the server."""
+    monkeypatch.setattr(store_module, "mount_at", lambda *_: Mount("nfs"))
+    one, other = EventStore(shop, segment_size=600), EventStore(shop, durable=False, segment_size=600)
+    for number in range(1, 20, 2):
+        assert one.append(orders(number)) == number and other.append(orders(number + 1)) == number + 1
+        assert one.head() == other.head() == number + 1
+    with pytest.raises(ConditionFailed):
+        one.append(orders(3), AppendCondition(Query.of(tags={"order:3"})))
+    assert positions(other.read()) == list(range(1, 21)) and not (shop / "ledger").exists()
+    assert positions(other.follow(after=18, timeout=0.1)) == [19, 20]
+    assert EventStore(shop).verify().ok
 
 
 # Copies.

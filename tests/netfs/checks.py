@@ -302,6 +302,77 @@ def the_mount_is_refused(hosts: Hosts) -> None:
     assert os.listdir(f"{EXPORT}/{hosts.mount}") == []
 
 
+def a_directory_is_replaced_as_a_whole(hosts: Hosts) -> dict[str, float]:
+    """By way of the commit file. Another host may see the version before, whole, for as long as it remembers names."""
+    write = (
+        "site = holdfast.AtomicDir(path('site'), keep=1)\n"
+        "with site.replace() as new: [(new / n).write_text('%s') for n in 'ab']"
+    )
+    look = (
+        "site = holdfast.AtomicDir(path('site'))\n"
+        "with site.read() as there: found = [(there / n).read_text() for n in 'ab']"
+    )
+    times = {}
+    for number, (writer, reader) in enumerate(((hosts.a, hosts.b), (hosts.b, hosts.a))):
+        for turn in range(2):
+            text = f"{number}{turn}"
+            writer.do(write % text)
+            writer.do(look)
+            assert writer.do("found") == [text, text]
+        times[f"seen by the other host, {number}"] = timed(
+            lambda reader=reader, text=text: support.until(lambda: _found(reader, look, text), PATIENCE)
+        )
+    error = raised(hosts.a, "site.snapshot().__enter__()")
+    assert error.name == "Unsupported", error
+    hosts.a.do("import shutil; shutil.rmtree(path('site')); shutil.rmtree(path('site') + '.old-3')")
+    return times
+
+
+def _found(reader: Peer, look: str, text: str) -> bool:
+    try:
+        reader.do(look)
+    except Raised as error:  # a name that the server has given up since; the next look asks again
+        if error.name not in ("OSError", "FileNotFoundError"):
+            raise
+        return False
+    return bool(reader.do("found") == [text, text])
+
+
+def events_are_appended_from_both_hosts(hosts: Hosts) -> dict[str, float]:
+    """Two processes on each: every position once, every condition won once, and what was acknowledged is there."""
+    hosts.a.do("from holdfast.events import *; EventStore(path('shop')); None")
+    code = (
+        "from holdfast.events import *\nstore = EventStore(path('shop'), lock_timeout=100, segment_size=3000)\n"
+        "said = {}\nwon = 0\n"
+        "for n in range(12):\n"
+        "    said['%s.' + str(n)] = store.append(Event('T', '%s.' + str(n), tags={'t'}))\n"
+        "    tag = 'race:' + str(n)\n"
+        "    try:\n"
+        "        store.append(Event('W', n, tags={tag}), AppendCondition(Query.of(tags={tag})))\n"
+        "        won += 1\n"
+        "    except ConditionFailed: pass\n"
+    )
+    peers = {"a": hosts.a, "a2": hosts.a2, "b": hosts.b, "b2": hosts.b2}
+    began = time.monotonic()
+    for name, peer in peers.items():
+        peer.begin(code % (name, name))
+    for peer in peers.values():
+        peer.answer(5 * PATIENCE)
+    seconds = round(time.monotonic() - began, 1)
+    found = hosts.b.do("store = EventStore(path('shop')); [[e.position, e.type, e.data] for e in store.read()]")
+    assert [position for position, _, _ in found] == list(range(1, len(found) + 1))
+    assert sorted(data for _, kind, data in found if kind == "W") == list(range(12))
+    assert sum(peer.do("won") for peer in peers.values()) == 12
+    places = {data: position for position, kind, data in found if kind == "T"}
+    assert {key: at for peer in peers.values() for key, at in peer.do("said").items()} == places and len(places) == 48
+    assert hosts.a.do("EventStore(path('shop')).verify().ok") is True
+    assert hosts.a.do("[e.position for e in EventStore(path('shop')).read(Query.of(tags={'race:3'}))].__len__()") == 1
+    for peer in peers.values():
+        peer.do("store.close()")
+    hosts.a.do("import shutil; shutil.rmtree(path('shop'))")
+    return {"seconds for 96 appends": seconds}
+
+
 def nothing_but_lock_files_is_left(hosts: Hosts) -> None:
     """No queues, whose FIFOs do not reach the other host, and none of the names that NFS gives to removed files."""
     found = os.listdir(f"{EXPORT}/{hosts.mount}")
@@ -318,6 +389,8 @@ BETWEEN_HOSTS = (
     status_knows_of_the_other_host,
     nothing_is_lost_with_a_lock,
     nothing_is_lost_with_a_semaphore,
+    a_directory_is_replaced_as_a_whole,
+    events_are_appended_from_both_hosts,
     nothing_but_lock_files_is_left,
 )
 WITH_SERVER = (a_range_lock_on_the_server_excludes, a_lock_taken_on_the_server_itself_is_another_lock)

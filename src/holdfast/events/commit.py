@@ -18,7 +18,6 @@ from time import monotonic, sleep
 from .. import owner, system
 from ..errors import ConditionFailed, Timeout
 from ..locks.standing import StandingLock
-from ..paths import mount_at
 from . import lines, log
 from .ledger import Ledger
 from .model import AppendCondition
@@ -102,8 +101,7 @@ class Committer:
         self._safe_before = 0
         self._looked = False
         # Shared memory reaches the processes of this machine, and is trusted until the next boot.
-        device = system.stat(root).st_dev
-        self._shares = mount_at(device, root).is_ours and owner.boot_id() is not None
+        self._shares = not view.shared and owner.boot_id() is not None
         self.reset()
 
     def reset(self) -> None:
@@ -259,7 +257,7 @@ class Committer:
             work.tail, work.head = tail, head
         ledger = work.ledger
         if ledger is None:
-            if self.durable and texts:
+            if texts:  # in any case: before it is on the server, no other machine can see it
                 self._sync_or_undo(work)
             return
         work.epoch = ledger.epoch

@@ -52,7 +52,8 @@ class Tail:
     def __init__(self, folder: str, first: int, tag: bytes, *, writable: bool) -> None:
         self.path = segment_path(folder, first)
         self.first = first
-        self.fd = system.open_fd(self.path, system.O_EXISTING if writable else system.O_READ)
+        self._flags = system.O_EXISTING if writable else system.O_READ
+        self.fd = system.open_fd(self.path, self._flags)
         self._tag = tag
         self.head = first - 1  # the last event that was read
         self.end = 0  # the first byte behind it
@@ -64,8 +65,14 @@ class Tail:
 
     def __del__(self) -> None:
         # Not before: somebody may be syncing it while somebody else goes on to the next segment.
-        if hasattr(self, "fd"):
+        if getattr(self, "fd", -1) >= 0:
             system.close(self.fd)
+
+    def reopen(self) -> None:
+        """Ask the server: other machines may have written to what this one remembers of the file."""
+        system.close(self.fd)
+        self.fd = -1
+        self.fd = system.open_fd(self.path, self._flags)
 
     @property
     def last_sum(self) -> bytes:

@@ -27,6 +27,7 @@ from .. import system, wait
 from ..errors import CorruptStore, Unsupported
 from ..locks import base
 from ..locks.inode import Waiting
+from ..paths import mount_at
 from . import check, decisions, lines, log, projections
 from .commit import Committer, Request
 from .decisions import Decide, Decision, Projection
@@ -71,7 +72,7 @@ class EventStore:
         tag = b"%08x" % crc32(self.id.encode())
         self._tag = tag
         self._mode = mode
-        self._view = View(self.path, tag, mode)
+        self._view = self._new_view()
         self._committer = Committer(
             self.path,
             self._view,
@@ -82,6 +83,10 @@ class EventStore:
             segment_size=segment_size,
         )
         _stores.add(self)
+
+    def _new_view(self) -> View:
+        shared = not mount_at(system.stat(self.path).st_dev, self.path).is_ours
+        return View(self.path, self._tag, self._mode, shared=shared)
 
     def __repr__(self) -> str:
         return f"holdfast.events.EventStore({self.path!r})"
@@ -471,7 +476,7 @@ _stores: weakref.WeakSet[EventStore] = weakref.WeakSet()
 def _begin_again() -> None:
     """In a forked child: its threads are gone, and with them whoever held a mutex."""
     for store in list(_stores):
-        store._view = View(store.path, store._tag, store._mode)
+        store._view = store._new_view()
         store._committer.view = store._view
         store._committer.reset()
 

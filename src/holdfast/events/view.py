@@ -24,7 +24,10 @@ _OPEN_FILES = 16
 
 
 class View:
-    def __init__(self, root: str, store: bytes, mode: int) -> None:
+    """`shared`: other machines write here too, and what this one remembers of files and names may be old."""
+
+    def __init__(self, root: str, store: bytes, mode: int, *, shared: bool = False) -> None:
+        self.shared = shared
         self.events = f"{root}/events"
         self.index = f"{root}/index"
         self._store = store
@@ -70,6 +73,8 @@ class View:
 
     def advance(self, until: int | None = None) -> bytes:
         """Read what was written since, up to a position or as far as it goes. Gives what is behind that."""
+        if self.shared:
+            self.tail.reopen()
         while True:
             try:
                 rest = self.tail.read_on(until)
@@ -83,6 +88,8 @@ class View:
             self.go_on()
 
     def _has_segment(self, first: int) -> bool:
+        if self.shared:  # to list a directory asks the server, to look for a name may not
+            return first in log.list_segments(self.events)
         return bool(system.access(log.segment_path(self.events, first), 0))
 
     def go_on(self, first: int | None = None) -> None:
