@@ -80,6 +80,7 @@ def test_errors(shop: Path, tmp_path: Path) -> None:
     assert "there is no event store here" in call("read", shop, status=3)
     assert not shop.exists()
     assert "line 1 is no event" in call("append", shop, text="{", status=2)
+    assert "unknown field `tag`" in call("append", shop, text='{"type": "A", "tag": ["x"]}', status=2)
     assert "line 2 is no event" in call("append", shop, "--batch", text='{"type": "A"}\n{"type": 7}\n', status=2)
     assert EventStore(shop).head() == 0
     with Lock(shop / ".store.lock", keep=True):

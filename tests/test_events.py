@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import shutil
 import stat
 import subprocess
@@ -581,6 +582,157 @@ def test_a_directory_that_can_only_be_read(shop: Path) -> None:
         assert in_child(look) is None
 
 
+# Mistakes, and what they would cost.
+
+
+@pytest.mark.parametrize("way", ["moved", "removed", "imported"])
+def test_a_store_that_is_brought_back_while_somebody_runs(way: str, shop: Path, tmp_path: Path) -> None:
+    running, reader = many(shop, 30), EventStore(shop)
+    assert len(list(reader.read(Query.of(tags={"order:30"})))) == 1
+    shutil.copytree(shop, tmp_path / "backup")
+    running.append(orders(31))
+    running.export(tmp_path / "all.jsonl")
+    if way == "moved":
+        shop.rename(tmp_path / "aside")
+    else:
+        shutil.rmtree(shop)
+    if way == "imported":
+        EventStore(shop).import_(tmp_path / "all.jsonl")
+        with pytest.raises(CorruptStore, match="another store"):
+            running.append(orders(99))
+        with pytest.raises(CorruptStore, match="another store"):
+            list(reader.read())
+        assert EventStore(shop).head() == 31
+        return
+    shutil.copytree(tmp_path / "backup", shop)
+    assert running.append(orders(99)) == 31 and running.append(orders(100)) == 32
+    for store in (running, reader, EventStore(shop)):
+        assert [event.data["id"] for event in store.read()] == [*range(1, 31), 99, 100]
+    assert EventStore(shop).verify().ok
+
+
+def test_damage_without_a_ledger_is_no_end(shop: Path, tmp_path: Path) -> None:
+    store = EventStore(shop)
+    for number in range(50):
+        store.append(orders(number))
+    damage(shop, 16, CHANGES["another number"])
+    (shop / "ledger").unlink()
+    other = EventStore(shop)
+    for look in (other.head, lambda: list(other.read()), lambda: other.export(tmp_path / "x")):
+        with pytest.raises(CorruptStore, match="had been on disk"):
+            look()
+
+
+def test_segments_that_are_missing_at_the_end(shop: Path) -> None:
+    many(shop, 60)
+    (shop / "ledger").unlink()
+    *_, last_but_one, last = sorted((shop / "events").iterdir())
+    last.unlink()
+    with pytest.raises(CorruptStore, match="a segment is missing"):
+        EventStore(shop).append(orders(61))
+    last_but_one.unlink()
+    with pytest.raises(CorruptStore, match="a segment is missing"):
+        EventStore(shop).head()
+
+
+def test_all_segments_are_missing(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(1))
+    (shop / "events/0000000001.jsonl").unlink()
+    with pytest.raises(CorruptStore, match="missing"):
+        EventStore(shop).append(orders(2))
+    assert os.listdir(shop / "events") == []
+
+
+def test_an_initial_state_is_not_changed(shop: Path) -> None:
+    store, other = EventStore(shop), EventStore(shop)
+    store.append(orders(1))
+    seen = []
+    used: Projection[list[int]] = Projection(ALL, lambda state, event: [state.append(event.position), state][1], [])
+
+    def decide(ask: Any) -> Event:
+        seen.append(list(ask(used)))
+        if len(seen) == 1:
+            other.append(orders(2))
+        return Event("Decided")
+
+    assert store.execute(decide) == 3 and seen == [[1], [1, 2]]
+    assert used.initial == []
+    start: dict[str, int] = {}
+
+    def count(state: dict[str, int], event: Any) -> dict[str, int]:
+        state[event.type] = state.get(event.type, 0) + 1
+        return state
+
+    for _ in range(2):
+        assert store.project("types", count, start, rebuild=True) == {"OrderPlaced": 2, "Decided": 1}
+
+
+def test_a_projection_keeps_what_it_can_bring_back(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(orders(1))
+    for wrong in ({1, 2}, Paid(3), float("nan"), {1: 2}, (1, 2)):
+        with pytest.raises(TypeError, match="state of a projection is JSON"):
+            store.project("wrong", lambda *_, wrong=wrong: wrong, None)
+    assert store.project("n", lambda n, _: n + 1, 0) == 1
+    with pytest.raises(ValueError, match="another query"):
+        store.project("n", lambda n, _: n + 1, 0, Query.of(tags={"x"}))
+    assert store.project("n", lambda n, _: n + 1, 0, Query.of(tags={"x"}), rebuild=True) == 0
+
+
+async def _async_decision(ask: Any) -> list[Event]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("do", "error", "text"),
+    [
+        (lambda store: store.append("A"), TypeError, "Events, not 'A'"),
+        (lambda store: store.append([{"type": "A"}]), TypeError, "Events, not"),
+        (lambda store: store.append(Event("A"), Event("B")), TypeError, "several events are a list"),
+        (lambda store: store.append(Event("A"), ALL), TypeError, "AppendCondition, not"),
+        (lambda store: store.append([], AppendCondition(ALL, after=99)), ValueError, "after=99 is no position"),
+        (lambda store: store.read("A"), TypeError, "Query.of"),
+        (lambda store: store.read(after="1"), ValueError, "after is a position"),
+        (lambda store: store.read(limit=1.5), ValueError, "limit a number"),
+        (lambda store: store.decide(ALL), TypeError, "takes projections"),
+        (lambda store: store.execute(_async_decision), TypeError, "plain function"),
+        (lambda store: Query.of(types={Paid}), TypeError, "its name is 'Paid'"),
+        (lambda store: Query.of(tags={7}), TypeError, "texts, not 7"),
+        (lambda store: AppendCondition("A"), TypeError, "is a Query"),
+        (lambda store: AppendCondition(ALL, after="1"), TypeError, "after is a position"),
+        (lambda store: EventStore(store.path, types=["Paid"]), AttributeError, "__name__"),
+        (lambda store: EventStore(store.path, types={"Paid": "x"}), TypeError, "classes, not 'x'"),
+        (lambda store: EventStore(""), holdfast.UnsafePath, "empty"),
+        (lambda store: EventStore(os.path.dirname(store.path)), FileExistsError, "something else in this directory"),
+    ],
+)
+def test_misuse_is_told(do: Callable[[Any], object], error: type[Exception], text: str, shop: Path) -> None:
+    store = EventStore(shop)
+    with pytest.raises(error, match=text):
+        do(store)
+    assert store.head() == 0
+
+
+def test_typed_data_is_checked_when_it_is_written(shop: Path) -> None:
+    store = EventStore(shop, types=[Paid])
+    with pytest.raises(TypeError, match="the data of 'Paid' is no Paid"):
+        store.append(Event("Paid", {"amount": "much"}))
+    EventStore(shop).append(Event("Paid", {"amount": "much"}))
+    with pytest.raises(TypeError, match="event 1: the data of 'Paid'"):
+        list(store.read())
+
+
+@pytest.mark.parametrize("name", holdfast.errors.__all__)
+def test_every_error_comes_back_from_another_process(name: str) -> None:
+    kind = getattr(holdfast.errors, name)
+    wanted = {"path": "p"} | ({"position": 3} if name == "ConditionFailed" else {})
+    wanted |= {"line": 1, "offset": 2} if name == "CorruptStore" else {}
+    error = pickle.loads(pickle.dumps(kind("text", **wanted)))
+    assert type(error) is kind and str(error) == "text" and error.path == "p"
+    assert all(getattr(error, key) == value for key, value in wanted.items())
+
+
 # What fails leaves no trace.
 
 
@@ -792,8 +944,6 @@ def test_a_forked_child_appends_for_itself(shop: Path) -> None:
 
 
 def test_a_store_can_be_sent_to_another_process(shop: Path) -> None:
-    import pickle
-
     store = EventStore(shop, lock_timeout=7, durable=False, segment_size=5000)
     store.append(orders(1))
     copy = pickle.loads(pickle.dumps(store))

@@ -50,6 +50,17 @@ class HoldfastError(Exception):
         super().__init__(message)
         self.path = path
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors come back from other processes: with all that they say, whatever their constructors want."""
+        return _make_again, (type(self), self.args, self.__dict__)
+
+
+def _make_again(kind: type[HoldfastError], arguments: tuple[object, ...], said: dict[str, object]) -> HoldfastError:
+    error = kind.__new__(kind, *arguments)
+    super(HoldfastError, error).__init__(*arguments)
+    error.__dict__.update(said)
+    return error
+
 
 class Timeout(HoldfastError, TimeoutError):
     """The lock did not come free in the time given. `status` says who had it then."""

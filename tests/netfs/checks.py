@@ -359,7 +359,7 @@ def events_are_appended_from_both_hosts(hosts: Hosts) -> dict[str, float]:
     for peer in peers.values():
         peer.answer(5 * PATIENCE)
     seconds = round(time.monotonic() - began, 1)
-    found = hosts.b.do("store = EventStore(path('shop')); [[e.position, e.type, e.data] for e in store.read()]")
+    found = hosts.b.do("[[e.position, e.type, e.data] for e in EventStore(path('shop')).read()]")
     assert [position for position, _, _ in found] == list(range(1, len(found) + 1))
     assert sorted(data for _, kind, data in found if kind == "W") == list(range(12))
     assert sum(peer.do("won") for peer in peers.values()) == 12

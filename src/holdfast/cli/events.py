@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import BinaryIO
 
-    from ..events import EventStore, Query, StoredEvent
+    from ..events import EventStore, Query, Report, StoredEvent
 
 READERS = ("read", "tail", "export")
 ACTIONS = ("append", "read", "tail", "head", "verify", "rebuild", "export", "import")
@@ -23,7 +23,8 @@ PROBLEMS, BUSY = 1, 75
 
 EXAMPLES = """\
 append    append events, one JSON object per line: type, and data, tags, metadata, id as you like; prints the position
-          of the last one. Each line for itself, or all together with --batch
+          of each. All together with --batch, which prints the position of the last. --unless-type and --unless-tag:
+          only if there is no event of one of the types with all of the tags; with --after N, none after N
 read      print the events that match, one JSON object per line
 tail      the same, and then what comes, until it is stopped; from now on, or --after N
 head      print the position of the last event
@@ -113,7 +114,7 @@ def _append(store: EventStore, options: argparse.Namespace) -> int:
         condition = AppendCondition(_query(options.unless_type, options.unless_tag), options.after)
     elif options.after is not None:
         condition = AppendCondition(_query([], []), options.after)
-    events = (event for _, event in parse(_source(options)))
+    events = parse(_source(options))
     if options.batch:
         output.say(str(store.append(events, condition)))
         return 0
@@ -170,8 +171,13 @@ def _verify(store: EventStore, options: argparse.Namespace) -> int:
         for problem in report.problems:
             output.say(output.shown(str(problem)))
         events = f"{report.events} events in {report.segments} segment{'s' if report.segments != 1 else ''}"
-        output.say(f"{events}: {'good' if report.ok else f'{len(report.problems)} problems'}")
+        output.say(f"{events}: {_good_or_not(report)}")
     return 0 if report.ok else PROBLEMS
+
+
+def _good_or_not(report: Report) -> str:
+    many = len(report.problems)
+    return "good" if report.ok else f"{many} problem{'s' if many != 1 else ''}"
 
 
 def _rebuild(store: EventStore, options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .store import EventStore
 
 _AT_ONCE = 1000
+
+Said = TypeVar("Said", bound="_New")
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -167,16 +169,24 @@ def as_line(event: StoredEvent) -> bytes:
     return msgspec.json.encode(event) + b"\n"
 
 
-class _Exported(msgspec.Struct):
+class _New(msgspec.Struct, forbid_unknown_fields=True):
+    """An event to append. A key that is spelled wrong would be a tag that is not there."""
+
     type: str
     data: Any = None
     tags: list[str] = []
     metadata: Any = {}
     id: str | None = None
+
+
+class _Exported(_New, forbid_unknown_fields=True):
     time: datetime | None = None
     batch: tuple[int, int, int] | None = None
+    position: int | None = None
+    sum: str | None = None
 
 
+_read_new = msgspec.json.Decoder(_New)
 _read_exported = msgspec.json.Decoder(_Exported)
 
 
@@ -197,13 +207,18 @@ def import_(store: EventStore, source: Any) -> int:
     return count
 
 
-def parse(source: Iterable[bytes | str]) -> Iterator[tuple[_Exported, Event]]:
-    """Events in JSON lines: as they are said, and as they can be appended."""
+def parse(source: Iterable[bytes | str]) -> Iterator[Event]:
+    """New events in JSON lines."""
+    return (event for _, event in _parse(source, _read_new))
+
+
+def _parse(source: Iterable[bytes | str], decoder: msgspec.json.Decoder[Said]) -> Iterator[tuple[Said, Event]]:
+    """As they are said, and as they can be appended."""
     for number, line in enumerate(source, 1):
         if not line.strip():
             continue
         try:
-            said = _read_exported.decode(line)
+            said = decoder.decode(line)
             event = Event(said.type, said.data, said.tags, said.metadata, said.id)
         except (msgspec.DecodeError, TypeError, UnicodeError) as error:
             raise ValueError(f"line {number} is no event: {error}") from None
@@ -214,7 +229,7 @@ def _drafts(source: Iterable[bytes | str]) -> Iterator[list[lines.Draft]]:
     """By batches, as they were."""
     drafts: list[lines.Draft] = []
     batch: tuple[int, int, int] | None = None
-    for said, event in parse(source):
+    for said, event in _parse(source, _read_exported):
         if drafts and (said.batch is None or said.batch != batch):
             yield drafts
             drafts = []

@@ -21,7 +21,7 @@ from ..locks.standing import StandingLock
 from . import lines, log
 from .ledger import Ledger
 from .model import AppendCondition
-from .view import View
+from .view import NoSegment, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -299,12 +299,14 @@ class Committer:
     def _catch_up(self, work: Work) -> None:
         """Know everything that is in the log, and remove what a crash left of the last append."""
         ledger = work.ledger
+        safe = ledger.synced if ledger is not None else self._safe_before
         try:
             rest = self.view.advance()
-        except FileNotFoundError:
+        except NoSegment:
+            if safe:
+                raise
             log.make_segment(self.view.events, 1, self._mode, durable=self.durable)
             rest = self.view.advance()
-        safe = ledger.synced if ledger is not None else self._safe_before
         tail = self.view.tail
         if safe > tail.head:
             raise tail.damaged(f"event {tail.head + 1} is damaged or missing; it had been on disk")
@@ -325,6 +327,7 @@ class Committer:
         if ledger is not None and ledger.in_place:
             return ledger
         self._ledger = None
+        self.view.begin_again()  # the store itself may be another one now, brought back from a copy
         try:
             ledger = Ledger(self.ledger_path, writable=True)
         except (FileNotFoundError, ValueError):
@@ -349,6 +352,9 @@ class Committer:
             condition = request.condition
             if condition is not None:
                 after = condition.after or 0
+                if after > head:
+                    request.error = ValueError(f"after={after} is no position of {self._root}, which ends with {head}")
+                    continue
                 match = _last_draft(drafts, condition, after, before) or self.view.last_match(
                     condition.fail_if_match, after
                 )
@@ -451,6 +457,8 @@ class Committer:
         ledger = self._ledger or self._readers
         if ledger is None or not ledger.in_place:
             ledger = self._readers = None
+            with self.view.mutex:
+                self.view.begin_again()
             for writable in (True, False):
                 try:
                     ledger = self._readers = Ledger(self.ledger_path, writable=writable)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from functools import reduce
+from inspect import iscoroutine
 from operator import or_
 from random import uniform
 from time import sleep
@@ -44,8 +46,11 @@ class Decision(msgspec.Struct, frozen=True):
 def decide(store: EventStore, wanted: Sequence[Projection[Any]]) -> Decision:
     if not wanted:
         raise ValueError("decide takes at least one projection")
+    for projection in wanted:
+        if not isinstance(projection, Projection):
+            raise TypeError(f"decide takes projections, not {projection!r}")
     query = reduce(or_, (projection.query for projection in wanted))
-    states = [projection.initial for projection in wanted]
+    states = [deepcopy(projection.initial) for projection in wanted]
     reading = store.read(query)
     for event in reading:
         for at, projection in enumerate(wanted):
@@ -66,16 +71,30 @@ def execute(store: EventStore, decide_fn: Callable[[Decide], Iterable[Event] | N
             made.append(decision.condition)
             return decision.state
 
-        events = list(decide_fn(ask) or ())
+        events = _events(decide_fn(ask))
         if not events:
             return store.head()
         try:
             return store.append(events, _all_of(made))
-        except ConditionFailed:
+        except ConditionFailed as error:
             if attempt + 1 == attempts:
-                raise
+                raise ConditionFailed(
+                    f"{store.path}: not appended: each of {attempts} times something came in between, event "
+                    f"{error.position} the last. Where many compete for the same tags, give more attempts.",
+                    path=store.path,
+                    position=error.position,
+                ) from None
             sleep(uniform(0, 0.002 * 2**attempt))  # not in step with whoever we met
     raise AssertionError
+
+
+def _events(decided: Any) -> list[Event]:
+    if isinstance(decided, Event):
+        return [decided]
+    if iscoroutine(decided):
+        decided.close()
+        raise TypeError("execute and aexecute take a plain function, not an async one")
+    return list(decided or ())
 
 
 def _all_of(made: list[AppendCondition]) -> AppendCondition | None:

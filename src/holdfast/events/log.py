@@ -190,6 +190,13 @@ class Tail:
         """
         if not thorough and (not rest or rest[0] == lines.NEWLINE):
             return False
+        if not self.check_rest(known_safe):
+            return False
+        self.cut(self.end)
+        return True
+
+    def check_rest(self, known_safe: int = 0) -> bool:
+        """Is there something behind the end that a crash may have left? Raises if it was no crash."""
         rest = self._all_behind_end()
         if not rest.strip(b"\n"):
             return False
@@ -198,7 +205,6 @@ class Tail:
             raise self.damaged(f"event {self.head + 1} is damaged: it had been on disk")
         if _is_foreign(rest, self._tag):
             raise self.damaged("not ours")
-        self.cut(self.end)
         return True
 
     def _all_behind_end(self) -> bytes:

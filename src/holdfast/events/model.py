@@ -82,6 +82,10 @@ class Query(msgspec.Struct, frozen=True):
             if isinstance(texts, str | bytes):
                 raise TypeError(f"{name} are several texts: {{{texts!r}}}, not {texts!r}")
         item = QueryItem(frozenset(types), frozenset(tags))
+        for text in (*item.types, *item.tags):
+            if not isinstance(text, str):
+                name = f"; its name is {text.__name__!r}" if isinstance(text, type) else ""
+                raise TypeError(f"types and tags are texts, not {text!r}{name}")
         return cls((item,) if item.types or item.tags else ())
 
     @classmethod
@@ -106,3 +110,9 @@ class AppendCondition(msgspec.Struct, frozen=True):
 
     fail_if_match: Query
     after: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fail_if_match, Query):
+            raise TypeError(f"fail_if_match is a Query, not {self.fail_if_match!r}")
+        if self.after is not None and not isinstance(self.after, int):
+            raise TypeError(f"after is a position, or None for the whole history; not {self.after!r}")

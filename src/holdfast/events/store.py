@@ -19,24 +19,21 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Any, TypeVar
-from zlib import crc32
 
 import msgspec
 
 from .. import system, wait
-from ..errors import CorruptStore, Unsupported
 from ..locks import base
 from ..locks.inode import Waiting
 from ..paths import mount_at
-from . import check, decisions, lines, log, projections
+from . import about, check, decisions, lines, projections
 from .commit import Committer, Request
 from .decisions import Decide, Decision, Projection
 from .model import AppendCondition, Event, Query, StoredEvent
-from .view import View
+from .view import NoSegment, View
 
 State = TypeVar("State")
 
-FORMAT = 1
 SEGMENT_SIZE = 4 << 20
 _ALL = Query()
 _AT_ONCE = 256
@@ -62,15 +59,17 @@ class EventStore:
         segment_size: int = SEGMENT_SIZE,
         mode: int = 0o644,
     ) -> None:
-        self.path = os.path.abspath(os.fsdecode(path))
+        self.path = about.absolute(path)
         if not 1 <= segment_size < 1 << 31:
             raise ValueError(f"segment_size is a number of bytes below 2 GiB, not {segment_size!r}")
         self.lock_timeout = base.check_timeout(lock_timeout)
         self.durable = durable
         self.types = dict(types) if isinstance(types, Mapping) else {kind.__name__: kind for kind in types}
-        self.id = _open_directory(self.path, durable, mode)
-        tag = b"%08x" % crc32(self.id.encode())
-        self._tag = tag
+        for kind in self.types.values():
+            if not isinstance(kind, type):
+                raise TypeError(f"types are classes, not {kind!r}")
+        self.id = about.open_directory(self.path, durable, mode)
+        self._tag = tag = about.tag_of(self.id)
         self._mode = mode
         self._view = self._new_view()
         self._committer = Committer(
@@ -127,7 +126,21 @@ class EventStore:
     def _request(self, events: Event | Iterable[Event], condition: AppendCondition | None) -> Request:
         if isinstance(events, Event):
             events = (events,)
-        return Request([lines.Draft(event) for event in events], condition, self._deadline())
+        if condition is not None and not isinstance(condition, AppendCondition):
+            hint = "; several events are a list" if isinstance(condition, Event) else ""
+            raise TypeError(f"the condition of an append is an AppendCondition, not {condition!r}{hint}")
+        return Request([self._draft(event) for event in events], condition, self._deadline())
+
+    def _draft(self, event: Event) -> lines.Draft:
+        if not isinstance(event, Event):
+            raise TypeError(f"what is appended are Events, not {event!r}")
+        kind = self.types.get(event.type)
+        if kind is not None:  # what cannot be read again must not be written
+            try:
+                msgspec.convert(msgspec.to_builtins(event.data), kind)
+            except msgspec.ValidationError as error:
+                raise TypeError(f"the data of {event.type!r} is no {kind.__name__}: {error}") from None
+        return lines.Draft(event)
 
     def _deadline(self) -> float | None:
         return None if self.lock_timeout is None else monotonic() + self.lock_timeout
@@ -149,9 +162,10 @@ class EventStore:
         with self._view.mutex:
             try:
                 self._view.advance()
-            except FileNotFoundError:
+            except NoSegment:
                 return 0
             tail = self._view.tail
+            tail.check_rest()
             if self.durable:
                 try:
                     system.fdatasync(tail.fd)
@@ -162,6 +176,10 @@ class EventStore:
 
     def read(self, query: Query = _ALL, after: int = 0, limit: int | None = None, backwards: bool = False) -> Reading:
         """The events that match, in order, or the last ones first. `reading.head` is safe to use as `after`."""
+        if not isinstance(query, Query):
+            raise TypeError(f"a query is made with Query.of(types=…, tags=…); this is none: {query!r}")
+        if not isinstance(after, int) or (limit is not None and (not isinstance(limit, int) or limit < 0)):
+            raise ValueError(f"after is a position and limit a number of events, not {after!r} and {limit!r}")
         head = self.head()
         with self._view.mutex:
             if head:
@@ -169,8 +187,6 @@ class EventStore:
                 tail = self._view.tail
                 if tail.head < head:
                     raise tail.damaged(f"event {tail.head + 1} is damaged or missing; there were {head}")
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit is a number of events, not {limit!r}")
         return Reading(self._find(query, after, head, backwards), head, limit)
 
     def _find(self, query: Query, after: int, head: int, backwards: bool) -> Iterator[StoredEvent]:
@@ -188,7 +204,13 @@ class EventStore:
         kind = self.types.get(event.type)
         if kind is None:
             return event
-        return msgspec.structs.replace(event, data=msgspec.convert(event.data, kind))
+        try:
+            return msgspec.structs.replace(event, data=msgspec.convert(event.data, kind))
+        except msgspec.ValidationError as error:
+            raise TypeError(
+                f"event {event.position}: the data of {event.type!r} is no {kind.__name__}: {error}. (Without types=… "
+                "it can be read as it is.)"
+            ) from None
 
     def read_last(self, query: Query = _ALL) -> StoredEvent | None:
         """The last event that matches."""
@@ -405,63 +427,6 @@ def _open_again(path: str, lock_timeout: Any, durable: bool, types: Any, segment
     return EventStore(
         path, lock_timeout=lock_timeout, durable=durable, types=types, segment_size=segment_size, mode=mode
     )
-
-
-def _open_directory(path: str, durable: bool, mode: int) -> str:
-    """Make it if it is not there. Gives the id of the store."""
-    about = f"{path}/store.json"
-    while True:
-        try:
-            fd = system.open_fd(about, system.O_READ)
-        except FileNotFoundError:
-            _make_directory(path, durable, mode)
-            continue
-        try:
-            text = system.read(fd, 1 << 16)
-        finally:
-            system.close(fd)
-        try:
-            said = msgspec.json.decode(text)
-            number, name = said["format"], said["id"]
-            if not isinstance(number, int) or not isinstance(name, str):
-                raise TypeError
-        except (msgspec.DecodeError, TypeError, KeyError):
-            raise CorruptStore(f"{about} does not describe an event store; it was left as it is.", path=about) from None
-        if number != FORMAT:
-            raise Unsupported(
-                f"{path}: this store has format {number}, and this version of Holdfast knows {FORMAT}. Use the version "
-                "that made it, or a later one.",
-                path=path,
-            )
-        return name
-
-
-def _make_directory(path: str, durable: bool, mode: int) -> None:
-    try:
-        os.makedirs(f"{path}/events", exist_ok=True)
-    except FileExistsError:
-        raise NotADirectoryError(errno.ENOTDIR, "an event store is a directory; this was left as it is", path) from None
-    if log.list_segments(f"{path}/events"):
-        about = f"{path}/store.json"
-        text = f"{about} is missing, so nobody knows whose events these are. Bring it back from a copy of the store."
-        raise CorruptStore(text, path=about)
-    private = f"{path}/store.json.{os.urandom(8).hex()}.tmp"
-    fd = system.open_fd(private, system.O_NEW, mode)
-    try:
-        system.write(fd, msgspec.json.encode({"format": FORMAT, "id": os.urandom(16).hex()}) + b"\n")
-        if durable:
-            system.fsync(fd)
-    finally:
-        system.close(fd)
-    try:
-        system.link(private, f"{path}/store.json")
-    except FileExistsError:
-        pass  # another process was quicker
-    finally:
-        system.unlink(private)
-    if durable:
-        log.sync_folder(path)
-        log.sync_folder(os.path.dirname(path))
 
 
 async def _in_thread(work: Callable[[], State]) -> State:

@@ -12,7 +12,7 @@ from threading import RLock
 
 from .. import system
 from ..errors import CorruptStore
-from . import index, lines, log
+from . import about, index, lines, log
 from .log import Tail, TakenBack
 from .model import Query, QueryItem, StoredEvent
 
@@ -23,11 +23,16 @@ _MOST_EVENTS = 1 << 31
 _OPEN_FILES = 16
 
 
+class NoSegment(CorruptStore):
+    """There is none at all: a new store, or one that has lost everything."""
+
+
 class View:
     """`shared`: other machines write here too, and what this one remembers of files and names may be old."""
 
     def __init__(self, root: str, store: bytes, mode: int, *, shared: bool = False) -> None:
         self.shared = shared
+        self._root = root
         self.events = f"{root}/events"
         self.index = f"{root}/index"
         self._store = store
@@ -44,16 +49,25 @@ class View:
 
     @property
     def tail(self) -> Tail:
-        """The last segment. FileNotFoundError: there is none yet."""
+        """The last segment. NoSegment: there is none yet."""
         if self._tail is None:
             self._open_tail()
         assert self._tail is not None
         return self._tail
 
     def _open_tail(self) -> None:
+        # In this order: a run is made when there is a segment behind it.
+        indexed = max((max(lasts) for lasts in index.list_runs(self.index).values()), default=0)
         self.firsts = log.list_segments(self.events)
-        if not self.firsts:
-            raise FileNotFoundError(2, "there is no segment yet", self.events)
+        if not self.firsts and not indexed:
+            raise NoSegment(f"{self.events}: all segments are missing.", path=self.events)
+        if indexed >= (self.firsts[-1] if self.firsts else 1):
+            raise CorruptStore(
+                f"{self.events}: a segment is missing: there were more than {indexed} events. If this is what you "
+                f"have, remove {self.index}.",
+                path=self.events,
+                position=indexed + 1,
+            )
         if self.firsts[0] != 1:
             raise CorruptStore(
                 f"{self.events}: the first segment is missing: the oldest one begins with event {self.firsts[0]}.",
@@ -64,6 +78,13 @@ class View:
             self._tail = Tail(self.events, first, self._store, writable=True)
         except OSError:  # may be a directory that can only be read
             self._tail = Tail(self.events, first, self._store, writable=False)
+
+    def begin_again(self) -> None:
+        """Forget what is known: the files may be others than those that are open."""
+        if about.tag_of(about.read_id(self._root)) != self._store:
+            text = f"{self._root} is another store than the one that was opened; open it again."
+            raise CorruptStore(text, path=self._root)
+        self.forget()
 
     def forget(self) -> None:
         """Begin again: what was known of the end of the log is void."""

@@ -1,0 +1,97 @@
+"""Whose events these are: `store.json`, with a format and an id that is in every line."""
+
+from __future__ import annotations
+
+import errno
+import os
+from zlib import crc32
+
+import msgspec
+
+from .. import system
+from ..errors import CorruptStore, UnsafePath, Unsupported
+from . import log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..locks.base import StrPath
+
+FORMAT = 1
+_OURS = frozenset({"events", "index", "projections", "ledger", ".store.lock"})
+
+
+def absolute(path: StrPath) -> str:
+    text = os.fsdecode(path)
+    if not text:
+        raise UnsafePath("an empty path cannot name an event store", path=text)
+    return os.path.abspath(text)
+
+
+def tag_of(name: str) -> bytes:
+    """What the lines of the store with this id begin their sum with."""
+    return b"%08x" % crc32(name.encode())
+
+
+def open_directory(path: str, durable: bool, mode: int) -> str:
+    """Make it if it is not there. Gives the id of the store."""
+    while True:
+        try:
+            return read_id(path)
+        except FileNotFoundError:
+            _make(path, durable, mode)
+
+
+def read_id(path: str) -> str:
+    about = f"{path}/store.json"
+    fd = system.open_fd(about, system.O_READ)
+    try:
+        text = system.read(fd, 1 << 16)
+    finally:
+        system.close(fd)
+    try:
+        said = msgspec.json.decode(text)
+        number, name = said["format"], said["id"]
+        if not isinstance(number, int) or not isinstance(name, str):
+            raise TypeError
+    except (msgspec.DecodeError, TypeError, KeyError):
+        raise CorruptStore(f"{about} does not describe an event store; it was left as it is.", path=about) from None
+    if number != FORMAT:
+        raise Unsupported(
+            f"{path}: this store has format {number}, and this version of Holdfast knows {FORMAT}. Use the version "
+            "that made it, or a later one.",
+            path=path,
+        )
+    return name
+
+
+def _make(path: str, durable: bool, mode: int) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "an event store is a directory; this was left as it is", path) from None
+    others = [name for name in system.listdir(path) if name not in _OURS and not name.startswith("store.json")]
+    if others:
+        text = f"there is something else in this directory ({others[0]}); give the event store one of its own"
+        raise FileExistsError(errno.EEXIST, text, path)
+    os.makedirs(f"{path}/events", exist_ok=True)
+    if log.list_segments(f"{path}/events"):
+        about = f"{path}/store.json"
+        text = f"{about} is missing, so nobody knows whose events these are. Bring it back from a copy of the store."
+        raise CorruptStore(text, path=about)
+    private = f"{path}/store.json.{os.urandom(8).hex()}.tmp"
+    fd = system.open_fd(private, system.O_NEW, mode)
+    try:
+        system.write(fd, msgspec.json.encode({"format": FORMAT, "id": os.urandom(16).hex()}) + b"\n")
+        if durable:
+            system.fsync(fd)
+    finally:
+        system.close(fd)
+    try:
+        system.link(private, f"{path}/store.json")
+    except FileExistsError:
+        pass  # another process was quicker
+    finally:
+        system.unlink(private)
+    if durable:
+        log.sync_folder(path)
+        log.sync_folder(os.path.dirname(path))
