@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _WAITING, _TAKEN, _DONE = range(3)
 _SOON, _A_MOMENT = 0.005, 0.000_02  # seconds
+_LOOKS = 4
 
 
 class Request:
@@ -109,6 +110,7 @@ class Committer:
         self._mutex = allocate_lock()
         self._queue: list[Request] = []
         self._leading = False
+        self._shared = 1  # how many shared the last sync
 
     def forget(self) -> None:
         self._ledger = self._readers = None
@@ -157,9 +159,18 @@ class Committer:
             else:
                 self._leading = False
 
+    def _wait_for_others(self) -> None:
+        """Those with whom we shared the last sync are about to append again. Let them, and share the next one, too."""
+        for _ in range(_LOOKS):
+            if len(self._queue) >= self._shared:
+                return
+            sleep(_A_MOMENT)
+
     def _lead(self, request: Request) -> None:
         work = Work()
         try:
+            if self._shared > 1:
+                self._wait_for_others()
             hold = self.lock._try() or self._acquire(request)
             try:
                 self._take(work)
@@ -187,6 +198,7 @@ class Committer:
             work.taken, self._queue = self._queue, []
             for one in work.taken:
                 one.state = _TAKEN
+        self._shared = len(work.taken)
 
     def _put_back(self, work: Work, request: Request) -> None:
         with self._mutex:
