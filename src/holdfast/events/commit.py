@@ -12,7 +12,7 @@ other writer looks whether what it read last is still there.
 from __future__ import annotations
 
 import errno
-from _thread import allocate_lock
+from _thread import LockType, allocate_lock
 from time import monotonic, sleep
 
 from .. import owner, system
@@ -39,40 +39,41 @@ _LOOKS = 4
 class Request:
     """One append, from the moment it is asked for until it is answered."""
 
-    __slots__ = ("_bell", "condition", "deadline", "drafts", "error", "leads", "position", "state")
+    position = 0
+    error: BaseException | None = None
+    state = _WAITING
+    leads = False
+    _bell: LockType | None = None  # of one who does not lead
 
     def __init__(self, drafts: Sequence[Draft], condition: AppendCondition | None, deadline: float | None) -> None:
         self.drafts = drafts
         self.condition = condition
         self.deadline = deadline
-        self.position = 0
-        self.error: BaseException | None = None
-        self.state = _WAITING
-        self.leads = False
+
+    def will_wait(self) -> None:
+        """To be said before anybody could wake it."""
         self._bell = allocate_lock()
         self._bell.acquire()
 
     def wait(self) -> None:
         """Until it is done, or its turn to lead has come."""
+        assert self._bell is not None
         self._bell.acquire()
 
     def wake(self) -> None:
-        if self._bell.locked():
+        if self._bell is not None and self._bell.locked():
             self._bell.release()
 
 
 class Work:
     """What one hold of the lock wrote."""
 
-    __slots__ = ("epoch", "head", "ledger", "start", "tail", "taken")
-
-    def __init__(self) -> None:
-        self.taken: list[Request] = []
-        self.tail: Tail | None = None
-        self.ledger: Ledger | None = None
-        self.epoch = 0
-        self.start = -1  # where the write begins, once it may have begun
-        self.head = 0  # the last event, once all of it is written
+    taken: Sequence[Request] = ()
+    tail: Tail | None = None
+    ledger: Ledger | None = None
+    epoch = 0
+    start = -1  # where the write begins, once it may have begun
+    head = 0  # the last event, once all of it is written
 
 
 class Committer:
@@ -121,6 +122,9 @@ class Committer:
     def submit(self, *requests: Request) -> None:
         """Append, and wait for the answers, which are in the requests."""
         with self._mutex:
+            if self._leading or len(requests) > 1:
+                for request in requests:
+                    request.will_wait()
             self._queue += requests
             requests[0].leads = not self._leading
             self._leading = True
@@ -171,13 +175,16 @@ class Committer:
         try:
             if self._shared > 1:
                 self._wait_for_others()
-            hold = self.lock._try() or self._acquire(request)
+            hold = None if self.lock.take() else self._acquire(request)
             try:
                 self._take(work)
                 with self.view.mutex:
                     self._write(work)
             finally:
-                hold.release()
+                if hold is None:
+                    self.lock.give_back()
+                else:
+                    hold.release()
             self._sync(work)
         except Exception as error:  # the same for everybody in it
             for one in work.taken or (request,):
@@ -218,7 +225,7 @@ class Committer:
                 one.wake()
 
     def _acquire(self, request: Request) -> KernelHold:
-        hold = self._acquire_soon()
+        hold = self.lock._try() or self._acquire_soon()
         if hold is not None:
             return hold
         left = None if request.deadline is None else max(0.0, request.deadline - monotonic())
@@ -286,9 +293,8 @@ class Committer:
         ledger = work.ledger = self._usable_ledger()
         tail = self.view._tail
         if ledger is not None and tail is not None:
-            head, end = ledger.written, ledger.end_in(tail.first)
-            is_new = tail.head < head and any(one.condition is not None for one in work.taken)
-            if end and not is_new and tail.ends_at(end):
+            head, end = ledger.end_in(tail.first)
+            if end and tail.ends_at(end) and (tail.head == head or not _any_condition(work.taken)):
                 return head, end
         self._catch_up(work)
         tail = self.view.tail
@@ -488,6 +494,10 @@ class Committer:
         """To be said before the last look. True: `ledger_path` is touched when something becomes visible."""
         ledger = self._readers_ledger()
         return ledger is not None and ledger.sleeps()
+
+
+def _any_condition(requests: Sequence[Request]) -> bool:
+    return any(request.condition is not None for request in requests)
 
 
 def _last_draft(drafts: list[Draft], condition: AppendCondition, after: int, head: int) -> int | None:

@@ -129,11 +129,11 @@ class Ledger:
         cells[_WRITTEN] = position
         cells[_CHECK] = position + end
 
-    def end_in(self, segment: int) -> int:
-        """Where the log ends, if that is in this segment; else, or if it is not sure, 0."""
+    def end_in(self, segment: int) -> tuple[int, int]:
+        """The last event, and where it ends, if that is in this segment; else, or if it is not sure, 0."""
         cells = self._cells
-        end = cells[_END]
-        return end if cells[_SEGMENT] == segment and cells[_CHECK] == cells[_WRITTEN] + end else 0
+        head, end = cells[_WRITTEN], cells[_END]
+        return (head, end) if cells[_SEGMENT] == segment and cells[_CHECK] == head + end else (0, 0)
 
     def release(self, position: int) -> None:
         """Make it visible. Say `wake` afterwards, when the lock is released."""

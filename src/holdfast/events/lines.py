@@ -35,7 +35,7 @@ class _Head(msgspec.Struct):
     batch: tuple[int, int, int]
 
 
-class _Body(msgspec.Struct):
+class _Body(msgspec.Struct, gc=False):
     type: str
     tags: list[str]
     data: Any

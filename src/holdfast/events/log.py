@@ -150,18 +150,21 @@ class Tail:
 
     def write(self, drafts: list[Draft], texts: list[bytes], start: int, *, room: bool) -> int:
         """Write batches where the log ends. Who is interrupted cuts it off there. Gives where it ends then."""
-        text = b"".join(texts)
-        if room and start + len(text) > self.size:
-            self._make_room(start + len(text))
+        text = b"".join(texts) if len(texts) > 1 else texts[0]
+        size = len(text)
+        if room and start + size > self.size:
+            self._make_room(start + size)
         done = system.pwrite(self.fd, text, start)
-        while done < len(text):  # the disk is full, and says so the next time
+        while done < size:  # the disk is full, and says so the next time
             done += system.pwrite(self.fd, text[done:], start + done)
         if start != self.end:  # there are events of others before it that we have not read
-            return start + len(text)
+            return start + size
+        head = self.head
         for draft, line in zip(drafts, texts, strict=True):
-            self.head += 1
-            self.add(self.head, start, draft.keys)
+            head += 1
+            self.add(head, start, draft.keys)
             start += len(line)
+        self.head = head
         self.end = start
         self._last = text[-lines.SUM_LENGTH :]
         return start

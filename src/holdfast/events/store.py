@@ -129,12 +129,12 @@ class EventStore:
         if condition is not None and not isinstance(condition, AppendCondition):
             hint = "; several events are a list" if isinstance(condition, Event) else ""
             raise TypeError(f"the condition of an append is an AppendCondition, not {condition!r}{hint}")
-        return Request([self._draft(event) for event in events], condition, self._deadline())
+        return Request(list(map(self._draft, events)), condition, self._deadline())
 
     def _draft(self, event: Event) -> lines.Draft:
         if not isinstance(event, Event):
             raise TypeError(f"what is appended are Events, not {event!r}")
-        kind = self.types.get(event.type)
+        kind = self.types.get(event.type) if self.types else None
         if kind is not None:  # what cannot be read again must not be written
             try:
                 msgspec.convert(msgspec.to_builtins(event.data), kind)

@@ -10,6 +10,7 @@ unlocking: a waiter tries once more after it has joined. Who waits without queue
 from __future__ import annotations
 
 from .. import gate, system
+from ..errors import LockLost
 from .kernel import KernelHold, Lock
 
 TYPE_CHECKING = False
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class StandingLock(Lock):
-    __slots__ = ("_open_files",)
+    __slots__ = ("_open_files", "_taken")
+
+    _taken: tuple[gate.Book, int, gate.Inode, Mount]
 
     _stays_open = True
 
@@ -37,6 +40,46 @@ class StandingLock(Lock):
 
     def __del__(self) -> None:
         self.close()
+
+    def take(self) -> bool:
+        """`try_acquire` without a hold, for one who gives back what it took, in the same thread, in a moment.
+
+        False: somebody has it or queues for it, or the file has to be opened; `acquire` does all of that.
+        """
+        if system.access(self._queue, 0):
+            return False
+        try:
+            open_file = self._open_files.pop()
+        except IndexError:
+            return False
+        book, fd, inode, mount = open_file
+        try:
+            if book is gate.book and not mount.ranged:
+                system.lock(fd, self._op)
+                st = system.stat(self.path)
+                if st.st_ino == inode[1] and st.st_dev == inode[0]:
+                    self._taken = open_file
+                    self._count()
+                    return True
+                system.lock(fd, system.UN)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        self._open_files.append(open_file)
+        return False
+
+    def give_back(self) -> None:
+        """Release what `take` took. Raises LockLost if the file was replaced meanwhile."""
+        book, fd, inode, mount = self._taken
+        named = self._names(inode)
+        system.lock(fd, system.UN)
+        if not named or not self._keep_open(fd, inode, mount):
+            _close(book, fd)
+        if not named:
+            raise LockLost(
+                f"{self.path}: the lock file was removed or replaced while it was held, so somebody else may have held "
+                "it too. Find out what deletes it.",
+                path=self.path,
+            )
 
     def _keep_open(self, fd: int, inode: gate.Inode, mount: Mount) -> bool:
         if self._open_files or system.access(self._queue, 0):
