@@ -149,6 +149,8 @@ def _tail(store: EventStore, options: argparse.Namespace) -> int:
 
 def _flushed(events: Iterator[StoredEvent], limit: int | None) -> Iterator[StoredEvent]:
     """Each is on its way before the next one is waited for."""
+    if limit == 0:
+        return
     for count, event in enumerate(events, 1):
         yield event
         sys.stdout.buffer.flush()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..locks.base import StrPath
 
 FORMAT = 1
-_OURS = frozenset({"events", "index", "projections", "ledger", ".store.lock"})
+_OURS = ("events", "index", "projections", "ledger", ".store.lock", "store.json")
 
 
 def absolute(path: StrPath) -> str:
@@ -65,19 +65,16 @@ def read_id(path: str) -> str:
 
 
 def _make(path: str, durable: bool, mode: int) -> None:
+    made = _missing(path)
     try:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(f"{path}/events", exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, "an event store is a directory; this was left as it is", path) from None
-    others = [name for name in system.listdir(path) if name not in _OURS and not name.startswith("store.json")]
-    if others:
-        text = f"there is something else in this directory ({others[0]}); give the event store one of its own"
-        raise FileExistsError(errno.EEXIST, text, path)
-    os.makedirs(f"{path}/events", exist_ok=True)
-    if log.list_segments(f"{path}/events"):
-        about = f"{path}/store.json"
-        text = f"{about} is missing, so nobody knows whose events these are. Bring it back from a copy of the store."
-        raise CorruptStore(text, path=about)
+    error = _not_new(path)
+    if error is not None:
+        if not os.path.exists(f"{path}/store.json"):  # else another process has made the store meanwhile
+            raise error
+        return
     private = f"{path}/store.json.{os.urandom(8).hex()}.tmp"
     fd = system.open_fd(private, system.O_NEW, mode)
     try:
@@ -93,5 +90,26 @@ def _make(path: str, durable: bool, mode: int) -> None:
     finally:
         system.unlink(private)
     if durable:
-        log.sync_folder(path)
-        log.sync_folder(os.path.dirname(path))
+        for folder in (path, *made):
+            log.sync_folder(folder)
+
+
+def _missing(path: str) -> list[str]:
+    """The directories that get a new entry if this one is made."""
+    found = [os.path.dirname(path)]
+    while not os.path.isdir(found[-1]):
+        found.append(os.path.dirname(found[-1]))
+    return found
+
+
+def _not_new(path: str) -> Exception | None:
+    """Why no store can be made here."""
+    others = [name for name in system.listdir(path) if not name.startswith(_OURS)]
+    if others:
+        text = f"there is something else in this directory ({others[0]}); give the event store one of its own"
+        return FileExistsError(errno.EEXIST, text, path)
+    if log.list_segments(f"{path}/events"):
+        about = f"{path}/store.json"
+        text = f"{about} is missing, so nobody knows whose events these are. Bring it back from a copy of the store."
+        return CorruptStore(text, path=about)
+    return None

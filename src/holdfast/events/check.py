@@ -58,7 +58,8 @@ def verify(store: EventStore) -> Report:
         if first != expected:
             problems.append(Problem(path, f"begins with event {first}; {expected} comes next", position=expected))
             expected = first
-        found = _Segment(path, expected, store._tag, last=first == firsts[-1])
+        until = visible if first == firsts[-1] else None  # behind that somebody may be writing
+        found = _Segment(path, expected, store._tag, until)
         problems += found.look()
         expected = found.expected
     if visible is not None and visible > expected - 1:
@@ -71,24 +72,27 @@ def verify(store: EventStore) -> Report:
 class _Segment:
     """One segment, line by line."""
 
-    def __init__(self, path: str, expected: int, tag: bytes, *, last: bool) -> None:
+    def __init__(self, path: str, expected: int, tag: bytes, until: int | None) -> None:
         self.path = path
         self.expected = expected
         self._tag = tag
-        self._last = last
+        self._until = until
         self._problems: list[Problem] = []
-        self._open_batch: tuple[int, int] | None = None  # of a batch that is not whole yet: its beginning
+        self._batch = 0  # the last event of the batch that is being looked at
+        self._batch_begin = (0, 0)
         self._blank_since: tuple[int, int] | None = None
 
     def look(self) -> list[Problem]:
         number = offset = 0
         with open(self.path, "rb") as file:
             for text in file:
+                if self._until is not None and self.expected > self._until:
+                    break
                 number += 1
                 self._look_at(text, number, offset)
                 offset += len(text)
-        if self._open_batch is not None and not self._last:
-            self._say("the last batch is not whole", *self._open_batch)
+        if self._batch >= self.expected:
+            self._say("the last batch is not whole", *self._batch_begin)
         return self._problems
 
     def _look_at(self, text: bytes, number: int, offset: int) -> None:
@@ -99,14 +103,14 @@ class _Segment:
         if self._blank_since is not None:
             self._say("a blank line between events", *self._blank_since)
             self._blank_since = None
-        wrong = self._wrong_with(line, complete=text.endswith(b"\n"))
+        wrong = self._wrong_with(line, number, offset, complete=text.endswith(b"\n"))
         if wrong is not None:
             self._say(wrong, number, offset)
             if lines.is_foreign(line, self._tag):
                 return
             self.expected += 1
 
-    def _wrong_with(self, line: bytes, *, complete: bool) -> str | None:
+    def _wrong_with(self, line: bytes, number: int, offset: int, *, complete: bool) -> str | None:
         if not lines.is_good(line, self._tag):
             if lines.is_foreign(line, self._tag):
                 return "this line belongs to another store"
@@ -115,6 +119,8 @@ class _Segment:
             head = lines.decode_head(line)
         except msgspec.DecodeError as error:
             return f"damaged: {error}"
+        if head.batch[0] == head.position:
+            self._batch, self._batch_begin = head.batch[1], (number, offset)
         if head.position != self.expected:
             wanted, self.expected = self.expected, head.position
             return f"event {head.position} where {wanted} comes next"
@@ -133,7 +139,8 @@ def _check_runs(store: EventStore, firsts: list[int]) -> Iterator[Problem]:
             path = index.run_path(view.index, first, last)
             run = index.read_run(view.index, first, last, store._tag)
             if run is None:
-                yield Problem(path, "damaged; it is made again when it is needed")
+                if os.path.exists(path):  # else it has become part of a larger one
+                    yield Problem(path, "damaged; it is made again when it is needed")
                 continue
             made = _runs_of_log(store, firsts, first, last)
             if made is None:
@@ -220,7 +227,7 @@ def _parse(source: Iterable[bytes | str], decoder: msgspec.json.Decoder[Said]) -
         try:
             said = decoder.decode(line)
             event = Event(said.type, said.data, said.tags, said.metadata, said.id)
-        except (msgspec.DecodeError, TypeError, UnicodeError) as error:
+        except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError) as error:
             raise ValueError(f"line {number} is no event: {error}") from None
         yield said, event
 

@@ -4,19 +4,19 @@
     the lock      repair what a crash left, check each condition, write all of it in one go, unlock
     the sync      once for all of them. Meanwhile other processes write, and whose sync began after our write covers us
 
-Each request gets its own answer. A request can be withdrawn until the moment in which it is written. A write or sync
-that fails is taken back, under the lock, before anybody is told: readers do not go past what is on disk, and every
-other writer looks whether what it read last is still there.
+Each request gets its own answer. A request can be withdrawn until the moment in which it is written. A write that fails
+is undone before the lock is released. A sync that fails is taken back (`_take_back`), under the lock, before anybody is
+told: readers do not go past what is on disk, and every writer looks at the ledger's epoch before it believes anything.
 """
 
 from __future__ import annotations
 
 import errno
-from _thread import LockType, allocate_lock
+from _thread import allocate_lock, get_ident
 from time import monotonic, sleep
 
 from .. import owner, system
-from ..errors import ConditionFailed, Timeout
+from ..errors import ConditionFailed, LockLost, Timeout, WouldDeadlock
 from ..locks.standing import StandingLock
 from . import lines, log
 from .ledger import Ledger
@@ -25,7 +25,7 @@ from .view import NoSegment, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ..locks.kernel import KernelHold
     from .lines import Draft
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _WAITING, _TAKEN, _DONE = range(3)
 _SOON, _A_MOMENT = 0.005, 0.000_02  # seconds
 _LOOKS = 4
+_A_WHILE = 1.0  # seconds after which who waits for the lock looks whether it is still wanted
 
 
 class Request:
@@ -43,25 +44,20 @@ class Request:
     error: BaseException | None = None
     state = _WAITING
     leads = False
-    _bell: LockType | None = None  # of one who does not lead
 
     def __init__(self, drafts: Sequence[Draft], condition: AppendCondition | None, deadline: float | None) -> None:
         self.drafts = drafts
         self.condition = condition
         self.deadline = deadline
-
-    def will_wait(self) -> None:
-        """To be said before anybody could wake it."""
         self._bell = allocate_lock()
         self._bell.acquire()
 
     def wait(self) -> None:
         """Until it is done, or its turn to lead has come."""
-        assert self._bell is not None
         self._bell.acquire()
 
     def wake(self) -> None:
-        if self._bell is not None and self._bell.locked():
+        if self._bell.locked():
             self._bell.release()
 
 
@@ -73,7 +69,9 @@ class Work:
     ledger: Ledger | None = None
     epoch = 0
     start = -1  # where the write begins, once it may have begun
+    text = b""
     head = 0  # the last event, once all of it is written
+    is_lost = False  # the lock was, while we wrote
 
 
 class Committer:
@@ -98,10 +96,6 @@ class Committer:
         self._mode = mode
         self.segment_size = segment_size
         self.ledger_path = f"{root}/ledger"
-        self._ledger: Ledger | None = None
-        self._readers: Ledger | None = None
-        self._safe_before = 0
-        self._looked = False
         # Shared memory reaches the processes of this machine, and is trusted until the next boot.
         self._shares = not view.shared and owner.boot_id() is not None
         self.reset()
@@ -112,6 +106,13 @@ class Committer:
         self._queue: list[Request] = []
         self._leading = False
         self._shared = 1  # how many shared the last sync
+        self._inside: set[int] = set()  # threads
+        self._ledger: Ledger | None = None
+        self._readers: Ledger | None = None
+        self._safe_before = 0
+        self._looked = False
+        self._epoch = -1  # of what the view knows
+        self._named = 0  # the segment whose name is sure to be on disk
 
     def forget(self) -> None:
         self._ledger = self._readers = None
@@ -121,24 +122,38 @@ class Committer:
 
     def submit(self, *requests: Request) -> None:
         """Append, and wait for the answers, which are in the requests."""
-        with self._mutex:
-            if self._leading or len(requests) > 1:
-                for request in requests:
-                    request.will_wait()
-            self._queue += requests
-            requests[0].leads = not self._leading
-            self._leading = True
+        me = get_ident()
+        if me in self._inside:  # a signal handler, in the middle of an append
+            raise WouldDeadlock(f"{self._root}: this thread is appending already", path=self._root)
         try:
+            self._inside.add(me)
+            self._enqueue(requests)
             for request in requests:
                 while request.state != _DONE:
                     if request.leads:
                         self._lead(request)
                     else:
                         request.wait()
+                if isinstance(request.error, Timeout):
+                    self._abandon(requests)  # what stands behind it must not come without it
         except BaseException:
-            for request in requests:
-                self.withdraw(request)
+            self._abandon(requests)
             raise
+        finally:
+            self._inside.discard(me)
+
+    def _enqueue(self, requests: Iterable[Request]) -> None:
+        with self._mutex:
+            waiting = [request for request in requests if request.state == _WAITING]  # the others were withdrawn
+            self._queue += waiting
+            if waiting and not self._leading:
+                self._leading = waiting[0].leads = True
+
+    def _abandon(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.withdraw(request)
+            with self._mutex:
+                self._pass_on(request)
 
     def withdraw(self, request: Request) -> bool:
         """Take a request back. False: too late, it is being written."""
@@ -146,22 +161,21 @@ class Committer:
             if request.state != _WAITING:
                 return False
             request.state = _DONE
-            self._queue.remove(request)
-        self._pass_on(request)
+            if request in self._queue:
+                self._queue.remove(request)
+            self._pass_on(request)
         request.wake()
         return True
 
     def _pass_on(self, request: Request) -> None:
-        """Let the next one lead."""
-        with self._mutex:
-            if not request.leads:
-                return
-            request.leads = False
-            if self._queue:
-                self._queue[0].leads = True
-                self._queue[0].wake()
-            else:
-                self._leading = False
+        """Let the next one lead, if this one does. With the mutex."""
+        if not request.leads:
+            return
+        request.leads = False
+        self._leading = bool(self._queue)
+        if self._queue:
+            self._queue[0].leads = True
+            self._queue[0].wake()
 
     def _wait_for_others(self) -> None:
         """Those with whom we shared the last sync are about to append again. Let them, and share the next one, too."""
@@ -175,72 +189,118 @@ class Committer:
         try:
             if self._shared > 1:
                 self._wait_for_others()
-            hold = None if self.lock.take() else self._acquire(request)
-            try:
-                self._take(work)
-                with self.view.mutex:
-                    self._write(work)
-            finally:
-                if hold is None:
-                    self.lock.give_back()
-                else:
-                    hold.release()
-            self._sync(work)
+            self._append(work, request)
         except Exception as error:  # the same for everybody in it
-            for one in work.taken or (request,):
-                one.error = one.error or error
-        except BaseException:  # an interrupt, of this thread alone
-            if work.head:
-                self._sync(work)
-            else:
-                self._put_back(work, request)
+            self._fail(work, request, error)
+        except BaseException as error:  # an interrupt, of this thread alone
+            self._interrupted(work, request, error)
             raise
         finally:
             self._answer(work, request)
         if self.view.has_unsaved:
             self.view.save_runs()
 
-    def _take(self, work: Work) -> None:
+    def _append(self, work: Work, request: Request) -> None:
+        hold = None
+        taken = False
+        try:
+            taken = self.lock.take()
+            if not taken:
+                hold = self._acquire(request)
+                if hold is None:
+                    return
+            if self._take(work, request):
+                with self.view.mutex:
+                    self._write(work)
+        finally:
+            if taken or hold is not None:
+                self._release(work, hold)
+        self._sync(work)
+        if work.is_lost and work.tail is not None and not work.tail.says(work.text, work.start):
+            raise LockLost(f"{self.lock.path}: the lock was lost, and somebody wrote meanwhile", path=self.lock.path)
+
+    def _release(self, work: Work, hold: KernelHold | None) -> None:
+        """Whatever goes wrong with it, what is written is written."""
+        try:
+            if hold is not None:
+                hold.release()
+            else:
+                self.lock.give_back()
+        except (LockLost, OSError) as error:
+            import logging
+
+            work.is_lost = True
+            logging.getLogger("holdfast").warning("%s", error)
+
+    def _take(self, work: Work, request: Request) -> bool:
+        """Take those who are there. False: this request was withdrawn meanwhile, and another one leads."""
         with self._mutex:
+            if not request.leads:
+                return False
             work.taken, self._queue = self._queue, []
             for one in work.taken:
                 one.state = _TAKEN
         self._shared = len(work.taken)
+        return True
 
-    def _put_back(self, work: Work, request: Request) -> None:
+    def _fail(self, work: Work, request: Request, error: Exception) -> None:
+        if work.taken:
+            for one in work.taken:
+                one.error = one.error or error
+            return
+        with self._mutex:  # the lock was not to be had
+            if request.state == _WAITING:
+                request.error = error
+
+    def _interrupted(self, work: Work, request: Request, error: BaseException) -> None:
+        self.lock.drop()
+        with self.view.mutex:
+            self.view.forget()
+        if work.head:
+            try:
+                self._sync(work)
+            except BaseException as failure:
+                for one in work.taken:
+                    one.error = one.error or failure
+            return
         with self._mutex:
             for one in work.taken:
                 one.state = _WAITING
             self._queue = [one for one in work.taken if one is not request] + self._queue
             work.taken = [request] if request in work.taken else []
+            request.error = request.error or error
 
     def _answer(self, work: Work, request: Request) -> None:
-        if not work.taken:  # the lock was not to be had
+        if not work.taken:
             self.withdraw(request)
+        with self._mutex:
+            for one in work.taken:
+                one.state = _DONE
+            self._pass_on(request)
         for one in work.taken:
-            one.state = _DONE
-        self._pass_on(request)
-        for one in work.taken:
-            if one is not request:
-                one.wake()
+            one.wake()
 
-    def _acquire(self, request: Request) -> KernelHold:
+    def _acquire(self, request: Request) -> KernelHold | None:
+        """Wait for the lock. None: the request was withdrawn meanwhile."""
         hold = self.lock._try() or self._acquire_soon()
-        if hold is not None:
-            return hold
-        left = None if request.deadline is None else max(0.0, request.deadline - monotonic())
-        try:
-            return self.lock.acquire(left)
-        except Timeout as error:
-            who = error.status.explain() if error.status is not None else "somebody holds it"
-            seconds = self.lock.timeout or 0
-            said = Timeout(
-                f"{self.lock.path}: not acquired within {seconds:g} s: {who}. Nothing was appended; give EventStore a "
-                "longer lock_timeout to wait longer.",
-                path=self.lock.path,
-            )
-            said.status = error.status
-            raise said from None
+        while hold is None and request.leads:
+            left = None if request.deadline is None else max(0.0, request.deadline - monotonic())
+            try:
+                hold = self.lock.acquire(_A_WHILE if left is None or left > _A_WHILE else left)
+            except Timeout as error:
+                if left is not None and left <= _A_WHILE:
+                    raise self._timed_out(error) from None
+        return hold
+
+    def _timed_out(self, error: Timeout) -> Timeout:
+        who = error.status.explain() if error.status is not None else "somebody holds it"
+        said = Timeout(
+            f"{self.lock.path}: not acquired within {self.lock.timeout or 0:g} s: {who}. Nothing was appended; give "
+            "EventStore a longer lock_timeout to wait longer.",
+            path=self.lock.path,
+        )
+        said.status = error.status
+        return said
 
     def _acquire_soon(self) -> KernelHold | None:
         """Others hold the lock for some microseconds. To queue for it, and be woken, takes longer than that.
@@ -265,24 +325,46 @@ class Committer:
             if end and end + sum(map(len, texts)) > self.segment_size:
                 self._roll(work, tail, head, end)
                 tail, end = self.view.tail, 0
+            if self.durable and self._named != tail.first:
+                self._sync_names(tail)
             try:
                 work.tail, work.start = tail, end
                 end = tail.write(drafts, texts, end, room=self._shares)
+                work.text = texts[-1]
+                work.start = end - len(work.text)
                 work.head = head + len(drafts)
             except BaseException:
-                self._undo(work)
+                self.view.forget()
+                tail.cut(work.start)
                 raise
         else:
             work.tail, work.head = tail, head
         ledger = work.ledger
         if ledger is None:
             if texts:  # in any case: before it is on the server, no other machine can see it
-                self._sync_or_undo(work)
+                self._sync_or_undo(work, head)
             return
         work.epoch = ledger.epoch
         ledger.note_written(work.head, tail.first, end)
         if not self.durable:
             ledger.release(work.head)
+
+    def _sync_or_undo(self, work: Work, head: int) -> None:
+        assert work.tail is not None
+        try:
+            system.fdatasync(work.tail.fd)
+        except BaseException:
+            work.head = 0
+            self.view.forget()
+            self._cut_behind(head, work.tail.first)
+            raise
+
+    def _sync_names(self, tail: Tail) -> None:
+        """Whoever made the segment may not have cared, or may have died before it could."""
+        log.sync_folder(self.view.events)
+        if not self._named:
+            log.sync_folder(self._root)
+        self._named = tail.first
 
     def _find_end(self, work: Work) -> tuple[int, int]:
         """The last event in the log, and where it ends.
@@ -291,33 +373,25 @@ class Committer:
         condition there is.
         """
         ledger = work.ledger = self._usable_ledger()
-        tail = self.view._tail
-        if ledger is not None and tail is not None:
-            head, end = ledger.end_in(tail.first)
-            if end and tail.ends_at(end) and (tail.head == head or not _any_condition(work.taken)):
-                return head, end
+        if ledger is not None:
+            if ledger.epoch != self._epoch:
+                self.view.forget()  # something was taken back, perhaps what we have read
+                self._epoch = ledger.epoch
+            tail = self.view._tail
+            if tail is not None:
+                head, end = ledger.end_in(tail.first)
+                if end and tail.ends_at(end) and (tail.head == head or not _any_condition(work.taken)):
+                    return head, end
         self._catch_up(work)
         tail = self.view.tail
         return tail.head, tail.end
 
-    def _undo(self, work: Work) -> None:
-        assert work.tail is not None
-        work.head = 0
-        self.view.forget()
-        work.tail.cut(work.start)
-
-    def _sync_or_undo(self, work: Work) -> None:
-        assert work.tail is not None
-        try:
-            system.fdatasync(work.tail.fd)
-        except BaseException:
-            self._undo(work)
-            raise
-
     def _catch_up(self, work: Work) -> None:
         """Know everything that is in the log, and remove what a crash left of the last append."""
         ledger = work.ledger
-        safe = ledger.synced if ledger is not None else self._safe_before
+        if ledger is not None and ledger.pending:
+            self._finish_cut(ledger)
+        safe = ledger.known if ledger is not None else self._safe_before
         try:
             rest = self.view.advance()
         except NoSegment:
@@ -327,13 +401,13 @@ class Committer:
             rest = self.view.advance()
         tail = self.view.tail
         if safe > tail.head:
-            raise tail.damaged(f"event {tail.head + 1} is damaged or missing; it had been on disk")
+            raise tail.damaged(f"event {tail.head + 1} is damaged or missing; it had been there")
         if tail.repair(rest, safe, thorough=not self._looked) and self.durable:
             system.fdatasync(tail.fd)
         if ledger is None and self._shares:
-            self._sync_older(0, tail)
             system.fdatasync(tail.fd)  # what we found counts as on disk from now on
-            work.ledger = self._ledger = Ledger.make(self.ledger_path, tail.head, tail.first, self._mode)
+            work.ledger = self._ledger = Ledger.make(self.ledger_path, tail.head, tail.first, self._store, self._mode)
+            self._epoch = work.ledger.epoch
         self._looked = True
 
     def _usable_ledger(self) -> Ledger | None:
@@ -346,16 +420,17 @@ class Committer:
             return ledger
         self._ledger = None
         self.view.begin_again()  # the store itself may be another one now, brought back from a copy
+        self._named = 0
         try:
             ledger = Ledger(self.ledger_path, writable=True)
         except (FileNotFoundError, ValueError):
             self._looked = False
             return None
-        if ledger.valid:
+        if ledger.is_valid(self._store):
             self._looked = True  # somebody has, since the machine was started
             self._ledger = ledger
             return ledger
-        self._safe_before = ledger.was_synced
+        self._safe_before = ledger.was_synced(self._store)
         self._looked = False
         return None
 
@@ -365,19 +440,13 @@ class Committer:
         texts: list[bytes] = []
         now = lines.now()
         head = before
-        safe = work.ledger.synced if work.ledger is not None else (head if self.durable else 0)
+        safe = work.ledger.synced if work.ledger is not None else head
         for request in work.taken:
-            condition = request.condition
-            if condition is not None:
-                after = condition.after or 0
-                if after > head:
-                    request.error = ValueError(f"after={after} is no position of {self._root}, which ends with {head}")
-                    continue
-                match = _last_draft(drafts, condition, after, before) or self.view.last_match(
-                    condition.fail_if_match, after
-                )
-                if match:
-                    request.error = self._conflict(condition, match)
+            if request.condition is not None:
+                try:
+                    self._check(request.condition, drafts, before)
+                except (ConditionFailed, ValueError, TypeError, AttributeError) as error:  # its own, not the others'
+                    request.error = error
                     continue
             if request.drafts:
                 texts += lines.compose(request.drafts, head + 1, safe, self._store, now)
@@ -385,6 +454,18 @@ class Committer:
                 head += len(request.drafts)
             request.position = head
         return drafts, texts
+
+    def _check(self, condition: AppendCondition, drafts: list[Draft], before: int) -> None:
+        after = condition.after or 0
+        if after > before + len(drafts):
+            raise ValueError(f"after={after} is no position of {self._root}, which ends with {before}")
+        query = condition.fail_if_match
+        for at in range(len(drafts) - 1, max(-1, after - before - 1), -1):
+            if query.matches(drafts[at]):
+                raise self._conflict(condition, before + 1 + at)
+        match = self.view.last_match(query, after)
+        if match:
+            raise self._conflict(condition, match)
 
     def _conflict(self, condition: AppendCondition, position: int) -> ConditionFailed:
         since = "ever" if condition.after is None else f"since {condition.after}"
@@ -396,18 +477,20 @@ class Committer:
         )
 
     def _roll(self, work: Work, tail: Tail, head: int, end: int) -> None:
-        """Begin a new segment."""
-        if self.durable:
-            self._sync_older(0 if work.ledger is None else work.ledger.synced, tail)
+        """Begin a new segment. What is in an older one is on disk, whoever wrote it, and however patient."""
+        ledger = work.ledger
+        try:
             system.fdatasync(tail.fd)
+        except OSError:
+            if ledger is not None:
+                self._take_back_locked(ledger, head, ledger.epoch, tail.first)
+            raise
         tail.cut(end)  # no room is needed in it any more
-        if self.durable:
-            system.fsync(tail.fd)
+        system.fsync(tail.fd)
         log.make_segment(self.view.events, head + 1, self._mode, durable=self.durable)
-        if work.ledger is not None:
-            if self.durable:
-                work.ledger.note_synced(head, work.ledger.epoch)
-            work.ledger.note_written(head, head + 1, 0)
+        if ledger is not None:
+            ledger.note_synced(head, ledger.epoch)
+            ledger.note_written(head, head + 1, 0)
         self.view.go_on(head + 1)
 
     # Without the lock.
@@ -420,47 +503,63 @@ class Committer:
         if not self.durable:
             ledger.wake()
             return
-        if ledger.synced >= work.head:
+        if ledger.synced >= work.head and ledger.epoch == work.epoch:  # in this order
             return
         # In this order: if the last segment is still ours afterwards, what was written then is in it.
         written = ledger.written
         covered = written if ledger.segment == tail.first else work.head
         try:
-            self._sync_older(ledger.synced, tail)
             system.fdatasync(tail.fd)
         except OSError:
-            self._take_back(work)
+            if not self._take_back(work, ledger, tail):
+                return  # another one's sync came after our write, and went well
             raise
         if not ledger.note_synced(covered, work.epoch):
             raise OSError(
                 errno.EIO, "another process could not write to disk, so this append was taken back", tail.path
             )
 
-    def _sync_older(self, synced: int, tail: Tail) -> None:
-        """Segments that were left without a sync, by who did not want it."""
-        if synced + 1 >= tail.first:
-            return
-        with self.view.mutex:
-            files = [self.view.file_of(first) for first in self.view.firsts if first < tail.first]
-        for file, after in zip(files, [*[file.first for file in files[1:]], tail.first], strict=True):
-            if after > synced + 1:
-                system.fdatasync(file.fd)
-
-    def _take_back(self, work: Work) -> None:
-        """A sync failed: nobody may ever see what it was for."""
-        assert work.ledger is not None and work.tail is not None
+    def _take_back(self, work: Work, ledger: Ledger, tail: Tail) -> bool:
+        """A sync failed: nobody may ever see what it was for. False: it is on disk all the same."""
         with self.lock.acquire(None), self.view.mutex:
-            safe = work.ledger.take_back(work.head, work.epoch)
-            self.view.forget()
-            if safe < work.head:
-                self._cut_behind(safe, work.tail)
+            if not ledger.in_place:
+                return True  # there is another ledger now, and nobody knows what it counted on
+            if ledger.epoch != work.epoch:
+                return True  # done, by another one
+            if ledger.synced >= work.head:
+                return False
+            self._take_back_locked(ledger, work.head, work.epoch, tail.first)
+            return True
 
-    def _cut_behind(self, safe: int, tail: Tail) -> None:
-        """Of the last segment, leave what is on disk. (Older ones that are not are those of who wanted it so.)"""
-        found = log.Tail(self.view.events, tail.first, self._store, writable=True)
+    def _take_back_locked(self, ledger: Ledger, head: int, epoch: int, segment: int) -> None:
+        """With the store's lock. What is visible cannot be taken back: who did not want to wait for the disk saw it."""
+        self.view.forget()
+        safe = ledger.visible
+        if safe >= head or ledger.segment != segment:
+            return
+        end = self._end_of(safe, segment)
+        if ledger.take_back(epoch, end):
+            self._finish_cut(ledger)
+
+    def _end_of(self, safe: int, segment: int) -> int:
+        found = log.Tail(self.view.events, segment, self._store, writable=True)
         if safe >= found.first:
             found.read_on(safe)
-        found.cut(found.end)
+        return found.end
+
+    def _cut_behind(self, safe: int, segment: int) -> None:
+        log.Tail(self.view.events, segment, self._store, writable=True).cut(self._end_of(safe, segment))
+
+    def _finish_cut(self, ledger: Ledger) -> None:
+        """Whoever said that something is taken back may have died before it was."""
+        tail = log.Tail(self.view.events, ledger.segment, self._store, writable=True)
+        tail.cut(ledger.pending - 1)
+        try:
+            system.fdatasync(tail.fd)
+        except OSError:
+            pass  # the disk is broken, which is what began it
+        self.view.forget()
+        ledger.cut_is_done()
 
     # For readers.
 
@@ -474,21 +573,20 @@ class Committer:
             return None
         ledger = self._ledger or self._readers
         if ledger is None or not ledger.in_place:
-            ledger = self._readers = None
+            self._readers = None
             with self.view.mutex:
                 self.view.begin_again()
-            for writable in (True, False):
-                try:
-                    ledger = self._readers = Ledger(self.ledger_path, writable=writable)
-                    break
-                except PermissionError:
-                    continue
-                except OSError as error:
-                    if error.errno != errno.EROFS:
-                        return None
-                except ValueError:
+            ledger = self._readers = self._open_ledger()
+        return ledger if ledger is not None and ledger.is_valid(self._store) else None
+
+    def _open_ledger(self) -> Ledger | None:
+        for writable in (True, False):
+            try:
+                return Ledger(self.ledger_path, writable=writable)
+            except (OSError, ValueError) as error:
+                if not isinstance(error, PermissionError) and getattr(error, "errno", 0) != errno.EROFS:
                     return None
-        return ledger if ledger is not None and ledger.valid else None
+        return None
 
     def sleeps(self) -> bool:
         """To be said before the last look. True: `ledger_path` is touched when something becomes visible."""
@@ -498,11 +596,3 @@ class Committer:
 
 def _any_condition(requests: Sequence[Request]) -> bool:
     return any(request.condition is not None for request in requests)
-
-
-def _last_draft(drafts: list[Draft], condition: AppendCondition, after: int, head: int) -> int | None:
-    query = condition.fail_if_match
-    for at in range(len(drafts) - 1, max(-1, after - head - 1), -1):
-        if query.matches(drafts[at]):
-            return head + 1 + at
-    return None

@@ -27,6 +27,7 @@ from .. import system
 _MAGIC = b"holdfast run 1\n\0"
 # store, first, last, number of pairs, sum of the offsets and pairs, the last line's sum
 _HEADER = struct.Struct("<16s8sQQQQ8s")
+_PARTS, _PART_BITS = 16, 60
 _NAME = re.compile(r"(\d{10,})-(\d{10,})\.run")
 
 
@@ -111,16 +112,21 @@ def make_run(first: int, last: int, offsets: array[int], keys: dict[str, int | l
 
 
 def merge(runs: list[Run]) -> Run:
-    """One run of several in a row."""
+    """One run of several in a row; a sixteenth of the pairs at a time, so that they need not all be objects at once."""
     first = runs[0].first
-    offsets = array("I")
-    pairs: list[int] = []
+    offsets, pairs = array("I"), array("Q")
     for run in runs:
         offsets.extend(run.offsets)
-        by = run.first - first
-        pairs.extend([pair + by for pair in run.pairs])
-    pairs.sort()  # a few sorted parts: hardly more than reading them
-    return Run(first, runs[-1].last, offsets, array("Q", pairs), runs[-1].last_sum)
+    for part in range(_PARTS):
+        some: list[int] = []
+        for run in runs:
+            begin = bisect_left(run.pairs, part << _PART_BITS)
+            end = bisect_left(run.pairs, (part + 1) << _PART_BITS) if part + 1 < _PARTS else len(run.pairs)
+            by = run.first - first
+            some += [pair + by for pair in run.pairs[begin:end]]
+        some.sort()  # a few sorted parts: hardly more than reading them
+        pairs.extend(some)
+    return Run(first, runs[-1].last, offsets, pairs, runs[-1].last_sum)
 
 
 def write_run(folder: str, run: Run, store: bytes, mode: int) -> None:
@@ -163,6 +169,23 @@ def read_run(folder: str, first: int, last: int, store: bytes) -> Run | None:
     if crc32(view[start:]) != total:
         return None
     return Run(first, last, view[start : start + 4 * count].cast("I"), view[middle:].cast("Q"), last_sum)
+
+
+def belongs_to(folder: str, first: int, last: int, store: bytes) -> bool:
+    """Is this file what its name says, and of this store?"""
+    try:
+        with open(run_path(folder, first, last), "rb") as file:
+            header = file.read(_HEADER.size)
+    except FileNotFoundError:
+        return False
+    return len(header) == _HEADER.size and _HEADER.unpack(header)[:4] == (_MAGIC, store, first, last)
+
+
+def remove(folder: str, first: int, last: int) -> None:
+    try:
+        system.unlink(run_path(folder, first, last))
+    except FileNotFoundError:
+        pass
 
 
 def code_of(key: str) -> int:

@@ -6,7 +6,7 @@ It is derived from the log, and disposable. A few numbers of 8 bytes, each writt
     1  its own inode     4  synced: on disk up to here         7  the first position of the last segment
     2  a hash of the     5  released: visible although it      8  somebody sleeps until something becomes visible
        boot                 is not on disk                     9  where in that segment 3 ends
-                                                               10  3 + 9, if both are good
+   11  the store's tag     12  where it is to be cut + 1       10  3 + 9, if both are good
 
 A copy of it is told by 1, and one from before the last boot by 2. They are not believed, except that what was on disk
 then was on disk. `written`, `released` and 7 belong to who holds the store's lock; `synced` and `epoch` to who holds
@@ -27,7 +27,7 @@ from zlib import crc32
 from .. import owner, system
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
-_INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK = range(1, 11)
+_INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE, _PENDING = range(1, 13)
 _SIZE = 4096
 
 
@@ -55,7 +55,7 @@ class Ledger:
         self._mutex = Lock()
 
     @classmethod
-    def make(cls, path: str, head: int, segment: int, mode: int) -> Ledger:
+    def make(cls, path: str, head: int, segment: int, store: bytes, mode: int) -> Ledger:
         """A new one, in place of what is there. For who holds the store's lock, and has synced everything."""
         private = f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
         fd = system.open_fd(private, system.O_NEW, mode)
@@ -69,18 +69,21 @@ class Ledger:
             system.close(fd)
         ledger = cls(private, writable=True)
         cells = ledger._cells
-        for cell, value in ((_INODE, inode), (_BOOT, _boot()), (_WRITTEN, head), (_SYNCED, head), (_SEGMENT, segment)):
-            cells[cell] = value
+        cells[_INODE], cells[_BOOT], cells[_STORE] = inode, _boot(), int(store, 16)
+        cells[_WRITTEN] = cells[_SYNCED] = head
+        cells[_SEGMENT] = segment
         cells[0] = _MAGIC
         system.rename(private, path)
         ledger.path = path
         return ledger
 
-    @property
-    def valid(self) -> bool:
-        """Is this a ledger, made here since the last boot?"""
+    def is_valid(self, store: bytes) -> bool:
+        """Is this a ledger of this store, made here since the last boot?"""
+        return self._is_of(store) and self._cells[_BOOT] == _boot()
+
+    def _is_of(self, store: bytes) -> bool:
         cells = self._cells
-        return cells[0] == _MAGIC and cells[_INODE] == self.inode[1] and cells[_BOOT] == _boot()
+        return cells[0] == _MAGIC and cells[_INODE] == self.inode[1] and cells[_STORE] == int(store, 16)
 
     @property
     def in_place(self) -> bool:
@@ -92,11 +95,16 @@ class Ledger:
         # Cut short, to look at it would kill us.
         return (st.st_dev, st.st_ino) == self.inode and st.st_size >= _SIZE
 
-    @property
-    def was_synced(self) -> int:
+    def was_synced(self, store: bytes) -> int:
         """What was on disk at some time, also before the last boot."""
-        own = self._cells[0] == _MAGIC and self._cells[_INODE] == self.inode[1]
-        return self._cells[_SYNCED] if own else 0
+        return self._cells[_SYNCED] if self._is_of(store) else 0
+
+    @property
+    def known(self) -> int:
+        """Up to where events have certainly been in the log: what was written in full, or seen."""
+        cells = self._cells
+        written = cells[_WRITTEN]
+        return max(self.visible, written if cells[_CHECK] == written + cells[_END] else 0)
 
     @property
     def visible(self) -> int:
@@ -154,22 +162,32 @@ class Ledger:
         self.wake()
         return True
 
-    def take_back(self, position: int, epoch: int) -> int:
-        """Say that what is not on disk by now never will be. Gives what is.
+    def take_back(self, epoch: int, end: int) -> bool:
+        """Say that what is not visible by now never will be, and is to be cut off at `end`. False: that was said.
 
-        Only for who holds the store's lock. If that includes `position`, somebody else was luckier than us.
+        Only for who holds the store's lock.
         """
         with self._mutex:
             system.lock(self._fd, system.EX)
             try:
                 cells = self._cells
-                if cells[_EPOCH] == epoch and cells[_SYNCED] < position:
-                    cells[_EPOCH] += 1
-                    cells[_CHECK] = 0
-                    cells[_WRITTEN] = cells[_SYNCED]
-                return cells[_SYNCED]
+                if cells[_EPOCH] != epoch:
+                    return False
+                cells[_CHECK] = 0
+                cells[_PENDING] = end + 1
+                cells[_WRITTEN] = max(cells[_SYNCED], cells[_RELEASED])
+                cells[_EPOCH] = epoch + 1
             finally:
                 system.lock(self._fd, system.UN)
+        return True
+
+    @property
+    def pending(self) -> int:
+        """One more than where the last segment is to be cut; 0: it is not."""
+        return self._cells[_PENDING]
+
+    def cut_is_done(self) -> None:
+        self._cells[_PENDING] = 0
 
     def wake(self) -> None:
         """Wake those who sleep. Between this and what made something visible there has been a system call."""

@@ -42,7 +42,10 @@ class _Body(msgspec.Struct, gc=False):
     metadata: Any
 
 
+_DEEPEST = 200
+
 decode = msgspec.json.Decoder(StoredEvent).decode
+_read_body = msgspec.json.Decoder(_Body).decode
 decode_head = msgspec.json.Decoder(_Head).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -58,11 +61,36 @@ class Draft:
         self.tags = tags
         self.keys = keys_of(event.type, tags)
         self.body = _encode(_Body(event.type, tags, event.data, event.metadata))[1:-1]
+        _refuse_what_cannot_be_read(self.body)
         if b"null" in self.body:  # which is also what becomes of a number that JSON does not have
             _refuse_no_numbers(msgspec.to_builtins((event.data, event.metadata)))
         # As they are written; nothing: made up then.
         self.id = b"" if event.id is None else _encode(event.id)
         self.time = b"" if time is None else _encode(time)
+
+
+def _refuse_what_cannot_be_read(body: bytes) -> None:
+    """Text that is put in as it is (msgspec.Raw), and data so deep that reading it again might fail."""
+    if b"\n" in body:
+        raise ValueError("the data of an event is one line of JSON")
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _depth(body) > _DEEPEST:
+        raise ValueError(f"data nested more than {_DEEPEST} deep cannot be written")
+    try:
+        _read_body(b"{%s}" % body)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the data of an event is JSON: {error}") from None
+
+
+def _depth(body: bytes) -> int:
+    """How deep it is nested; brackets in texts count, too, which does no harm."""
+    depth = deepest = 0
+    for byte in body:
+        if byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
 
 
 def _refuse_no_numbers(data: object) -> None:

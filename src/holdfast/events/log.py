@@ -15,6 +15,7 @@ had been on disk: the ledger, a later line, a later segment. Then nothing is cut
 from __future__ import annotations
 
 import errno
+import os
 from array import array
 from bisect import bisect_right
 
@@ -109,6 +110,9 @@ class Tail:
             else:
                 by_key[key] = [found, head]
 
+    def says(self, text: bytes, start: int) -> bool:
+        return system.pread(self.fd, len(text), start) == text
+
     def ends_at(self, end: int) -> bool:
         """Does a line end there, with room behind it? Then that is where the log ends."""
         return system.pread(self.fd, 3, end - 2) == b"}\n\n"
@@ -195,8 +199,20 @@ class Tail:
             return False
         if not self.check_rest(known_safe):
             return False
+        self._save_rest()
         self.cut(self.end)
         return True
+
+    def _save_rest(self) -> None:
+        """Whole lines are worth keeping aside: whoever wrote them may have been told that they are there."""
+        rest = self._all_behind_end()
+        if not _good_heads(rest, self._tag):
+            return
+        fd = system.open_fd(f"{self.path}.cut-{self.end}-{os.urandom(4).hex()}", system.O_NEW, 0o600)
+        try:
+            system.write(fd, rest.rstrip(b"\n") + b"\n")
+        finally:
+            system.close(fd)
 
     def check_rest(self, known_safe: int = 0) -> bool:
         """Is there something behind the end that a crash may have left? Raises if it was no crash."""

@@ -16,7 +16,10 @@ from __future__ import annotations
 import errno
 import os
 import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -181,6 +184,8 @@ class EventStore:
         if not isinstance(after, int) or (limit is not None and (not isinstance(limit, int) or limit < 0)):
             raise ValueError(f"after is a position and limit a number of events, not {after!r} and {limit!r}")
         head = self.head()
+        if self._view.has_unsaved:
+            self._view.save_runs()
         with self._view.mutex:
             if head:
                 self._view.advance(head)
@@ -234,12 +239,17 @@ class EventStore:
 
     def follow(self, query: Query = _ALL, after: int = 0, timeout: float | None = None) -> Iterator[StoredEvent]:
         """`tail` without an event loop. Ends when nothing has come for `timeout` seconds; None: never."""
+        deadline = None
         while True:
             reading = self.read(query, after)
-            yield from reading
-            after = reading.head
+            for event in reading:
+                yield event
+                deadline = None
+            after = max(after, reading.head)
+            if deadline is None and timeout is not None:
+                deadline = monotonic() + timeout
             try:
-                wait.drive(self._news(after, None if timeout is None else monotonic() + timeout))
+                wait.drive(self._news(after, deadline))
             except wait.DeadlinePassed:
                 return
 
@@ -294,7 +304,7 @@ class EventStore:
         return await _in_thread(lambda: self.decide(*wanted))
 
     async def aexecute(self, decide_fn: Callable[[Decide], Iterable[Event] | None], attempts: int = 3) -> int:
-        return await _in_thread(lambda: self.execute(decide_fn, attempts))
+        return await _to_its_end(lambda: self.execute(decide_fn, attempts))
 
     async def aproject(
         self,
@@ -335,7 +345,7 @@ class EventStore:
         return await _in_thread(lambda: self.export(target, query, after))
 
     async def aimport_(self, source: base.StrPath | Iterable[bytes | str]) -> int:
-        return await _in_thread(lambda: self.import_(source))
+        return await _to_its_end(lambda: self.import_(source))
 
     def __reduce__(self) -> tuple[object, ...]:
         options = (self.lock_timeout, self.durable, self.types, self._committer.segment_size, self._mode)
@@ -364,28 +374,35 @@ class Reading(Iterator[StoredEvent]):
 
     def some(self, most: int) -> list[StoredEvent]:
         """The next few."""
-        return [event for event, _ in zip(self, range(most), strict=False)]
+        return list(islice(self, most))
 
 
 class AsyncReading(AsyncIterator[StoredEvent]):
-    """A `Reading` for tasks: several events are read at once, in a thread. (No generator: those want to be closed.)"""
+    """A `Reading` for tasks: several events are read at once, in a thread. (No generator: those want to be closed.)
+
+    A task may be cancelled while the thread reads. What that reads is for whoever asks next.
+    """
 
     def __init__(self, begin: Callable[[], Reading]) -> None:
         self._begin = begin
         self._reading: Reading | None = None
-        self._ready: list[StoredEvent] = []  # the next one last
+        self._ready: deque[StoredEvent] = deque()
+        self._mutex = Lock()
 
     def _read_on(self) -> None:
-        if self._reading is None:
-            self._reading = self._begin()
-        self._ready = self._reading.some(_AT_ONCE)[::-1]
+        with self._mutex:
+            if self._ready:
+                return
+            if self._reading is None:
+                self._reading = self._begin()
+            self._ready.extend(self._reading.some(_AT_ONCE))
 
     async def __anext__(self) -> StoredEvent:
         if not self._ready:
             await _in_thread(self._read_on)
             if not self._ready:
                 raise StopAsyncIteration
-        return self._ready.pop()
+        return self._ready.popleft()
 
 
 class AsyncTail(AsyncReading):
@@ -393,17 +410,27 @@ class AsyncTail(AsyncReading):
 
     def __init__(self, store: EventStore, query: Query, after: int) -> None:
         self._store = store
-        self._after = after
+        self._after = after  # up to here everything was given, or is ready
         super().__init__(lambda: store.read(query, self._after))
+
+    def _read_on(self) -> None:
+        try:
+            super()._read_on()
+        except BaseException:
+            self._reading = None  # begin again behind what was given
+            raise
+        with self._mutex:
+            if self._ready:
+                self._after = self._ready[-1].position
+            elif self._reading is not None:
+                self._after = max(self._after, self._reading.head)
+                self._reading = None
 
     async def __anext__(self) -> StoredEvent:
         while True:
             try:
                 return await super().__anext__()
             except StopAsyncIteration:
-                assert self._reading is not None
-                self._after = self._reading.head
-                self._reading = None
                 await wait.adrive(self._store._news(self._after, None))
 
 
@@ -435,6 +462,15 @@ async def _in_thread(work: Callable[[], State]) -> State:
     return await run_sync(work)
 
 
+async def _to_its_end(work: Callable[[], State]) -> State:
+    """In a thread, and cancelled only afterwards: what it appends must not come as a surprise."""
+    from .tasks import uncancelled
+
+    results: list[State] = []
+    await uncancelled(lambda: results.append(work()), lambda: False)
+    return results[0]
+
+
 _stores: weakref.WeakSet[EventStore] = weakref.WeakSet()
 
 
@@ -444,6 +480,7 @@ def _begin_again() -> None:
         store._view = store._new_view()
         store._committer.view = store._view
         store._committer.reset()
+        store._committer.lock.close()
 
 
 if hasattr(os, "register_at_fork"):

@@ -47,7 +47,10 @@ async def uncancelled(work: Callable[[], None], withdraw: Callable[[], bool]) ->
 
 
 def _deliver_later(cancelled: BaseException) -> None:
-    """trio and anyio's scopes cancel again by themselves; asyncio's own `task.cancel()` is said once."""
+    """trio and anyio's scopes cancel again by themselves; asyncio's own `task.cancel()` is said once.
+
+    Not if the task has ended by then, or whoever cancelled it has taken that back: a timeout that was too late.
+    """
     import asyncio
 
     if not isinstance(cancelled, asyncio.CancelledError):
@@ -55,5 +58,15 @@ def _deliver_later(cancelled: BaseException) -> None:
     if any(isinstance(text, str) and "cancel scope" in text for text in cancelled.args):
         return
     task = asyncio.current_task()
-    if task is not None:
+
+    def cancel_again() -> None:
+        if task is None or task.done():
+            return
+        cancelling = getattr(task, "cancelling", None)  # Python 3.11
+        if cancelling is not None:
+            if not cancelling():
+                return
+            task.uncancel()  # type: ignore[attr-defined]
         task.cancel(*cancelled.args)
+
+    asyncio.get_running_loop().call_soon(cancel_again)

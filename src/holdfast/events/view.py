@@ -57,7 +57,7 @@ class View:
 
     def _open_tail(self) -> None:
         # In this order: a run is made when there is a segment behind it.
-        indexed = max((max(lasts) for lasts in index.list_runs(self.index).values()), default=0)
+        indexed = self._last_indexed()
         self.firsts = log.list_segments(self.events)
         if not self.firsts and not indexed:
             raise NoSegment(f"{self.events}: all segments are missing.", path=self.events)
@@ -73,11 +73,21 @@ class View:
                 f"{self.events}: the first segment is missing: the oldest one begins with event {self.firsts[0]}.",
                 path=self.events,
             )
-        first = self.firsts[-1]
+        self._tail = self._new_tail(self.firsts[-1])
+
+    def _last_indexed(self) -> int:
+        """The last event in a run, if that is one of this store."""
+        runs = [(lasts[0], first) for first, lasts in index.list_runs(self.index).items()]
+        for last, first in sorted(runs, reverse=True):
+            if index.belongs_to(self.index, first, last, self._store):
+                return last
+        return 0
+
+    def _new_tail(self, first: int) -> Tail:
         try:
-            self._tail = Tail(self.events, first, self._store, writable=True)
+            return Tail(self.events, first, self._store, writable=True)
         except OSError:  # may be a directory that can only be read
-            self._tail = Tail(self.events, first, self._store, writable=False)
+            return Tail(self.events, first, self._store, writable=False)
 
     def begin_again(self) -> None:
         """Forget what is known: the files may be others than those that are open."""
@@ -94,6 +104,13 @@ class View:
 
     def advance(self, until: int | None = None) -> bytes:
         """Read what was written since, up to a position or as far as it goes. Gives what is behind that."""
+        try:
+            return self._advance(until)
+        except BaseException:
+            self.forget()  # an interrupt may have come between any two steps
+            raise
+
+    def _advance(self, until: int | None) -> bytes:
         if self.shared:
             self.tail.reopen()
         while True:
@@ -116,8 +133,8 @@ class View:
     def go_on(self, first: int | None = None) -> None:
         """To the next segment, which is there."""
         tail = self.tail
-        if first is None or first == tail.head + 1:
-            first = tail.head + 1
+        new = self._new_tail(tail.head + 1 if first is None else first)
+        if new.first == tail.head + 1:
             run = index.make_run(tail.first, tail.head, tail.offsets, tail.keys, tail.last_sum)
             if self._runs is not None:
                 self._runs.append(run)
@@ -125,8 +142,8 @@ class View:
         else:
             self._runs = None  # we have not read all of it, and somebody has to
             self._unread = True
-        self._tail = Tail(self.events, first, self._store, writable=True)
-        self.firsts.append(first)
+        self._tail = new
+        self.firsts.append(new.first)
 
     @property
     def has_unsaved(self) -> bool:
@@ -136,19 +153,20 @@ class View:
 
     def save_runs(self) -> None:
         """Save what is not saved yet, and make one run of eight. To fail is no harm: it can be made again."""
-        with self.mutex:
-            self._unread = False
-            try:
+        try:
+            with self.mutex:
+                self._unread = False
                 _ = self.runs
                 unsaved, self._unsaved = self._unsaved, []
-                for run in unsaved:
-                    self._save(run)
-                self._merge_runs()
-            except OSError:
+            for run in unsaved:
+                self._save(run)
+            while self._merge_runs():
                 pass
+        except (OSError, CorruptStore):
+            pass  # who reads what is damaged is told
 
     def _save(self, run: index.Run) -> None:
-        if system.access(index.run_path(self.index, run.first, run.last), 0):
+        if index.read_run(self.index, run.first, run.last, self._store) is not None:
             return
         try:
             system.mkdir(self.index)
@@ -161,8 +179,6 @@ class View:
         """The runs of all segments but the last one, in order."""
         if self._runs is None:
             self._runs = self._load_runs()
-            if self._unsaved:
-                self.save_runs()
         return self._runs
 
     def _load_runs(self) -> list[index.Run]:
@@ -206,33 +222,39 @@ class View:
     def _segments_in(self, run: index.Run) -> int:
         return bisect_right(self.firsts, run.last) - bisect_left(self.firsts, run.first)
 
-    def _merge_runs(self) -> None:
-        runs = self.runs
-        while len(runs) >= _MERGED:
-            last = runs[-_MERGED:]
+    def _merge_runs(self) -> bool:
+        """Make one of the last eight, if they are of one size. It takes its time, so others may go on meanwhile."""
+        with self.mutex:
+            last = self.runs[-_MERGED:]
             sizes = {(self._segments_in(run) - 1).bit_length() // 3 for run in last}
-            if len(sizes) > 1 or last[-1].last - last[0].first > _MOST_EVENTS:
-                return
-            merged = index.merge(last)
-            self._save(merged)
-            runs[-_MERGED:] = [merged]
-            for run in last:
-                try:
-                    system.unlink(index.run_path(self.index, run.first, run.last))
-                except FileNotFoundError:
-                    pass
+        if len(last) < _MERGED or len(sizes) > 1 or last[-1].last - last[0].first > _MOST_EVENTS:
+            return False
+        merged = index.merge(last)
+        self._save(merged)
+        with self.mutex:
+            runs = self._runs or []
+            at = next((at for at, run in enumerate(runs) if run is last[0]), -1)
+            if at < 0 or runs[at : at + _MERGED] != last:
+                return False  # somebody has begun again; the file is there for the next time
+            runs[at : at + _MERGED] = [merged]
+        for run in last:
+            index.remove(self.index, run.first, run.last)
+        return True
 
     def rebuild(self) -> None:
         """Make all runs again, from the log."""
         with self.mutex:
             self.forget()
-            self.advance()
+            try:
+                self.advance()
+            except NoSegment:
+                return
             for first, lasts in index.list_runs(self.index).items():
                 for last in lasts:
-                    system.unlink(index.run_path(self.index, first, last))
+                    index.remove(self.index, first, last)
             self._runs = [self._make_run(first) for first in self.firsts[:-1]]
             self._unsaved = list(self._runs)
-            self.save_runs()
+        self.save_runs()
 
     # Finding.
 
@@ -297,8 +319,10 @@ class View:
         return file
 
     def place(self, position: int) -> tuple[_File, int, int]:
-        """Where an event is: file, first byte, and the one behind its newline; 0: the end of the file."""
+        """Where an event is: file, first byte, and the one behind its newline; 0: look for that."""
         with self.mutex:
+            if position > self.tail.head:
+                self.advance(position)  # what was known was forgotten meanwhile
             source = self._source(position)
             file = self.file_of(position)
             start = source.offset(position)
@@ -316,7 +340,7 @@ class View:
     def line(self, position: int) -> bytes:
         """The line of an event, without its newline, and good."""
         file, start, stop = self.place(position)
-        text = system.pread(file.fd, (stop or system.fstat(file.fd).st_size) - start, start)
+        text = system.pread(file.fd, (stop or file.end_of_line(start)) - start, start)
         return self._checked(text[:-1], file, start, position)
 
     def _checked(self, line: bytes, file: _File, start: int, position: int) -> bytes:
@@ -329,7 +353,7 @@ class View:
         buffer, begin, owner, last = b"", 0, None, -1
         for position in positions:
             file, start, stop = self.place(position)
-            stop = stop or system.fstat(file.fd).st_size
+            stop = stop or file.end_of_line(start)
             if file is not owner or start < begin or stop > begin + len(buffer):
                 near = file is owner and abs(start - last) < _NEAR
                 begin = max(0, start - _NEAR) if near and start < last else start
@@ -400,6 +424,16 @@ class _File:
         if hasattr(self, "fd"):
             system.close(self.fd)
 
+    def end_of_line(self, start: int) -> int:
+        """The byte behind the newline of the line that begins there."""
+        size = 4096
+        while True:
+            text = system.pread(self.fd, size, start)
+            at = text.find(b"\n")
+            if at >= 0 or len(text) < size:
+                return start + (at + 1 if at >= 0 else len(text))
+            size *= 4
+
     def damaged(self, offset: int, position: int, *, foreign: bool = False) -> CorruptStore:
         number = log.line_number(self.fd, offset)
         what = "belongs to another store" if foreign else "is damaged"
@@ -416,13 +450,17 @@ class _File:
 def _positions(source: index.Run | Tail, item: QueryItem, after: int, until: int) -> Sequence[int]:
     """The events of a source that match an item, or may."""
     found: Sequence[int] | None = None
-    if item.tags:
-        lists = sorted((source.find(f"tag {tag}", after, until) for tag in item.tags), key=len)
-        found = lists[0]
-        for other in lists[1:]:
-            found = [position for position in found if _contains(other, position)]
+    for tag in item.tags:
+        more = source.find("tag " + tag, after, until)
+        if not more:
+            return ()
+        if found is None:
+            found = more
+        else:
+            few, many = (found, more) if len(found) < len(more) else (more, found)
+            found = [position for position in few if _contains(many, position)]
     if item.types:
-        of_types = [source.find(f"type {name}", after, until) for name in item.types]
+        of_types = [source.find("type " + name, after, until) for name in item.types]
         if found is not None:
             return [position for position in found if any(_contains(one, position) for one in of_types)]
         if len(of_types) == 1:

@@ -95,13 +95,10 @@ class KernelHold(InodeHold):
             lock._metrics.cleanups_skipped.bump()
         finally:
             # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
-            kept = False
             try:
                 set_lock(fd, system.UN)
-                kept = named and lock._stays_open and lock._keep_open(fd, inode, mount)
             finally:
-                if not kept:
-                    system.close(fd)
+                lock._let_go(fd, inode if named else None, mount)
         # Only now, when nobody waits for us any more: removing a directory takes its time.
         # Others may have left the file on account of a queue that is gone now.
         if self._called_at and not shared:
@@ -122,8 +119,6 @@ class Lock(InodeLock[KernelHold]):
     """
 
     __slots__ = ("_count", "_op", "keep", "shared")
-
-    _stays_open = False
 
     _options = ("shared", "timeout", "keep", "fair", "mode")
 
@@ -219,9 +214,9 @@ class Lock(InodeLock[KernelHold]):
             return  # Windows: opened by somebody who shares it with nobody
         raise error
 
-    def _keep_open(self, fd: int, inode: gate.Inode, mount: Mount) -> bool:
-        """Of one that stays open: keep it for the next time. False: close it."""
-        return False
+    def _let_go(self, fd: int, inode: gate.Inode | None, mount: Mount) -> None:
+        """The file is unlocked. `inode`: what it is, if the path still names it."""
+        system.close(fd)
 
     def _check_file(self, fd: int, st: os.stat_result) -> bool:
         if st.st_size or st.st_mode >> 12 != _REGULAR:

@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 class StandingLock(Lock):
     __slots__ = ("_open_files", "_taken")
 
-    _taken: tuple[gate.Book, int, gate.Inode, Mount]
-
-    _stays_open = True
+    _taken: tuple[gate.Book, int, gate.Inode, Mount] | None
 
     def __init__(self, path: base.StrPath, *, timeout: float | None, mode: int) -> None:
         # At most one; a list, because taking it out and putting it in are atomic.
         self._open_files: list[tuple[gate.Book, int, gate.Inode, Mount]] = []
+        self._taken = None
         Lock.__init__(self, path, keep=True, timeout=timeout, mode=mode)
 
     def close(self) -> None:
@@ -49,31 +48,42 @@ class StandingLock(Lock):
         if system.access(self._queue, 0):
             return False
         try:
-            open_file = self._open_files.pop()
+            self._taken = self._open_files.pop()
         except IndexError:
             return False
-        book, fd, inode, mount = open_file
+        book, fd, inode, mount = self._taken
+        if book is not gate.book:
+            self._taken = None
+            return False
         try:
-            if book is gate.book and not mount.ranged:
+            if not mount.ranged:
                 system.lock(fd, self._op)
-                st = system.stat(self.path)
-                if st.st_ino == inode[1] and st.st_dev == inode[0]:
-                    self._taken = open_file
+                if self._names(inode):
                     self._count()
                     return True
                 system.lock(fd, system.UN)
-        except (BlockingIOError, FileNotFoundError):
+        except BlockingIOError:
             pass
-        self._open_files.append(open_file)
+        except BaseException:
+            self.drop()
+            raise
+        self._put_away()
         return False
 
     def give_back(self) -> None:
         """Release what `take` took. Raises LockLost if the file was replaced meanwhile."""
-        book, fd, inode, mount = self._taken
-        named = self._names(inode)
-        system.lock(fd, system.UN)
-        if not named or not self._keep_open(fd, inode, mount):
-            _close(book, fd)
+        assert self._taken is not None
+        _, fd, inode, _ = self._taken
+        try:
+            named = self._names(inode)
+            system.lock(fd, system.UN)
+        except BaseException:
+            self.drop()
+            raise
+        if named and not system.access(self._queue, 0):
+            self._put_away()
+        else:
+            self.drop()
         if not named:
             raise LockLost(
                 f"{self.path}: the lock file was removed or replaced while it was held, so somebody else may have held "
@@ -81,12 +91,28 @@ class StandingLock(Lock):
                 path=self.path,
             )
 
-    def _keep_open(self, fd: int, inode: gate.Inode, mount: Mount) -> bool:
-        if self._open_files or system.access(self._queue, 0):
-            return False
+    def _put_away(self) -> None:
+        """Keep what is not locked any more for the next time."""
+        if self._taken is not None and not self._open_files:
+            self._open_files.append(self._taken)
+            self._taken = None
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close what was taken, and so unlock it, whatever state an interrupt has left it in."""
+        taken = self._taken
+        if taken is not None:
+            self._open_files = [one for one in self._open_files if one[1] != taken[1]]
+            self._taken = None
+            _close(taken[0], taken[1])
+
+    def _let_go(self, fd: int, inode: gate.Inode | None, mount: Mount) -> None:
+        if inode is None or self._open_files or system.access(self._queue, 0):
+            system.close(fd)
+            return
         gate.book.open_fds.add(fd)
         self._open_files.append((gate.book, fd, inode, mount))
-        return True
 
     def _attempt(self, queued: bool = False) -> KernelHold | None:
         try:
@@ -102,7 +128,10 @@ class StandingLock(Lock):
                 book.open_fds.discard(fd)
                 return hold
         except BlockingIOError:
-            self._open_files.append((book, fd, inode, mount))
+            if self._open_files:
+                _close(book, fd)
+            else:
+                self._open_files.append((book, fd, inode, mount))
             return None
         except BaseException:
             _close(book, fd)
