@@ -623,6 +623,33 @@ def test_damage_without_a_ledger_is_no_end(shop: Path, tmp_path: Path) -> None:
             look()
 
 
+@pytest.mark.parametrize("ledger", [True, False])
+def test_damage_among_what_was_not_synced(ledger: bool, shop: Path) -> None:
+    store = EventStore(shop, durable=False)
+    for number in range(100):
+        store.append(orders(number))
+    damage(shop, 3, CHANGES["another number"])
+    if not ledger:
+        (shop / "ledger").unlink()
+    with pytest.raises(CorruptStore):
+        EventStore(shop, durable=False).append(orders(1), AppendCondition(Query.of(tags={"x"})))
+    assert len(lines_of(shop)) == 100
+
+
+def test_what_is_cut_off_is_kept_aside(shop: Path) -> None:
+    """After a power failure nobody knows whether it had been acknowledged."""
+    store = EventStore(shop, durable=False)
+    for number in range(10):
+        store.append(orders(number))
+    path, _ = damage(shop, 3, CHANGES["another number"])
+    (shop / "ledger").unlink()
+    os.utime(path, (0, 0))
+    assert EventStore(shop, durable=False).append(orders(1)) == 3
+    (cut,) = [name for name in os.listdir(shop / "events") if ".cut-" in name]
+    assert (shop / "events" / cut).read_bytes().count(b"\n") == 8
+    assert EventStore(shop).verify().ok
+
+
 def test_segments_that_are_missing_at_the_end(shop: Path) -> None:
     many(shop, 60)
     (shop / "ledger").unlink()

@@ -18,6 +18,7 @@ import errno
 import os
 from array import array
 from bisect import bisect_right
+from time import time
 
 from .. import system
 from ..errors import CorruptStore
@@ -203,6 +204,11 @@ class Tail:
         self.cut(self.end)
         return True
 
+    def _written_since_boot(self) -> bool:
+        """Then no power failure can have left it so: who is killed leaves the beginning of a write, never the end."""
+        uptime = system.read_text("/proc/uptime").split()
+        return bool(uptime) and system.fstat(self.fd).st_mtime > time() - float(uptime[0])
+
     def _save_rest(self) -> None:
         """Whole lines are worth keeping aside: whoever wrote them may have been told that they are there."""
         rest = self._all_behind_end()
@@ -219,9 +225,12 @@ class Tail:
         rest = self._all_behind_end()
         if not rest.strip(b"\n"):
             return False
-        safe = max(known_safe, max((head.batch[2] for head in _good_heads(rest, self._tag)), default=0))
+        good = _good_heads(rest, self._tag)
+        safe = max(known_safe, max((head.batch[2] for head in good), default=0))
         if safe > self.head:
             raise self.damaged(f"event {self.head + 1} is damaged: it had been on disk")
+        if good and not _begins_good(rest, self._tag) and self._written_since_boot():
+            raise self.damaged(f"event {self.head + 1} is damaged, and what comes after it is not")
         if _is_foreign(rest, self._tag):
             raise self.damaged("not ours")
         return True
@@ -256,6 +265,10 @@ class TakenBack(Exception):
 
 def _good_heads(text: bytes, tag: bytes) -> list[lines._Head]:
     return [lines.decode_head(line) for line in text.split(b"\n") if line and lines.is_good(line, tag)]
+
+
+def _begins_good(text: bytes, tag: bytes) -> bool:
+    return lines.is_good(text[: text.find(b"\n")], tag)
 
 
 def _is_foreign(text: bytes, tag: bytes) -> bool:
