@@ -68,8 +68,8 @@ class Work:
     tail: Tail | None = None
     ledger: Ledger | None = None
     epoch = 0
-    start = -1  # where the write begins, once it may have begun
-    text = b""
+    text = b""  # its last line
+    start = 0  # and where that begins
     head = 0  # the last event, once all of it is written
     is_lost = False  # the lock was, while we wrote
 
@@ -171,11 +171,12 @@ class Committer:
         """Let the next one lead, if this one does. With the mutex."""
         if not request.leads:
             return
-        request.leads = False
-        self._leading = bool(self._queue)
         if self._queue:
             self._queue[0].leads = True
             self._queue[0].wake()
+        else:
+            self._leading = False
+        request.leads = False  # last: who is interrupted before does all of it again
 
     def _wait_for_others(self) -> None:
         """Those with whom we shared the last sync are about to append again. Let them, and share the next one, too."""
@@ -196,7 +197,11 @@ class Committer:
             self._interrupted(work, request, error)
             raise
         finally:
-            self._answer(work, request)
+            try:
+                self._answer(work, request)
+            except BaseException:  # an interrupt: nobody else may be left waiting
+                self._answer(work, request)
+                raise
         if self.view.has_unsaved:
             self.view.save_runs()
 
@@ -327,16 +332,16 @@ class Committer:
                 tail, end = self.view.tail, 0
             if self.durable and self._named != tail.first:
                 self._sync_names(tail)
+            begin = end
             try:
-                work.tail, work.start = tail, end
-                end = tail.write(drafts, texts, end, room=self._shares)
-                work.text = texts[-1]
-                work.start = end - len(work.text)
+                end = tail.write(drafts, texts, begin, room=self._shares)
+                work.tail, work.text = tail, texts[-1]
                 work.head = head + len(drafts)
             except BaseException:
                 self.view.forget()
-                tail.cut(work.start)
+                tail.cut(begin)
                 raise
+            work.start = end - len(work.text)
         else:
             work.tail, work.head = tail, head
         ledger = work.ledger
