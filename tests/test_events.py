@@ -949,7 +949,9 @@ def test_an_interrupted_append_is_withdrawn(shop: Path, start_peer: Callable[...
     assert peer.do("store.append(Event('T'))") == 2
 
 
-def test_a_forked_child_appends_for_itself(shop: Path) -> None:
+def test_a_forked_child_appends_for_itself(shop: Path, tmp_path: Path) -> None:
+    gone = EventStore(tmp_path / "gone")  # of which the child can make nothing any more
+    shutil.rmtree(gone.path)
     store = EventStore(shop)
     store.append(orders(1))
     started, go_on = threading.Event(), threading.Event()

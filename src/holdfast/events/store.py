@@ -74,7 +74,8 @@ class EventStore:
         self.id = about.open_directory(self.path, durable, mode)
         self._tag = tag = about.tag_of(self.id)
         self._mode = mode
-        self._view = self._new_view()
+        shared = not mount_at(system.stat(self.path).st_dev, self.path).is_ours
+        self._view = View(self.path, tag, mode, shared=shared)
         self._committer = Committer(
             self.path,
             self._view,
@@ -85,10 +86,6 @@ class EventStore:
             segment_size=segment_size,
         )
         _stores.add(self)
-
-    def _new_view(self) -> View:
-        shared = not mount_at(system.stat(self.path).st_dev, self.path).is_ours
-        return View(self.path, self._tag, self._mode, shared=shared)
 
     def __repr__(self) -> str:
         return f"holdfast.events.EventStore({self.path!r})"
@@ -477,7 +474,7 @@ _stores: weakref.WeakSet[EventStore] = weakref.WeakSet()
 def _begin_again() -> None:
     """In a forked child: its threads are gone, and with them whoever held a mutex."""
     for store in list(_stores):
-        store._view = store._new_view()
+        store._view = View(store.path, store._tag, store._mode, shared=store._view.shared)
         store._committer.view = store._view
         store._committer.reset()
         store._committer.lock.close()

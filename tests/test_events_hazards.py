@@ -1,0 +1,550 @@
+"""Event stores when things come together: interrupts, failing syncs, cancellations, forks, many who begin at once."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import linecache
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+import pytest
+from support import die_with_parent, in_child, until
+
+import holdfast
+from holdfast import Lock, system
+from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query, QueryItem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def shop(in_memory: Path) -> Path:
+    return in_memory / "shop"
+
+
+class Thread(threading.Thread):
+    """A thread and what became of its work."""
+
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work = work
+        self.result: object = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.error = error
+
+    def outcome(self) -> object:
+        self.join(30)
+        assert not self.is_alive(), "it hangs"
+        return type(self.error).__name__ if self.error is not None else self.result
+
+
+class Syncs:
+    """Each thread's syncs, by its name: let through, failing, or held up until told."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self._waiting: dict[str, tuple[threading.Event, threading.Event]] = {}
+        self.real = system.fdatasync
+
+    def hold(self, name: str) -> None:
+        self._waiting[name] = threading.Event(), threading.Event()
+
+    def until_held(self, name: str) -> None:
+        assert self._waiting[name][0].wait(30)
+
+    def let_go(self, name: str) -> None:
+        self._waiting[name][1].set()
+
+    def __call__(self, fd: int) -> None:
+        name = threading.current_thread().name
+        held = self._waiting.get(name)
+        if held is not None:
+            held[0].set()
+            assert held[1].wait(30)
+        if name in self.broken:
+            raise OSError(errno.EIO, "a broken disk")
+        self.real(fd)
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
+    made = Syncs()
+    monkeypatch.setattr(system, "fdatasync", made)
+    return made
+
+
+def three(shop: Path) -> list[EventStore]:
+    stores = [EventStore(shop) for _ in range(3)]
+    stores[0].append([Event("base", n) for n in range(4)])
+    for store in stores:
+        assert len(list(store.read())) == 4
+    return stores
+
+
+def types(shop: Path) -> list[str]:
+    store = EventStore(shop)
+    found = list(store.read())
+    assert [event.position for event in found] == list(range(1, len(found) + 1)) and store.verify().ok
+    assert store.append(Event("later")) == len(found) + 1
+    return [event.type for event in found if event.type != "base"]
+
+
+# Syncs that fail.
+
+
+def test_two_that_fail_take_back_once(shop: Path, syncs: Syncs) -> None:
+    """C appends between the two; nothing of it may be cut."""
+    a, b, c = three(shop)
+    for name in "ABC":
+        syncs.hold(name)
+    syncs.broken |= {"A", "B"}
+    first = Thread("A", lambda: a.append(Event("a")))
+    syncs.until_held("A")
+    second = Thread("B", lambda: b.append(Event("b")))
+    syncs.until_held("B")
+    syncs.let_go("B")
+    assert second.outcome() == "OSError"
+    third = Thread("C", lambda: c.append(Event("c")))
+    syncs.until_held("C")
+    syncs.let_go("A")
+    assert first.outcome() == "OSError"
+    syncs.let_go("C")
+    assert third.outcome() == 5 and types(shop) == ["c"]
+
+
+def test_nobody_takes_anothers_position_for_its_own(shop: Path, syncs: Syncs) -> None:
+    """A wrote 5 and has not synced; it is taken back, and C has another 5 that is on disk."""
+    a, b, c = three(shop)
+    reached, go_on = threading.Event(), threading.Event()
+    real = a._committer._sync
+
+    def paused(work: Any) -> None:
+        reached.set()
+        assert go_on.wait(30)
+        real(work)
+
+    a._committer._sync = paused  # type: ignore[method-assign]
+    syncs.broken.add("B")
+    first = Thread("A", lambda: a.append(Event("a")))
+    assert reached.wait(30)
+    assert Thread("B", lambda: b.append(Event("b"))).outcome() == "OSError"
+    assert c.append(Event("c")) == 5
+    go_on.set()
+    assert first.outcome() == "OSError" and types(shop) == ["c"]
+
+
+def test_what_was_taken_back_is_not_remembered(shop: Path, syncs: Syncs) -> None:
+    a, b, c = three(shop)
+    once = AppendCondition(Query.of(tags={"x"}))
+    syncs.hold("A")
+    first = Thread("A", lambda: a.append(Event("a")))
+    syncs.until_held("A")
+    syncs.broken.add("B")
+    assert Thread("B", lambda: b.append(Event("b"))).outcome() == "OSError"
+    syncs.let_go("A")
+    assert first.outcome() == "OSError"
+    assert c.append(Event("c", tags={"x"}), once) == 5
+    with pytest.raises(ConditionFailed):
+        a.append(Event("a", tags={"x"}), once)
+    assert types(shop) == ["c"]
+
+
+def test_who_was_luckier_covers_us(shop: Path, syncs: Syncs) -> None:
+    a, _, c = three(shop)
+    syncs.hold("A")
+    syncs.broken.add("A")
+    first = Thread("A", lambda: a.append(Event("a")))
+    syncs.until_held("A")
+    assert c.append(Event("c")) == 6
+    syncs.let_go("A")
+    assert first.outcome() == 5 and types(shop) == ["a", "c"]
+
+
+@pytest.mark.parametrize("segment_size", [1 << 20, 300])
+def test_what_is_visible_is_not_taken_back(segment_size: int, shop: Path, syncs: Syncs) -> None:
+    """Another writer did not want to wait for the disk, so readers have seen both."""
+    a, _, _ = three(shop)
+    impatient = EventStore(shop, durable=False, segment_size=segment_size)
+    syncs.hold("A")
+    syncs.broken.add("A")
+    first = Thread("A", lambda: a.append(Event("a")))
+    syncs.until_held("A")
+    assert impatient.append(Event("b")) == 6
+    seen = [event.type for event in EventStore(shop).read(after=4)]
+    syncs.let_go("A")
+    assert first.outcome() in ("OSError", 5)
+    assert seen == types(shop) == ["a", "b"]
+
+
+def test_a_ledger_that_is_deleted_meanwhile(shop: Path, syncs: Syncs) -> None:
+    a, b, _ = three(shop)
+    syncs.hold("A")
+    syncs.broken.add("A")
+    first = Thread("A", lambda: a.append(Event("a")))
+    syncs.until_held("A")
+    (shop / "ledger").unlink()
+    assert b.append(Event("b")) == 6
+    syncs.let_go("A")
+    assert first.outcome() == "OSError" and types(shop) == ["a", "b"]
+
+
+def test_killed_before_it_could_cut(shop: Path, syncs: Syncs) -> None:
+    a, _, _ = three(shop)
+    syncs.hold("A")
+    first = Thread("A", lambda: a.append(Event("a")))
+    syncs.until_held("A")
+
+    def fail_and_die() -> None:
+        def broken(fd: int) -> None:
+            raise OSError(errno.EIO, "a broken disk")
+
+        system.fdatasync = broken
+        system.ftruncate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        EventStore(shop).append(Event("b"))
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent()
+            fail_and_die()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    syncs.let_go("A")
+    assert first.outcome() == "OSError" and types(shop) == []
+
+
+def test_a_sync_that_fails_at_the_end_of_a_segment(shop: Path, syncs: Syncs) -> None:
+    a, _, _ = three(shop)
+    small = EventStore(shop, segment_size=300)
+    syncs.hold("A")
+    first = Thread("A", lambda: a.append(Event("a")))
+    syncs.until_held("A")
+    syncs.broken.add("B")
+    assert Thread("B", lambda: small.append(Event("b"))).outcome() == "OSError"
+    syncs.let_go("A")
+    assert first.outcome() == "OSError" and types(shop) == []
+
+
+# Interrupts.
+
+FILES = ("events/commit.py", "events/log.py", "events/view.py", "events/ledger.py", "locks/standing.py")
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt before the n-th line that this thread runs in one of the files."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.raised = False
+
+    def start(self, frame: Any, event: str, argument: Any) -> Any:
+        name, function = frame.f_code.co_filename, frame.f_code.co_name
+        return self.line if name.endswith(FILES) and function != "__del__" else None
+
+    def line(self, frame: Any, event: str, argument: Any) -> Any:
+        # A `with` is visited again when it is left, before it has released anything: no signal is handled there.
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not self.raised and not text.startswith("with "):
+            self._left -= 1
+            if self._left < 0:
+                self.raised = True
+                raise KeyboardInterrupt
+        return self.line
+
+
+def lines_with_interrupt(step: int) -> Iterator[int]:
+    yield from range(0, 2000, step)
+
+
+@pytest.mark.parametrize("segment_size", [1 << 20, 350])
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_interrupt_anywhere(step: int, segment_size: int, shop: Path) -> None:
+    """Of one who leads; another thread waits. Nobody waits for ever, and nothing is there twice."""
+    for number in lines_with_interrupt(step):
+        place = shop / str(number)
+        store = EventStore(place, lock_timeout=20, segment_size=segment_size)
+        store.append([Event("base"), Event("base")])
+        committer = store._committer
+        committer._leading = True
+        other = Thread("other", lambda store=store: store.append(Event("other")))  # type: ignore[misc]
+        until(lambda committer=committer: committer._queue)
+        committer._leading = False
+        interrupter = Interrupter(number)
+        mine: object = None
+        sys.settrace(interrupter.start)
+        try:
+            mine = store.append(Event("mine"))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert store.append(Event("next")) > 2
+        told = other.outcome()
+        found = [event.type for event in store.read()]
+        assert found.count("other") <= 1 and found.count("mine") <= 1 and found.count("next") == 1, (number, found)
+        if told != "KeyboardInterrupt":
+            assert isinstance(told, int) and found[told - 1] == "other", (number, told, found)
+        if isinstance(mine, int):
+            assert found[mine - 1] == "mine"
+        Lock(place / ".store.lock", keep=True).acquire(5).release()
+        assert EventStore(place).verify().ok
+        if not interrupter.raised:
+            assert number > 60
+            return
+    raise AssertionError("it never came to its end")
+
+
+def test_an_append_within_an_append(shop: Path) -> None:
+    """A signal handler may come at any moment; it is told instead of waiting for itself."""
+    store = EventStore(shop)
+    store.append(Event("base"))
+    told = []
+    real = store._committer._write
+
+    def write(work: Any) -> None:
+        try:
+            store.append(Event("inner"))
+        except holdfast.WouldDeadlock as error:
+            told.append(error)
+        real(work)
+
+    store._committer._write = write  # type: ignore[method-assign]
+    assert store.append(Event("outer")) == 2 and len(told) == 1
+
+
+# Cancellation.
+
+
+def test_every_event_is_read_in_a_task(shop: Path) -> None:
+    store = EventStore(shop, durable=False)
+    store.append([Event("T", n) for n in range(1000)])
+
+    async def read() -> list[int]:
+        return [event.position async for event in store.aread()]
+
+    assert asyncio.run(read()) == list(range(1, 1001))
+
+
+def test_a_reader_that_is_cancelled_loses_nothing(shop: Path) -> None:
+    store = EventStore(shop, durable=False)
+    store.append([Event("T", n) for n in range(1500)])
+
+    async def read() -> list[int]:
+        found = []
+        tail = store.tail()
+        while len(found) < 1500:
+            try:
+                event = await asyncio.wait_for(tail.__anext__(), 0.0005 if len(found) % 200 == 0 else 5)
+                found.append(event.position)
+            except asyncio.TimeoutError:
+                pass
+        return found
+
+    assert asyncio.run(read()) == list(range(1, 1501))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_cancelled_at_any_time(backend: str, shop: Path) -> None:
+    store = EventStore(shop, lock_timeout=20)
+    store.append(Event("base"))
+    told: list[tuple[int, int]] = []
+
+    async def one(number: int) -> None:
+        with anyio.move_on_after(number % 20 * 0.0002):
+            told.append((number, await store.aappend(Event("T", number))))
+
+    async def work() -> None:
+        for turn in range(20):
+            async with anyio.create_task_group() as group:
+                for number in range(10):
+                    group.start_soon(one, turn * 10 + number)
+            assert await store.aappend(Event("probe", -turn)) > 0
+
+    anyio.run(work, backend=backend)
+    found = {event.data: event.position for event in store.read() if event.type == "T"}
+    assert found == dict(told), "cancelled without effect, or told"
+
+
+def test_asyncios_own_timeouts_when_it_is_too_late(shop: Path, syncs: Syncs, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = EventStore(shop)
+    store.append(Event("base"))
+
+    def slow(fd: int) -> None:
+        time.sleep(0.1)
+        syncs.real(fd)
+
+    monkeypatch.setattr(system, "fdatasync", slow)
+
+    async def work() -> None:
+        assert await asyncio.wait_for(store.aappend(Event("T")), 0.02) == 2
+        task = asyncio.create_task(store.aappend(Event("T")))
+        await asyncio.sleep(0.03)
+        task.cancel()
+        assert await task == 3
+        if sys.version_info >= (3, 11):
+            async with asyncio.timeout(0.02):
+                assert await store.aappend(Event("T")) == 4
+            await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+    assert store.head() in (3, 4)
+
+
+# Together.
+
+
+def test_many_who_begin_at_once(shop: Path) -> None:
+    for turn in range(15):
+        place = shop / str(turn)
+        shop.mkdir(exist_ok=True)
+        begin, go = os.pipe()
+        children = []
+        for _ in range(6):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    die_with_parent()
+                    os.close(go)
+                    os.read(begin, 1)
+                    EventStore(place).append(Event("T"))
+                    code = 0
+                except BaseException:
+                    import traceback
+
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            children.append(pid)
+        os.close(begin)
+        os.close(go)
+        for pid in children:
+            assert os.waitpid(pid, 0)[1] == 0
+        assert EventStore(place).head() == 6
+
+
+def test_a_fork_while_a_thread_appends(shop: Path) -> None:
+    store = EventStore(shop, lock_timeout=20)
+    stop = threading.Event()
+
+    def append() -> None:
+        while not stop.is_set():
+            store.append(Event("parent"))
+
+    thread = Thread("appends", append)
+    try:
+        for _ in range(40):
+            assert isinstance(in_child(lambda: store.append(Event("child"))), int)
+    finally:
+        stop.set()
+        assert thread.outcome() is None
+    assert sum(event.type == "child" for event in store.read()) == 40
+
+
+def test_an_import_that_does_not_get_the_lock(shop: Path) -> None:
+    store = EventStore(shop, lock_timeout=0.2)
+    store.append(Event("base"))
+    text = ['{"type": "T"}'] * 50
+    with Lock(shop / ".store.lock", keep=True):
+        importing = Thread("imports", lambda: store.import_(text))
+        assert importing.outcome() == "Timeout"
+    assert store.append(Event("next")) == 2
+
+
+def test_one_bad_condition_is_nobody_elses(shop: Path, syncs: Syncs) -> None:
+    store = EventStore(shop)
+    store.append(Event("base"))
+    bad = AppendCondition(Query((QueryItem(tags=[7]),)))  # type: ignore[arg-type]
+    syncs.hold("A")
+    first = Thread("A", lambda: store.append(Event("a")))
+    syncs.until_held("A")
+    others = [Thread("B", lambda: store.append(Event("b"), bad)), Thread("C", lambda: store.append(Event("c")))]
+    until(lambda: len(store._committer._queue) == 2)
+    syncs.let_go("A")
+    assert first.outcome() == 2 and others[0].outcome() == "TypeError" and others[1].outcome() == 3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [msgspec.Raw(b"1\n2"), msgspec.Raw(b"garbage"), msgspec.Raw(b""), "[" * 3],
+    ids=["lines", "garbage", "none", "ok"],
+)
+def test_what_could_not_be_read_again_is_not_written(data: Any, shop: Path) -> None:
+    store = EventStore(shop)
+    if isinstance(data, str):
+        assert store.append(Event("T", data)) == 1
+        return
+    with pytest.raises(ValueError, match="JSON"):
+        store.append(Event("T", data))
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(ValueError, match="nested"):
+        store.append(Event("T", deep))
+    assert store.head() == 0 and store.append(Event("T")) == 1
+
+
+def test_reading_goes_on_after_a_close(shop: Path) -> None:
+    store = EventStore(shop, durable=False, segment_size=2000)
+    for number in range(100):
+        store.append(Event("T", number, tags={"t"}))
+    for query in (Query.all(), Query.of(tags={"t"})):
+        reading = store.read(query)
+        first = next(reading)
+        store.close()
+        assert [first.data, *[event.data for event in reading]] == list(range(100))
+
+
+def test_verify_beside_writers(shop: Path) -> None:
+    store = EventStore(shop, durable=False, segment_size=3000)
+    stop = threading.Event()
+
+    def append() -> None:
+        while not stop.is_set():
+            store.append([Event("T", "x" * 50, tags={"t"})] * 3)
+
+    writer = Thread("writes", append)
+    try:
+        for _ in range(15):
+            assert EventStore(shop).verify().problems == ()
+    finally:
+        stop.set()
+        assert writer.outcome() is None
+
+
+def test_a_follower_begins_behind_the_end(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(Event("T"))
+    following = Thread("follows", lambda: [event.position for event in store.follow(after=3, timeout=0.4)])
+    for _ in range(4):
+        store.append(Event("T"))
+    assert following.outcome() == [4, 5]
+
+
+def test_files_of_another_store(shop: Path, tmp_path: Path) -> None:
+    other = EventStore(tmp_path / "other", durable=False, segment_size=500)
+    for number in range(40):
+        other.append(Event("T", number))
+    store = EventStore(shop)
+    store.append(Event("T"))
+    (shop / "index").mkdir(exist_ok=True)
+    for path in (tmp_path / "other/index").iterdir():
+        (shop / "index" / path.name).write_bytes(path.read_bytes())
+    os.replace(tmp_path / "other/ledger", shop / "ledger") if tmp_path.stat().st_dev == shop.stat().st_dev else None
+    assert EventStore(shop).head() == 1 and EventStore(shop).append(Event("T")) == 2
