@@ -1,0 +1,156 @@
+"""The two tables of tests that come with the idea of a store lock, line by line; and writers that do not starve."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support import die_with_parent
+
+import holdfast
+from holdfast import Lock
+from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query
+
+
+@pytest.fixture
+def shop(in_memory: Path) -> Path:
+    return in_memory / "shop"
+
+
+# Its unit tests.
+
+
+def test_acquires_the_lock_when_nobody_holds_it(shop: Path) -> None:
+    EventStore(shop).append(Event("T"))
+    assert (shop / ".store.lock").is_file()
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.2])
+def test_fails_while_another_holds_it(timeout: float, shop: Path) -> None:
+    store = EventStore(shop, lock_timeout=timeout)
+    with Lock(shop / ".store.lock", keep=True):
+        began = time.monotonic()
+        (error,) = together([lambda: store.append(Event("T"))])  # by this very thread it would be a deadlock
+        assert isinstance(error, holdfast.Timeout)
+        assert timeout <= time.monotonic() - began < timeout + 0.5 + 1.0  # and how long a busy machine may take
+    assert store.append(Event("T")) == 1
+
+
+def test_releases_it(shop: Path) -> None:
+    one, other = EventStore(shop, lock_timeout=0), EventStore(shop, lock_timeout=0)
+    for number in range(1, 20, 2):
+        assert one.append(Event("T")) == number and other.append(Event("T")) == number + 1
+
+
+@pytest.mark.parametrize("when", ["before", "while it waits"])
+def test_a_cancelled_append_ends_at_once(when: str, shop: Path) -> None:
+    store = EventStore(shop, lock_timeout=30)
+
+    async def work() -> None:
+        with Lock(shop / ".store.lock", keep=True), anyio.CancelScope() as scope:
+            if when == "before":
+                scope.cancel()
+            else:
+                scope.deadline = anyio.current_time() + 0.05
+            began = anyio.current_time()
+            try:
+                await store.aappend(Event("T"))
+            finally:
+                assert anyio.current_time() - began < 5
+
+    anyio.run(work)
+    assert store.head() == 0
+
+
+# Its integration tests: two instances on one directory.
+
+
+def together(works: list[Any]) -> list[Any]:
+    results: list[Any] = [None] * len(works)
+
+    def run(number: int) -> None:
+        try:
+            results[number] = works[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_two_instances_append_at_once(shop: Path) -> None:
+    stores = [EventStore(shop, lock_timeout=60), EventStore(shop, lock_timeout=60)]
+    works = [
+        lambda store=store, text=f"{name}.{n}": store.append(Event("T", text))
+        for name, store in enumerate(stores)
+        for n in range(50)
+    ]
+    positions = together(works)
+    assert sorted(positions) == list(range(1, 101)), "no gaps, no duplicates"
+    found = {event.data: event.position for event in stores[0].read()}
+    assert len(found) == 100, "and nothing was overwritten"
+    assert [found[f"{name}.{n}"] for name in (0, 1) for n in range(50)] == positions
+
+
+def test_two_instances_decide_at_once(shop: Path) -> None:
+    stores = [EventStore(shop, lock_timeout=60), EventStore(shop, lock_timeout=60)]
+    for turn in range(50):
+        query = Query.of(tags={f"seat:{turn}"})
+
+        barrier = threading.Barrier(2)
+
+        def decide(store: EventStore, query: Query = query, turn: int = turn, barrier: Any = barrier) -> int:
+            reading = store.read(query)
+            assert list(reading) == []
+            barrier.wait(30)
+            return store.append(Event("Sold", tags={f"seat:{turn}"}), AppendCondition(query, after=reading.head))
+
+        results = together([lambda store=store, decide=decide: decide(store) for store in stores])
+        assert sorted(type(result) is ConditionFailed for result in results) == [False, True]
+
+
+# Nobody starves.
+
+
+def test_twelve_writers(shop: Path) -> None:
+    """Each gets its part, and none waits long, let alone for its timeout."""
+    EventStore(shop)
+    deadline = time.monotonic() + 3
+    results, say = os.pipe()
+    children = []
+    for _ in range(12):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                die_with_parent()
+                store = EventStore(shop, lock_timeout=5)
+                count, longest = 0, 0.0
+                while time.monotonic() < deadline:
+                    began = time.monotonic()
+                    store.append(Event("T", count))
+                    longest = max(longest, time.monotonic() - began)
+                    count += 1
+                os.write(say, f"{count} {longest}\n".encode())
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(pid)
+    os.close(say)
+    for pid in children:
+        assert os.waitpid(pid, 0)[1] == 0
+    with open(results) as file:
+        found = [line.split() for line in file]
+    counts = [int(count) for count, _ in found]
+    assert len(counts) == 12 and min(counts) > 0.3 * sum(counts) / 12, counts
+    assert max(float(longest) for _, longest in found) < 2.5
+    assert EventStore(shop).head() == sum(counts)
