@@ -27,6 +27,7 @@ with one open.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import select
@@ -543,6 +544,7 @@ def explore(scenario: Scenario, directory: Path, *, preemptions: int = 2, kills:
 
     Gives how many there were, as `runs`, how often each call was made, and how often somebody was killed before it.
     """
+    gc.collect()  # what other tests left must not be closed in the middle, as if an actor did
     seen: Counter[str] = Counter()
     todo: list[tuple[tuple[str, ...], int]] = [((), preemptions)]
     with no_idle_watch_left():
@@ -559,6 +561,7 @@ def explore(scenario: Scenario, directory: Path, *, preemptions: int = 2, kills:
 
 def wander(scenario: Scenario, directory: Path, *, seeds: Iterable[int], kills: int = 0) -> Counter[str]:
     """Run one random schedule for each seed."""
+    gc.collect()  # what other tests left must not be closed in the middle, as if an actor did
     seen: Counter[str] = Counter()
     with no_idle_watch_left():
         for seed in seeds:
@@ -569,6 +572,7 @@ def wander(scenario: Scenario, directory: Path, *, seeds: Iterable[int], kills: 
 
 def replay(scenario: Scenario, directory: Path, schedule: str, *, kills: int = 0) -> Run:
     """Run one schedule again. Gives the run, whose `story()` is what happened."""
+    gc.collect()  # what other tests left must not be closed in the middle, as if an actor did
     with no_idle_watch_left():
         return _execute(scenario, directory, _follow(schedule.split()), kills)
 
