@@ -121,6 +121,7 @@ def test_two_instances_decide_at_once(shop: Path) -> None:
 # Nobody starves.
 
 
+@pytest.mark.slow  # it wants the machine to itself
 def test_twelve_writers(shop: Path) -> None:
     """Each gets its part, and none waits long, let alone for its timeout."""
     EventStore(shop)
@@ -142,6 +143,10 @@ def test_twelve_writers(shop: Path) -> None:
                     count += 1
                 os.write(say, f"{count} {longest}\n".encode())
                 code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
             finally:
                 os._exit(code)
         children.append(pid)

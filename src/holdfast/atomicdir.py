@@ -257,8 +257,8 @@ class Change(_Held):
         place.finish()  # nothing that is kept is removed before this change has succeeded
         place.check_replaceable()
         self._new = place.new_name()
-        os.mkdir(self._new)
         try:
+            os.mkdir(self._new)
             self._furnish()
         except BaseException:
             place.drop(self._new)

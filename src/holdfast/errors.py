@@ -109,7 +109,7 @@ class ConditionFailed(HoldfastError):
 
     position: int
 
-    def __init__(self, message: str, *, path: str, position: int) -> None:
+    def __init__(self, message: str = "", *, path: str | None = None, position: int = 0) -> None:
         super().__init__(message, path=path)
         self.position = position
 
@@ -119,9 +119,9 @@ class CorruptStore(HoldfastError):
 
     def __init__(
         self,
-        message: str,
+        message: str = "",
         *,
-        path: str,
+        path: str | None = None,
         line: int | None = None,
         offset: int | None = None,
         position: int | None = None,
