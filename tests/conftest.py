@@ -11,8 +11,22 @@ from typing import TYPE_CHECKING
 import pytest
 from support import Peer
 
+from holdfast import gate
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(autouse=True)
+def _book_is_right() -> Iterator[None]:
+    """A forked child closes what the book says is open. What is in it by mistake would be somebody else's file."""
+    yield
+    book = gate.book
+    for fd, inode, _, _, _ in book.holds.values():
+        st = os.fstat(fd)
+        assert (st.st_dev, st.st_ino) == inode, f"descriptor {fd} is in the book, and is another file by now"
+    for fd in book.open_fds:
+        os.fstat(fd)
 
 
 @pytest.fixture

@@ -258,9 +258,10 @@ class Interrupter:
         return self.line if name.endswith(FILES) and function != "__del__" else None
 
     def line(self, frame: Any, event: str, argument: Any) -> Any:
-        # A `with` is visited again when it is left, before it has released anything: no signal is handled there.
+        # A `with` is visited again when it is left, before it has released anything: no signal is handled there, nor at
+        # a `try`, which does nothing, and is not within the `with` around it.
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if event == "line" and not self.raised and not text.startswith("with "):
+        if event == "line" and not self.raised and not text.startswith(("with ", "try:")):
             self._left -= 1
             if self._left < 0:
                 self.raised = True

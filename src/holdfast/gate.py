@@ -188,6 +188,14 @@ class Book:
         self.holds[serial] = (fd, inode, shared, thread, None if task is None else weakref.ref(task))
         return serial
 
+    def forget(self, *fds: int | None) -> None:
+        """Said before descriptors are closed whose hold an interrupt has kept from coming to anything: a child would
+        close what has their numbers by then."""
+        self.open_fds.difference_update(fds)
+        for serial, entry in list(self.holds.items()):
+            if entry[0] in fds:
+                self.holds.pop(serial, None)
+
     def note_turn(self, path: str, began: float) -> None:
         """Said on release, when nobody waits for us any more; the time runs since the lock was granted."""
         if len(self.turns) > 1000:

@@ -12,6 +12,7 @@ told: readers do not go past what is on disk, and every writer looks at the ledg
 from __future__ import annotations
 
 import errno
+import sys
 from _thread import allocate_lock, get_ident
 from time import monotonic, sleep
 
@@ -26,6 +27,7 @@ from .view import NoSegment, View
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from types import FrameType
 
     from ..locks.kernel import KernelHold
     from .lines import Draft
@@ -123,7 +125,7 @@ class Committer:
     def submit(self, *requests: Request) -> None:
         """Append, and wait for the answers, which are in the requests."""
         me = get_ident()
-        if me in self._inside:  # a signal handler, in the middle of an append
+        if me in self._inside and self._is_below(sys._getframe(1)):  # a signal handler, in the middle of an append
             raise WouldDeadlock(f"{self._root}: this thread is appending already", path=self._root)
         try:
             self._inside.add(me)
@@ -141,6 +143,14 @@ class Committer:
             raise
         finally:
             self._inside.discard(me)
+
+    def _is_below(self, frame: FrameType | None) -> bool:
+        """Is this append called by another one? `_inside` alone may be what an interrupt has left."""
+        while frame is not None:
+            if frame.f_code is Committer.submit.__code__ and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
 
     def _enqueue(self, requests: Iterable[Request]) -> None:
         with self._mutex:

@@ -152,8 +152,8 @@ class Ledger:
     def note_synced(self, position: int, epoch: int) -> bool:
         """Say that it is on disk up to here. False: it was taken back meanwhile."""
         with self._mutex:
-            system.lock(self._fd, system.EX)
-            try:
+            try:  # to unlock what is not locked does no harm, and an interrupt may come right behind locking it
+                system.lock(self._fd, system.EX)
                 if self._cells[_EPOCH] != epoch:
                     return False
                 self._cells[_SYNCED] = max(self._cells[_SYNCED], position)
@@ -168,8 +168,8 @@ class Ledger:
         Only for who holds the store's lock.
         """
         with self._mutex:
-            system.lock(self._fd, system.EX)
             try:
+                system.lock(self._fd, system.EX)
                 cells = self._cells
                 if cells[_EPOCH] != epoch:
                     return False

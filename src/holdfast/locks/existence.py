@@ -292,6 +292,7 @@ class LockFile(FileLock[FileHold]):
         try:
             hold = FileHold(self, fd, (st.st_dev, st.st_ino), place, content)
         except BaseException:
+            gate.book.forget(fd, place.folder)
             system.close(fd)  # which says that we are gone
             raise
         try:

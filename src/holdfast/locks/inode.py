@@ -290,6 +290,10 @@ class InodeLock(QueuedLock[InodeHoldType]):
                 yield step or waiting.step(deadline)
                 taken = step is not None
                 waiting.drain()
+        except BaseException:
+            if hold is None:
+                gate.book.forget(fd)
+            raise
         finally:
             gate.book.open_fds.discard(fd)
             if hold is None:

@@ -209,6 +209,7 @@ class Lock(InodeLock[KernelHold]):
         if hold is not None:
             hold.release()
         elif fd >= 0:
+            gate.book.forget(fd)
             system.close(fd)
         elif isinstance(error, BlockingIOError):
             return  # Windows: opened by somebody who shares it with nobody

@@ -135,6 +135,10 @@ class Semaphore(InodeLock[SemaphoreHold]):
                     return None
             except BlockingIOError:
                 return None  # another program keeps us from opening, reading or marking it
+            except BaseException:
+                if hold is None:
+                    gate.book.forget(fd)
+                raise
             finally:
                 if hold is None and fd >= 0:
                     system.close(fd)

@@ -134,7 +134,8 @@ class StandingLock(Lock):
                 self._open_files.append((book, fd, inode, mount))
             return None
         except BaseException:
-            _close(book, fd)
+            book.forget(fd)
+            system.close(fd)
             raise
         _close(book, fd)
         return Lock._attempt(self, queued)
