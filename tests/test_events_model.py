@@ -137,6 +137,7 @@ TestModel.settings = settings(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 class TestModelLonger(Model.TestCase):  # type: ignore[misc,name-defined]
     settings = settings(
         max_examples=1500, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)

@@ -121,7 +121,6 @@ def test_two_instances_decide_at_once(shop: Path) -> None:
 # Nobody starves.
 
 
-@pytest.mark.slow  # it wants the machine to itself
 def test_twelve_writers(shop: Path) -> None:
     """Each gets its part, and none waits long, let alone for its timeout."""
     EventStore(shop)

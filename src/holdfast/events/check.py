@@ -49,7 +49,7 @@ class Report(msgspec.Struct, frozen=True):
 
 def verify(store: EventStore) -> Report:
     view = store._view
-    visible = store._committer.visible()  # first: the log only grows
+    visible = store._committer.disk.visible()  # first: the log only grows
     firsts = log.list_segments(view.events)
     problems: list[Problem] = []
     expected = 1
@@ -64,7 +64,7 @@ def verify(store: EventStore) -> Report:
         expected = found.expected
     if visible is not None and visible > expected - 1:
         what = f"the ledger says that there are {visible} events, the log has {expected - 1}"
-        problems.append(Problem(store._committer.ledger_path, what, position=expected))
+        problems.append(Problem(store._committer.disk.ledger_path, what, position=expected))
     problems += _check_runs(store, firsts)
     return Report(expected - 1, len(firsts), tuple(problems))
 

@@ -137,11 +137,12 @@ class Ledger:
         cells[_WRITTEN] = position
         cells[_CHECK] = position + end
 
-    def end_in(self, segment: int) -> tuple[int, int]:
-        """The last event, and where it ends, if that is in this segment; else, or if it is not sure, 0."""
+    @property
+    def end(self) -> tuple[int, int]:
+        """The last event, and where in the last segment it ends; 0: that is not sure, or there is nothing in it."""
         cells = self._cells
         head, end = cells[_WRITTEN], cells[_END]
-        return (head, end) if cells[_SEGMENT] == segment and cells[_CHECK] == head + end else (0, 0)
+        return (head, end) if cells[_CHECK] == head + end else (0, 0)
 
     def release(self, position: int) -> None:
         """Make it visible. Say `wake` afterwards, when the lock is released."""

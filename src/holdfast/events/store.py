@@ -30,9 +30,10 @@ from ..locks import base
 from ..locks.inode import Waiting
 from ..paths import mount_at
 from . import about, check, decisions, lines, projections
-from .commit import Committer, Request
+from .commit import Committer
 from .decisions import Decide, Decision, Projection
 from .model import AppendCondition, Event, Query, StoredEvent
+from .requests import Request
 from .view import NoSegment, View
 
 State = TypeVar("State")
@@ -94,7 +95,7 @@ class EventStore:
         """Close all files. Not needed; whatever is done next opens them again."""
         with self._view.mutex:
             self._view.forget()
-        self._committer.forget()
+        self._committer.close()
 
     def __enter__(self) -> EventStore:
         return self
@@ -120,7 +121,7 @@ class EventStore:
         from .tasks import uncancelled
 
         request = self._request(events, condition)
-        await uncancelled(lambda: self._committer.submit(request), lambda: self._committer.withdraw(request))
+        await uncancelled(lambda: self._committer.submit(request), lambda: self._committer.queue.withdraw(request))
         return _answer(request)
 
     def _request(self, events: Event | Iterable[Event], condition: AppendCondition | None) -> Request:
@@ -156,7 +157,7 @@ class EventStore:
 
     def head(self) -> int:
         """The position of the last event; 0 if there is none."""
-        visible = self._committer.visible()
+        visible = self._committer.disk.visible()
         if visible is not None:
             return visible
         with self._view.mutex:
@@ -252,7 +253,7 @@ class EventStore:
 
     def _news(self, after: int, deadline: float | None) -> wait.Steps[None]:
         """Until there is something behind `after`."""
-        path = self._committer.ledger_path
+        path = self._committer.disk.ledger_path
         waiting = Waiting(path)
         watched = None
         try:
@@ -262,7 +263,7 @@ class EventStore:
                 if inode != watched:
                     waiting.move(path)
                     watched = inode
-                if not self._committer.sleeps():
+                if not self._committer.disk.sleeps():
                     yield waiting.backoff.pause(deadline)
                     continue
                 if waiting.begin() or self.head() > after:
@@ -475,9 +476,7 @@ def _begin_again() -> None:
     """In a forked child: its threads are gone, and with them whoever held a mutex."""
     for store in list(_stores):
         store._view = View(store.path, store._tag, store._mode, shared=store._view.shared)
-        store._committer.view = store._view
-        store._committer.reset()
-        store._committer.lock.close()
+        store._committer.begin_again(store._view)
 
 
 if hasattr(os, "register_at_fork"):

@@ -40,7 +40,7 @@ class View:
         self.mutex = RLock()
         self.firsts: list[int] = []
         self._tail: Tail | None = None
-        self._runs: list[index.Run] | None = None  # None: not looked at yet
+        self._runs: list[index.Run] = []  # as far as they were looked at
         self._unsaved: list[index.Run] = []
         self._unread = False
         self._files: dict[int, _File] = {}
@@ -54,6 +54,11 @@ class View:
             self._open_tail()
         assert self._tail is not None
         return self._tail
+
+    @property
+    def known(self) -> int:
+        """The last event that was read; 0: nothing was, since the store was opened."""
+        return 0 if self._tail is None else self._tail.head
 
     def _open_tail(self) -> None:
         # In this order: a run is made when there is a segment behind it.
@@ -99,7 +104,7 @@ class View:
     def forget(self) -> None:
         """Begin again: what was known of the end of the log is void."""
         self._tail = None
-        self._runs = None
+        self._runs = []
         self._files.clear()
 
     def advance(self, until: int | None = None) -> bytes:
@@ -131,19 +136,29 @@ class View:
         return bool(system.access(log.segment_path(self.events, first), 0))
 
     def go_on(self, first: int | None = None) -> None:
-        """To the next segment, which is there."""
+        """To a later segment, which is there. What we have not read of those before it is read when it is needed."""
         tail = self.tail
         new = self._new_tail(tail.head + 1 if first is None else first)
         if new.first == tail.head + 1:
             run = index.make_run(tail.first, tail.head, tail.offsets, tail.keys, tail.last_sum)
-            if self._runs is not None:
+            if self._indexed_to == tail.first:
                 self._runs.append(run)
             self._unsaved.append(run)
+            self.firsts.append(new.first)
         else:
-            self._runs = None  # we have not read all of it, and somebody has to
-            self._unread = True
+            self.firsts = log.list_segments(self.events)
         self._tail = new
-        self.firsts.append(new.first)
+
+    def begin_segment(self, first: int) -> None:
+        """`go_on` to one that we have made. So it is up to us to see to it that those before it are indexed."""
+        self.go_on(first)
+        self._unread = not self._unsaved
+
+    def tail_in(self, segment: int) -> Tail:
+        """The last segment, of which the ledger says that it is this one. Nothing is read that is not needed."""
+        if self.tail.first < segment:
+            self.go_on(segment)
+        return self.tail
 
     @property
     def has_unsaved(self) -> bool:
@@ -177,15 +192,19 @@ class View:
     @property
     def runs(self) -> list[index.Run]:
         """The runs of all segments but the last one, in order."""
-        if self._runs is None:
-            self._runs = self._load_runs()
+        if self._indexed_to < self.tail.first:
+            self._runs += self._load_runs(self._indexed_to, self.tail.first)
         return self._runs
 
-    def _load_runs(self) -> list[index.Run]:
+    @property
+    def _indexed_to(self) -> int:
+        """The first event that is not in one of the runs."""
+        return self._runs[-1].last + 1 if self._runs else 1
+
+    def _load_runs(self, first: int, end: int) -> list[index.Run]:
         there = index.list_runs(self.index)
         firsts = set(self.firsts)
         runs: list[index.Run] = []
-        first, end = 1, self.tail.first
         while first < end:
             run = None
             for last in there.get(first, ()):
@@ -229,10 +248,12 @@ class View:
             sizes = {(self._segments_in(run) - 1).bit_length() // 3 for run in last}
         if len(last) < _MERGED or len(sizes) > 1 or last[-1].last - last[0].first > _MOST_EVENTS:
             return False
-        merged = index.merge(last)
-        self._save(merged)
+        merged = index.read_run(self.index, last[0].first, last[-1].last, self._store)
+        if merged is None:  # else another process has made it
+            merged = index.merge(last)
+            self._save(merged)
         with self.mutex:
-            runs = self._runs or []
+            runs = self._runs
             at = next((at for at, run in enumerate(runs) if run is last[0]), -1)
             if at < 0 or runs[at : at + _MERGED] != last:
                 return False  # somebody has begun again; the file is there for the next time

@@ -1,0 +1,225 @@
+"""What is on disk: the ledger as this process sees it, syncing, and taking back what could not be synced.
+
+    write A, B     under the store's lock; nobody sees them yet
+    sync           without the lock: once for all who wrote before it. Then they are visible
+    sync fails     under the lock again: cut off what is not visible, and say so (the ledger's epoch), before anybody is
+                   told. Readers do not go past what is on disk, and every writer looks at the epoch before it believes
+                   anything that it knows
+
+Where other machines write too, there is no ledger, and every append is synced under the lock.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from .. import owner, system
+from . import log
+from .ledger import Ledger
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..locks.standing import StandingLock
+    from .log import Tail
+    from .view import View
+
+
+class Written:
+    """What one hold of the lock wrote."""
+
+    tail: Tail | None = None
+    ledger: Ledger | None = None
+    epoch = 0
+    text = b""  # its last line
+    start = 0  # and where that begins
+    head = 0  # the last event, once all of it is written
+    is_lost = False  # the lock was, while we wrote
+
+
+class Disk:
+    """The store's files, as far as they are safe; for one process."""
+
+    def __init__(self, root: str, view: View, store: bytes, lock: StandingLock, *, durable: bool, mode: int) -> None:
+        self.view = view
+        self.durable = durable
+        self.ledger_path = f"{root}/ledger"
+        self._root = root
+        self._store = store
+        self._mode = mode
+        self._lock = lock
+        # Shared memory reaches the processes of this machine, and is trusted until the next boot.
+        self.has_ledger = not view.shared and owner.boot_id() is not None
+        self.forget()
+
+    def forget(self) -> None:
+        self._ledger: Ledger | None = None
+        self._readers: Ledger | None = None
+        self.safe_before = 0  # what was on disk before the ledger that is now, if that is not usable
+        self.looked = False  # at what a crash of the machine may have left
+        self._epoch = -1  # of what the view knows
+        self._named = 0  # the segment whose name is sure to be on disk
+
+    # Under the store's lock.
+
+    def usable_ledger(self) -> Ledger | None:
+        """The ledger that everybody uses; None: there is none yet, or none here."""
+        self.safe_before = 0
+        if not self.has_ledger:
+            return None
+        ledger = self._ledger
+        if ledger is None or not ledger.in_place:
+            ledger = self._ledger = self._find_ledger()
+        if ledger is not None and ledger.epoch != self._epoch:
+            self.view.forget()  # something was taken back, perhaps what we have read
+            self._epoch = ledger.epoch
+        return ledger
+
+    def _find_ledger(self) -> Ledger | None:
+        self.view.begin_again()  # the store itself may be another one now, brought back from a copy
+        self._named = 0
+        self.looked = False
+        try:
+            ledger = Ledger(self.ledger_path, writable=True)
+        except (FileNotFoundError, ValueError):
+            return None
+        if ledger.is_valid(self._store):
+            self.looked = True  # somebody has, since the machine was started
+            return ledger
+        self.safe_before = ledger.was_synced(self._store)
+        return None
+
+    def make_ledger(self, tail: Tail) -> Ledger:
+        system.fdatasync(tail.fd)  # what we found counts as on disk from now on
+        ledger = Ledger.make(self.ledger_path, tail.head, tail.first, self._store, self._mode)
+        self._ledger = ledger
+        self._epoch = ledger.epoch
+        return ledger
+
+    def sync_names(self, tail: Tail) -> None:
+        """Whoever made the segment may not have cared, or may have died before it could."""
+        if not self.durable or self._named == tail.first:
+            return
+        log.sync_folder(self.view.events)
+        if not self._named:
+            log.sync_folder(self._root)
+        self._named = tail.first
+
+    def sync_or_undo(self, written: Written, head: int) -> None:
+        """Before anybody else can see it."""
+        assert written.tail is not None
+        try:
+            system.fdatasync(written.tail.fd)
+        except BaseException:
+            written.head = 0
+            self.view.forget()
+            tail = self._open_at(head, written.tail.first)
+            tail.cut(tail.end)
+            raise
+
+    def sync_whole(self, ledger: Ledger | None, tail: Tail, head: int, end: int) -> None:
+        """All of a segment, of which this is the end, whoever wrote it, and however patient."""
+        try:
+            system.fdatasync(tail.fd)
+        except OSError:
+            if ledger is not None:
+                self._take_back_locked(ledger, head, ledger.epoch, tail.first)
+            raise
+        tail.cut(end)  # no room is needed in it any more
+        system.fsync(tail.fd)
+
+    def finish_cut(self, ledger: Ledger) -> None:
+        """Whoever said that something is taken back may have died before it was."""
+        tail = log.Tail(self.view.events, ledger.segment, self._store, writable=True)
+        tail.cut(ledger.pending - 1)
+        try:
+            system.fdatasync(tail.fd)
+        except OSError:
+            pass  # the disk is broken, which is what began it
+        self.view.forget()
+        ledger.cut_is_done()
+
+    # Without the lock.
+
+    def sync(self, written: Written) -> None:
+        """Have it on disk. Readers see it from then on."""
+        ledger, tail = written.ledger, written.tail
+        if ledger is None or tail is None:
+            return
+        if not self.durable:
+            ledger.wake()
+            return
+        if ledger.synced >= written.head and ledger.epoch == written.epoch:  # in this order
+            return
+        # In this order: if the last segment is still ours afterwards, what was written then is in it.
+        last = ledger.written
+        covered = last if ledger.segment == tail.first else written.head
+        try:
+            system.fdatasync(tail.fd)
+        except OSError:
+            if not self._take_back(written, ledger, tail):
+                return  # another one's sync came after our write, and went well
+            raise
+        if not ledger.note_synced(covered, written.epoch):
+            raise OSError(
+                errno.EIO, "another process could not write to disk, so this append was taken back", tail.path
+            )
+
+    def _take_back(self, written: Written, ledger: Ledger, tail: Tail) -> bool:
+        """A sync failed: nobody may ever see what it was for. False: it is on disk all the same."""
+        with self._lock.acquire(None), self.view.mutex:
+            if not ledger.in_place:
+                return True  # there is another ledger now, and nobody knows what it counted on
+            if ledger.epoch != written.epoch:
+                return True  # done, by another one
+            if ledger.synced >= written.head:
+                return False
+            self._take_back_locked(ledger, written.head, written.epoch, tail.first)
+            return True
+
+    def _take_back_locked(self, ledger: Ledger, head: int, epoch: int, segment: int) -> None:
+        """With the store's lock. What is visible cannot be taken back: who did not want to wait for the disk saw it."""
+        self.view.forget()
+        safe = ledger.visible
+        if safe >= head or ledger.segment != segment:
+            return
+        if ledger.take_back(epoch, self._open_at(safe, segment).end):
+            self.finish_cut(ledger)
+
+    def _open_at(self, safe: int, segment: int) -> Tail:
+        """A segment, read up to an event."""
+        tail = log.Tail(self.view.events, segment, self._store, writable=True)
+        if safe >= tail.first:
+            tail.read_on(safe)
+        return tail
+
+    # For readers.
+
+    def visible(self) -> int | None:
+        """Up to where readers may go; None: nobody says, so go by the log."""
+        ledger = self._readers_ledger()
+        return None if ledger is None else ledger.visible
+
+    def sleeps(self) -> bool:
+        """To be said before the last look. True: `ledger_path` is touched when something becomes visible."""
+        ledger = self._readers_ledger()
+        return ledger is not None and ledger.sleeps()
+
+    def _readers_ledger(self) -> Ledger | None:
+        if not self.has_ledger:
+            return None
+        ledger = self._ledger or self._readers
+        if ledger is None or not ledger.in_place:
+            self._readers = None
+            with self.view.mutex:
+                self.view.begin_again()
+            ledger = self._readers = self._open_ledger()
+        return ledger if ledger is not None and ledger.is_valid(self._store) else None
+
+    def _open_ledger(self) -> Ledger | None:
+        for writable in (True, False):
+            try:
+                return Ledger(self.ledger_path, writable=writable)
+            except (OSError, ValueError) as error:
+                if not isinstance(error, PermissionError) and getattr(error, "errno", 0) != errno.EROFS:
+                    return None
+        return None

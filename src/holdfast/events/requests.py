@@ -1,0 +1,150 @@
+"""Appends that wait in this process, first come, first served.
+
+    A, B, C, D … are put in. The first one leads: its thread does the work of all who are there when it takes them
+    A request can be withdrawn until it is taken
+    Whoever leads sees to it, whatever happens to it, that everybody it took is answered, and that the next one leads
+
+An interrupt may come between any two lines. So everything that ends something can be done twice.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+from time import sleep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .lines import Draft
+    from .model import AppendCondition
+
+WAITING, TAKEN, DONE = range(3)
+_A_MOMENT = 0.000_02  # seconds
+_LOOKS = 4
+
+
+class Request:
+    """One append, from the moment it is asked for until it is answered."""
+
+    position = 0
+    error: BaseException | None = None
+    state = WAITING
+    leads = False
+
+    def __init__(self, drafts: Sequence[Draft], condition: AppendCondition | None, deadline: float | None) -> None:
+        self.drafts = drafts
+        self.condition = condition
+        self.deadline = deadline
+        self._bell = allocate_lock()
+        self._bell.acquire()
+
+    def wait(self) -> None:
+        """Until it is done, or its turn to lead has come."""
+        self._bell.acquire()
+
+    def wake(self) -> None:
+        if self._bell.locked():
+            self._bell.release()
+
+
+class Turn:
+    """What one who leads has taken."""
+
+    taken: Sequence[Request] = ()
+
+
+class Queue:
+    """The appends of a process that nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self._mutex = allocate_lock()
+        self._waiting: list[Request] = []
+        self._has_leader = False
+        self._together = 1  # how many were taken the last time
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, requests: Iterable[Request]) -> None:
+        with self._mutex:
+            waiting = [request for request in requests if request.state == WAITING]  # the others were withdrawn
+            self._waiting += waiting
+            if waiting and not self._has_leader:
+                self._has_leader = waiting[0].leads = True
+
+    def withdraw(self, request: Request) -> bool:
+        """Take a request back. False: too late, it is being written."""
+        with self._mutex:
+            if request.state != WAITING:
+                return False
+            request.state = DONE
+            if request in self._waiting:
+                self._waiting.remove(request)
+            self._pass_on(request)
+        request.wake()
+        return True
+
+    def abandon(self, requests: Iterable[Request]) -> None:
+        """Withdraw what can be withdrawn, and lead no more."""
+        for request in requests:
+            self.withdraw(request)
+            with self._mutex:
+                self._pass_on(request)
+
+    def _pass_on(self, request: Request) -> None:
+        """Let the next one lead, if this one does. With the mutex."""
+        if not request.leads:
+            return
+        if self._waiting:
+            self._waiting[0].leads = True
+            self._waiting[0].wake()
+        else:
+            self._has_leader = False
+        request.leads = False  # last: who is interrupted before does all of it again
+
+    # For who leads.
+
+    def gather(self) -> None:
+        """Those who were taken together the last time are about to append again. Let them, for a moment."""
+        if self._together > 1:
+            for _ in range(_LOOKS):
+                if len(self._waiting) >= self._together:
+                    return
+                sleep(_A_MOMENT)
+
+    def take(self, leader: Request, turn: Turn) -> bool:
+        """Everybody who is there. False: this request was withdrawn meanwhile, and another one leads."""
+        with self._mutex:
+            if not leader.leads:
+                return False
+            turn.taken, self._waiting = self._waiting, []
+            for request in turn.taken:
+                request.state = TAKEN
+        self._together = len(turn.taken)
+        return True
+
+    def put_back(self, leader: Request, turn: Turn) -> None:
+        """Nothing was done for those who were taken. They come first again, but for the leader, who is done."""
+        with self._mutex:
+            for request in turn.taken:
+                request.state = WAITING
+            self._waiting = [request for request in turn.taken if request is not leader] + self._waiting
+            turn.taken = [leader] if leader in turn.taken else []
+
+    def fail(self, leader: Request, error: BaseException) -> None:
+        """It could take nobody; the others try for themselves."""
+        with self._mutex:
+            if leader.state == WAITING:
+                leader.error = error
+
+    def answer(self, leader: Request, turn: Turn) -> None:
+        """Those who were taken are done, and the next one leads."""
+        if not turn.taken:
+            self.withdraw(leader)
+        with self._mutex:
+            for request in turn.taken:
+                request.state = DONE
+            self._pass_on(leader)
+        for request in turn.taken:
+            request.wake()
