@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .locks.semaphore import Semaphore
     from .locks.tasks import TaskLocks
     from .status import Status
+    from .tasks.queue import TaskQueue
+    from .tasks.worker import Worker
 
 __all__ = [
     "AtomicDir",
@@ -48,9 +50,11 @@ __all__ = [
     "Semaphore",
     "Status",
     "TaskLocks",
+    "TaskQueue",
     "Timeout",
     "UnsafePath",
     "Unsupported",
+    "Worker",
     "WouldDeadlock",
 ]
 
@@ -62,6 +66,8 @@ _LOADED_ON_USE = {
     "Semaphore": ".locks.semaphore",
     "Status": ".status",
     "TaskLocks": ".locks.tasks",
+    "TaskQueue": ".tasks.queue",
+    "Worker": ".tasks.worker",
 }
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _IN_ATTRIB, _IN_CLOSE, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x4, 0x18, 0x400, 0x800
 _EVENTS = _IN_ATTRIB | _IN_CLOSE | _IN_DELETE_SELF | _IN_MOVE_SELF
+WATCH_WRITING = 0x2 | 0x8 | _IN_ATTRIB  # a file is written to
+WATCH_CLOSING = 0x8  # in a directory, a file is closed by one who could have written it
 
 _AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 
@@ -47,9 +49,10 @@ class Watch:
     ends in any other way leaves as many descriptors as it found.
     """
 
-    __slots__ = ("_borrowed", "_watched", "fd")
+    __slots__ = ("_borrowed", "_events", "_watched", "fd")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, events: int = _EVENTS) -> None:
+        self._events = events
         libc = _load_libc()
         self._watched = -1
         try:
@@ -67,7 +70,7 @@ class Watch:
             raise
 
     def _watch(self, path: str) -> None:
-        self._watched = _load_libc().inotify_add_watch(self.fd, os.fsencode(path), _EVENTS)
+        self._watched = _load_libc().inotify_add_watch(self.fd, os.fsencode(path), self._events)
         if self._watched < 0:
             raise _last_error(path)
 

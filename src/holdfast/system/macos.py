@@ -39,9 +39,10 @@ def lock(fd: int, op: int) -> None:  # type: ignore[no-redef]
 class Watch:
     """`fd` is readable when somebody has unlocked, unlinked or replaced the file at `path`, or died with it locked."""
 
-    __slots__ = ("_file", "_queue", "fd")
+    __slots__ = ("_events", "_file", "_queue", "fd")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, events: int = 0) -> None:
+        self._events = events or _EVENTS
         self._queue = select.kqueue()
         self.fd = self._queue.fileno()
         self._file = -1
@@ -55,7 +56,7 @@ class Watch:
         # O_EVTONLY: to be told about a file without keeping its volume from being unmounted.
         self._file = os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         # EV_CLEAR: once taken off by `drain`, an event does not come back.
-        wanted = select.kevent(self._file, select.KQ_FILTER_VNODE, select.KQ_EV_ADD | select.KQ_EV_CLEAR, _EVENTS)
+        wanted = select.kevent(self._file, select.KQ_FILTER_VNODE, select.KQ_EV_ADD | select.KQ_EV_CLEAR, self._events)
         self._queue.control([wanted], 0)
 
     def _close_file(self) -> None:

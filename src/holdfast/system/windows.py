@@ -400,12 +400,15 @@ def unlock_slots(fd: int, slots: int) -> None:
     _range(fd, UN, _SLOT, FIRST_SLOT, slots)
 
 
+WATCH_WRITING = WATCH_CLOSING = 0
+
+
 class Watch:
     """There is none: Windows tells nobody that a range was unlocked. Waits look again after ever longer pauses."""
 
     fd: int
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, events: int = 0) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
 
     def move(self, path: str) -> None: ...

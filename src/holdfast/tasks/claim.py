@@ -1,0 +1,375 @@
+"""A task that this process works on: `Claim`, and how a task is taken and ends.
+
+    take       open its file, lock it, rename pending/… to running/…. Who cannot rename it was too late
+    end        add a line to the file, and only then remove the name in running/ or rename it
+
+A worker that dies in between leaves the file unlocked in running/, and whoever finds it there goes by its last line.
+Whether it is still to be done is decided by who has it locked. A worker whose lock was lost (its machine was cut off,
+and another one took the task) finds a newer token in the file, and its result is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+
+from .. import gate, system
+from ..errors import LockLost, NotLocked
+from . import journal
+from .journal import Task
+from .places import Places, file_name, move, name_of
+
+_A_LITTLE = 0.1  # seconds between two lines that say how far it is
+
+
+class Claim:
+    """A task that is ours until it is completed, failed or given back. `with` does one of these.
+
+    `progress(done, total, note)` says how far it is.
+    """
+
+    def __init__(self, desk: Desk, fd: int, place: str, task: Task, text: bytes) -> None:
+        self.task = task
+        self.id = task.id
+        self.payload = task.payload
+        self.place = place
+        self._desk = desk
+        self._fd = fd
+        self._end = len(text)  # where the next line goes
+        self._is_torn = not text.endswith(b"\n")  # somebody died while it wrote
+        self._book = gate.book
+        self._said_at = 0.0
+        self._open = True
+
+    @property
+    def token(self) -> int:
+        """Greater than that of every earlier attempt at this task."""
+        return self.task.token
+
+    def __repr__(self) -> str:
+        return f"<claim of task {self.id!r}>"
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._open:
+            return
+        if error is None:
+            self.complete()
+        elif isinstance(error, Exception):
+            self.fail(error)
+        else:
+            self.give_back(f"{type(error).__name__}")
+
+    def __del__(self) -> None:
+        if self._open and self._book is gate.book:
+            self.abandon()
+
+    # While it is being done.
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far it is; for others to see, so not more than a few times in a second."""
+        now = monotonic()
+        if now - self._said_at >= _A_LITTLE:
+            self._said_at = now
+            self._add(journal.line({"progress": [done, total, note]}))
+
+    def check(self) -> None:
+        """Raise LockLost if it was taken from us."""
+        if not self._is_ours():
+            raise self._lost()
+
+    @property
+    def cancelled(self) -> bool:
+        """Has somebody asked for it to be ended?"""
+        verdict = Verdict.of(self._desk.places, self.task)
+        return verdict is not None and verdict.state == "cancelled"
+
+    # What may become of it.
+
+    def complete(self, result: object = None) -> None:
+        """It is done. With `durable`, that is on disk when this returns."""
+        self._finish(journal.line({"is": "done", "result": result}))
+
+    def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
+        """It went wrong. It is tried again, after `delay` seconds, unless it was tried as often as it may be.
+
+        True: it is tried again.
+        """
+        said = _describe(error)
+        task = self.task
+        if task.tried >= task.attempts:
+            self._finish(journal.line({"is": "failed", **said}), self._desk.places.failed)
+            return False
+        wait = self._desk.delay_after(task.tried) if delay is None else delay
+        self._return(journal.line({"is": "pending", **said}), wait)
+        return True
+
+    def give_back(self, because: str = "given back") -> None:
+        """Somebody else is to do it. This does not count as an attempt."""
+        self._return(journal.line({"is": "pending", "because": because, "uncounted": True}), 0.0)
+
+    def cancel(self) -> None:
+        """It is not to be done."""
+        self._finish(journal.line({"is": "cancelled"}), self._desk.places.cancelled)
+
+    def end_as(self, verdict: Verdict) -> None:
+        """As somebody has decided who could not write it down: the worker had the file."""
+        if verdict.state == "cancelled":
+            self.cancel()
+        elif verdict.state == "failed":
+            self.fail(verdict.because)
+        else:
+            self.give_back(verdict.because)
+
+    def settle(self) -> bool:
+        """Its worker wrote down how it ended, and died before it was put away. True: now it is."""
+        state = self.task.state
+        if state == "pending" and self.task.tried:
+            self._return(b"", 0.0)
+        elif state in journal.ENDED:
+            places = self._desk.places
+            self._finish(b"", {"failed": places.failed, "cancelled": places.cancelled}.get(state))
+        else:
+            return False
+        return True
+
+    def abandon(self) -> None:
+        """Let go of it as if this process had died."""
+        if self._open:
+            self._close()
+            self._desk.ended(self.task)
+
+    # Taking it.
+
+    def begin(self) -> None:
+        """Write down that we do it now."""
+        task = self.task
+        self._add(journal.running_line(task.token + 1))
+        begun = object.__new__(Task)
+        begun.__dict__.update(task.__dict__)
+        begun.__dict__.update(state="running", tried=task.tried + 1, token=task.token + 1)
+        self.task = begun
+
+    def say(self, **said: object) -> None:
+        """Add a line."""
+        self._add(journal.line(said))
+
+    def is_named(self, path: str) -> bool:
+        try:
+            named, st = system.stat(path, follow_symlinks=False), system.fstat(self._fd)
+        except FileNotFoundError:
+            return False
+        return (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino)
+
+    @property
+    def renewed(self) -> int:
+        """Changes whenever its worker gives a sign of life."""
+        return system.fstat(self._fd).st_mtime_ns
+
+    # How.
+
+    def _return(self, line: bytes, delay: float) -> None:
+        self._add(line)
+        try:
+            self._desk.put_back(self.place, self.task.priority, delay)
+        except FileNotFoundError:
+            pass  # somebody has tidied up
+        finally:
+            self._close()
+        self._desk.ended(self.task)
+
+    def _finish(self, line: bytes, folder: str | None = None) -> None:
+        self._add(line)
+        try:
+            if self._desk.durable:
+                system.fdatasync(self._fd)
+            path = f"{self._desk.places.running}/{self.place}"
+            try:
+                if folder is None:
+                    system.unlink(path)
+                else:
+                    move(path, f"{folder}/{name_of(self.place)}")
+            except FileNotFoundError:
+                pass  # somebody has tidied up; the line is what counts
+        finally:
+            self._close()
+        self._desk.ended(self.task)
+
+    def _add(self, line: bytes) -> None:
+        if not self._open:
+            raise NotLocked(f"task {self.id!r} has ended for this worker already", path=self._desk.places.root)
+        if not self._is_ours():
+            self._close()
+            raise self._lost()
+        if self._is_torn and line:
+            line = b"\n" + line
+        done = system.pwrite(self._fd, line, self._end)
+        while done < len(line):  # the disk is full, and says so the next time
+            done += system.pwrite(self._fd, line[done:], self._end + done)
+        self._end += done
+        self._is_torn = False
+
+    def _is_ours(self) -> bool:
+        """Did nobody add a line? A locked file can only be written by who broke in, which is what we look for."""
+        return (
+            self._open
+            and self._book is gate.book
+            and (not self._desk.shared or system.fstat(self._fd).st_size == self._end)
+        )
+
+    def _lost(self) -> LockLost:
+        return LockLost(
+            f"task {self.id!r} was taken from this worker, which was not heard of for too long, and given to another "
+            "one. What it did does not count.",
+            path=self._desk.places.root,
+        )
+
+    def _close(self) -> None:
+        self._open = False
+        if self._book is gate.book:
+            self._book.open_fds.discard(self._fd)
+            try:
+                self._desk.lock(self._fd, system.UN)  # first: a child of ours may have a copy of the descriptor
+            finally:
+                system.close(self._fd)
+
+
+class Verdict:
+    """How an attempt is to end, by somebody who could not write it into the task's file, because its worker had it.
+
+    A file in ending/ says so, of one attempt; whoever gets the task next does it.
+    """
+
+    def __init__(self, state: str, because: str) -> None:
+        self.state = state
+        self.because = because
+
+    def write(self, places: Places, task: Task) -> None:
+        name = file_name(task.id)
+        private = f"{places.new}/{os.getpid()}.{os.urandom(8).hex()}"
+        fd = system.open_fd(private, system.O_NEW, 0o644)
+        try:
+            system.write(fd, journal.line({"is": self.state, "because": self.because, "token": task.token}))
+        finally:
+            system.close(fd)
+        move(private, f"{places.ending}/{name}")
+
+    @staticmethod
+    def of(places: Places, task: Task) -> Verdict | None:
+        try:
+            fd = system.open_fd(f"{places.ending}/{file_name(task.id)}", system.O_READ)
+        except FileNotFoundError:
+            return None
+        try:
+            said = json.loads(journal.read(fd))
+            if said["token"] == task.token:
+                return Verdict(said["is"], str(said["because"]))
+        except (ValueError, KeyError, TypeError):
+            pass
+        finally:
+            system.close(fd)
+        return None
+
+
+class Desk:
+    """Takes tasks for one queue."""
+
+    def __init__(
+        self,
+        places: Places,
+        *,
+        durable: bool,
+        shared: bool,
+        ranged: bool,
+        put_back: Callable[[str, int, float], None],
+        ended: Callable[[Task], None],
+        delay_after: Callable[[int], float],
+    ) -> None:
+        self.places = places
+        self.durable = durable
+        self.shared = shared  # other machines may be at it, too
+        self.lock = system.lock_range if ranged else system.lock
+        self.put_back = put_back
+        self.ended = ended
+        self.delay_after = delay_after
+
+    def take(self, source: str, place: str, admit: Callable[[Task, str, str], bool]) -> Claim | None:
+        """A task that waits at `source`. None: somebody else has it, or it may not be begun now."""
+        claim = self.open(source, place)
+        if claim is None:
+            return None
+        begun = False
+        try:
+            if claim.task.key is None or admit(claim.task, source, place):
+                system.rename(source, f"{self.places.running}/{place}")
+                claim.begin()
+                begun = True
+        except FileNotFoundError:
+            pass  # somebody was quicker
+        finally:
+            if not begun:
+                claim.abandon()
+        return claim if begun else None
+
+    def abandoned(self, place: str) -> Claim | None:
+        """A task in running/ that nobody has locked, as its worker left it. None: somebody works on it."""
+        path = f"{self.places.running}/{place}"
+        # First with a descriptor that can only read: to close one that can write is news to all who watch.
+        if not self.shared and self.is_locked(path):
+            return None
+        claim = self.open(path, place)
+        if claim is not None and not claim.is_named(path):
+            claim.abandon()
+            return None
+        return claim
+
+    def open(self, path: str, place: str) -> Claim | None:
+        """Lock the file of a task, and read it. None: it is gone, or somebody has it."""
+        try:
+            fd = system.open_fd(path, system.O_EXISTING)
+        except FileNotFoundError:
+            return None
+        claim = None
+        try:
+            gate.book.open_fds.add(fd)
+            self.lock(fd, system.EX_NB)
+            text = journal.read(fd)
+            claim = Claim(self, fd, place, journal.parse(text, path), text)
+        except BlockingIOError:
+            pass
+        finally:
+            if claim is None:
+                gate.book.open_fds.discard(fd)
+                system.close(fd)
+        return claim
+
+    def is_locked(self, path: str) -> bool:
+        """Does somebody work on it?"""
+        try:
+            fd = system.open_fd(path, system.O_EXISTING if self.shared else system.O_READ)
+        except FileNotFoundError:
+            return False
+        try:
+            self.lock(fd, system.EX_NB if self.shared else system.SH_NB)
+            self.lock(fd, system.UN)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            system.close(fd)
+
+
+def _describe(error: BaseException | str) -> dict[str, object]:
+    if isinstance(error, str):
+        return {"because": error}
+    from traceback import format_exception, format_exception_only
+
+    text = "".join(format_exception_only(type(error), error)).strip()
+    return {"because": text, "traceback": "".join(format_exception(type(error), error, error.__traceback__))}

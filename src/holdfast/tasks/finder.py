@@ -1,0 +1,142 @@
+"""Which task is next: highest priority first, then in the order in which they were put.
+
+Nobody lists everything that waits. A process knows the names in the first directory of the highest priority, of at most
+a thousand, and takes one after the other; others do the same, so what is gone was theirs. It lists again when it has
+no more, or when the sequence says that something of a higher priority was put. So to find the next one costs the same
+with a hundred waiting and with a hundred thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import randrange
+
+from . import sequence
+from .clock import Clock
+from .places import IN_A_BUCKET, Places, listed, move, name_of, number_of, remove_empty
+from .sequence import LATER, Sequence
+
+_IN_VAIN = 2  # so many in a row were gone: others are at the same names
+_LONGEST_SKIP = 8
+
+
+class Finder:
+    def __init__(self, places: Places, numbers: Sequence, clock: Clock) -> None:
+        self._places = places
+        self._numbers = numbers
+        self._clock = clock
+        self._seen = b""
+        self._known: dict[str, int] = {}
+        self._level: int | None = None  # whose names these are
+        self._folder = ""
+        self._names: list[str] = []  # the first one last
+        self._failures = 0
+        self.next_due: float | None = None  # by `clock`; None: nothing is delayed
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Where the next ones are, and the names of these places. Nobody has said that they are still there."""
+        while True:
+            self._look_for_news()
+            if not self._names and not self._list():
+                return
+            self._failures += 1
+            if self._failures > _IN_VAIN and len(self._names) > _LONGEST_SKIP:
+                # The next ones are others' too. What is skipped is found again when it is listed again.
+                del self._names[-randrange(1, _LONGEST_SKIP) :]
+            name = self._names.pop()
+            yield f"{self._folder}/{name}", name
+
+    def found(self) -> None:
+        """The last one was there."""
+        self._failures = 0
+
+    def forget(self) -> None:
+        self._seen = b""
+        self._names = []
+
+    def _look_for_news(self) -> None:
+        text = self._numbers.read()
+        if text != self._seen:
+            known = sequence.levels(text)
+            changed = {level for level, number in known.items() if self._known.get(level) != number}
+            self._seen, self._known = text, known
+            if LATER in changed:
+                self._look_for_due()
+            level = self._level
+            if self._names and level is not None and any(int(one) > level for one in changed if one != LATER):
+                self._names = []
+        if self.next_due is not None and self._clock.now() >= self.next_due:
+            self._move_due()
+
+    def _list(self) -> bool:
+        """The names in the first directory that has any."""
+        pending = self._places.pending
+        for level in sorted(map(int, filter(_is_number, listed(pending))), reverse=True):
+            folder = f"{pending}/{level}"
+            for bucket in listed(folder):
+                path = f"{folder}/{bucket}"
+                names = listed(path)
+                if names:
+                    names.reverse()
+                    self._level, self._folder, self._names = level, path, names
+                    return True
+                if bucket.isdigit() and int(bucket) < self._known.get(str(level), 0) // IN_A_BUCKET:
+                    remove_empty(path)  # nothing is put there any more
+        return False
+
+    # What is not due yet.
+
+    def _look_for_due(self) -> None:
+        self.next_due = None
+        for bucket in listed(self._places.delayed):
+            names = listed(f"{self._places.delayed}/{bucket}")
+            if names:
+                self.next_due = number_of(names[0]) / 1000
+                return
+            remove_empty(f"{self._places.delayed}/{bucket}")
+
+    def look(self) -> None:
+        """Also for what nobody has told us of."""
+        self._numbers.look_again()
+        self.forget()
+        self._look_for_due()
+
+    def _move_due(self) -> None:
+        now = self._clock.now()
+        for bucket in listed(self._places.delayed):
+            for name in listed(f"{self._places.delayed}/{bucket}"):
+                if number_of(name) / 1000 > now:
+                    break
+                self._make_pending(f"{self._places.delayed}/{bucket}/{name}", name_of(name))
+            else:
+                continue
+            break
+        self._look_for_due()
+
+    def _make_pending(self, source: str, rest: str) -> None:
+        priority_text, _, name = rest.partition(".")
+        priority = int(priority_text) if _is_number(priority_text) else 0
+        try:
+            self._numbers.put(priority, lambda number: move(source, self._places.waiting(priority, number, name)))
+        except FileNotFoundError:
+            pass  # another one has moved it
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdigit() and text.isascii()
+
+
+def count(folder: str, depth: int) -> int:
+    """How many names are so deep below a directory."""
+    if depth == 0:
+        return len(listed(folder))
+    return sum(count(f"{folder}/{name}", depth - 1) for name in listed(folder))
+
+
+def names_in(folder: str, depth: int) -> Iterator[tuple[str, str]]:
+    """The names so deep below a directory, each with its directory."""
+    for name in listed(folder):
+        if depth:
+            yield from names_in(f"{folder}/{name}", depth - 1)
+        else:
+            yield folder, name

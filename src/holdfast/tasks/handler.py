@@ -1,0 +1,99 @@
+"""What a worker does with a task: a function, a coroutine function, or a command."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .claim import Claim
+
+Handler = Callable[[Claim], object] | Sequence[str]
+
+_MOST_KEPT = 1 << 16
+
+
+class TaskTimeout(Exception):
+    """The task took longer than it may."""
+
+
+def runner(handler: Handler) -> Callable[[Claim], object]:
+    """A function that does the work and gives its result."""
+    if not callable(handler):
+        return Command(handler)
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
+        return Coroutine(handler)
+    return handler
+
+
+class Coroutine:
+    """A coroutine function, in an event loop of its own. It is cancelled when its time is over."""
+
+    ends_itself = True
+
+    def __init__(self, handler: Callable[[Claim], Any]) -> None:
+        self._handler = handler
+
+    def __call__(self, task: Claim) -> object:
+        import asyncio
+
+        async def work() -> object:
+            try:
+                return await asyncio.wait_for(self._handler(task), task.task.timeout)
+            except asyncio.TimeoutError:
+                raise TaskTimeout(f"not done within {task.task.timeout:g} s") from None
+
+        return asyncio.run(work())
+
+
+class CommandFailed(Exception):
+    """A command ended with a status other than 0."""
+
+
+class Command:
+    """A command, in which `{}` stands for the payload. What it prints is its result; the end of it is kept.
+
+    It gets HOLDFAST_TASK_ID, HOLDFAST_TASK_TOKEN and HOLDFAST_TASK_PAYLOAD (JSON) in its environment.
+    """
+
+    def __init__(self, words: Sequence[str], report: Callable[[bytes, bytes], None] | None = None) -> None:
+        if isinstance(words, str) or not words:
+            raise TypeError(f"a command is a list of words, not {words!r}")
+        self._words = list(words)
+        self._report = report
+        self.ends_itself = False
+
+    def __call__(self, task: Claim) -> object:
+        payload = task.payload if isinstance(task.payload, str) else json.dumps(task.payload, ensure_ascii=False)
+        words = [word.replace("{}", payload) for word in self._words]
+        environment = {
+            **os.environ,
+            "HOLDFAST_TASK_ID": task.id,
+            "HOLDFAST_TASK_TOKEN": str(task.token),
+            "HOLDFAST_TASK_PAYLOAD": json.dumps(task.payload, ensure_ascii=False),
+        }
+        with subprocess.Popen(
+            words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            try:
+                said, errors = process.communicate(timeout=task.task.timeout if self.ends_itself else None)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise TaskTimeout(f"not done within {task.task.timeout:g} s") from None
+            except BaseException:
+                process.kill()
+                raise
+        if self._report is not None:
+            self._report(said, errors)
+        if process.returncode:
+            raise CommandFailed(_why(words, process.returncode, errors))
+        return said[-_MOST_KEPT:].decode(errors="replace").rstrip("\n") or None
+
+
+def _why(words: Sequence[str], status: int, errors: bytes) -> str:
+    how = f"signal {-status}" if status < 0 else f"status {status}"
+    said = errors[-_MOST_KEPT:].decode(errors="replace").strip()
+    return f"{words[0]} ended with {how}" + (f": {said}" if said else "")

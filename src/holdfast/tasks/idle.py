@@ -1,0 +1,135 @@
+"""Waiting for something to do, or for something to be done, without looking all the time.
+
+    sequence      is written when a task was put
+    running/      a file in it is closed: a task has ended, or its worker has
+
+A look every second is for what nobody tells: other machines, and what somebody did by hand.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+
+from .. import gate, system
+from ..errors import Timeout
+from ..wait import FIRST_PAUSE, LONGEST_PAUSE, SAFETY_LOOK
+from .claim import Claim
+from .journal import ENDED, Task
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .queue import TaskQueue
+
+
+class Watches:
+    """Some files and directories of which one wants to know that they were written to."""
+
+    def __init__(self, *wanted: tuple[str, int]) -> None:
+        self._watches: list[system.Watch] = []
+        self.complete = True
+        for path, events in wanted:
+            try:
+                watch = system.Watch(path, events)
+            except OSError:
+                self.complete = False  # too many, or there are none here
+                continue
+            gate.book.open_fds.add(watch.fd)
+            self._watches.append(watch)
+
+    def wait(self, seconds: float | None, *others: int) -> bool:
+        """True: one of the `others`, descriptors, can be read."""
+        poll = select.poll()
+        for fd in (*(watch.fd for watch in self._watches), *others):
+            poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(None if seconds is None else max(0, int(seconds * 1000) + 1))}
+        for watch in self._watches:
+            if watch.fd in ready:
+                watch.drain()
+        return any(fd in ready for fd in others)
+
+    def close(self) -> None:
+        while self._watches:
+            watch = self._watches.pop()
+            gate.book.open_fds.discard(watch.fd)
+            watch.close()
+
+
+class Idle:
+    """For one who has nothing to do."""
+
+    def __init__(self, queue: TaskQueue) -> None:
+        self._queue = queue
+        self._watches: Watches | None = None
+        self._pause = FIRST_PAUSE
+
+    def __enter__(self) -> Idle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watches is not None:
+            self._watches.close()
+            self._watches = None
+
+    def wait(self, deadline: float | None, *others: int, enough: Callable[[], bool] | None = None) -> Claim | None:
+        """The next task. None: it is too late, or one of the `others` can be read, or it is `enough`."""
+        queue = self._queue
+        if self._watches is None:
+            queue._sequence.read()  # so that it is there to be watched
+            self._watches = Watches(
+                (queue._sequence.path, system.WATCH_WRITING), (queue._places.running, system.WATCH_CLOSING)
+            )
+        look_at = monotonic() + SAFETY_LOOK
+        while True:
+            # Registered first: what comes after this try wakes us.
+            queue._looked_at = 0.0
+            claim = queue._try_claim()
+            if claim is not None:
+                self._pause = FIRST_PAUSE
+                return claim
+            now = monotonic()
+            if (deadline is not None and now >= deadline) or (enough is not None and enough()):
+                return None
+            if now >= look_at:
+                queue._finder.look()
+                look_at = now + SAFETY_LOOK
+            if self._watches.wait(self._how_long(now, look_at, deadline), *others):
+                return None
+
+    def _how_long(self, now: float, look_at: float, deadline: float | None) -> float:
+        until = look_at if deadline is None else min(look_at, deadline)
+        due = self._queue._finder.next_due
+        seconds = until - now
+        if due is not None:
+            seconds = min(seconds, max(0.0, due - self._queue.clock.now()))
+        assert self._watches is not None
+        if self._queue.is_shared or not self._watches.complete:  # nobody tells us
+            seconds = min(seconds, self._pause)
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        return seconds
+
+
+def ended(queue: TaskQueue, id: str, deadline: float | None) -> Task:
+    """The task, once it has ended."""
+    task = queue.get(id)
+    if task.state in ENDED:
+        return task
+    watches = Watches((queue._own(id), system.WATCH_WRITING))
+    try:
+        while True:
+            task = queue.get(id)
+            if task.state in ENDED:
+                return task
+            now = monotonic()
+            if deadline is not None and now >= deadline:
+                raise Timeout(
+                    f"{queue.path}: task {id!r} is still {task.state}. Wait longer with timeout=…", path=queue.path
+                )
+            longest = SAFETY_LOOK if watches.complete and not queue.is_shared else LONGEST_PAUSE / 10
+            watches.wait(longest if deadline is None else min(longest, deadline - now))
+    finally:
+        watches.close()

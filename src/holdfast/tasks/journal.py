@@ -1,0 +1,175 @@
+"""The file of a task: lines of JSON, to which everything that happens to it is added (docs/formats.md).
+
+    {"id": "a7", "payload": {"url": "…"}, "priority": 0, "attempts": 3, "put": "2026-01-31T12:00:00.000000Z"}
+    {"is": "running", "token": 1, "worker": "4711@host", "boot": "…", "at": "…"}
+    {"progress": [3, 10, "third page"], "at": "…"}
+    {"is": "pending", "because": "ValueError: …", "traceback": "…", "at": "…"}
+    {"is": "running", "token": 2, …}
+    {"is": "done", "result": 17, "at": "…"}
+
+The first line never changes. Only who holds the kernel lock on the file adds one. A line that is not whole was being
+written when its writer died, and says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from .. import owner, system
+from ..errors import CorruptStore
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
+_A_CHUNK = 1 << 16
+
+ENDED = frozenset({"done", "failed", "cancelled"})
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is known of a task. `state` is "pending", "running", "done", "failed" or "cancelled"."""
+
+    id: str
+    payload: Any
+    state: str = "pending"
+    priority: int = 0
+    attempts: int = 3  # how often it may be tried
+    tried: int = 0
+    timeout: float | None = None
+    key: str | None = None
+    limit: int = 1
+    token: int = 0  # of its last attempt; greater than those of all before
+    worker: str | None = None
+    boot: str | None = field(default=None, repr=False)
+    result: Any = None
+    error: str | None = None
+    traceback: str | None = field(default=None, repr=False)
+    progress: tuple[float, float | None, str] | None = None
+    put_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    history: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+
+def first_line(
+    task_id: str, payload: object, priority: int, attempts: int, timeout: float | None, key: str | None, limit: int
+) -> bytes:
+    said: dict[str, object] = {"id": task_id, "payload": payload, "priority": priority, "attempts": attempts}
+    if timeout is not None:
+        said["timeout"] = timeout
+    if key is not None:
+        said["key"], said["limit"] = key, limit
+    return line(said, "put")
+
+
+def line(said: dict[str, object], at: str = "at") -> bytes:
+    said[at] = moment()
+    return _encode(said).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def moment() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+_beginning: bytes = b""
+_written_by: owner.Identity | None = None
+
+
+def running_line(token: int) -> bytes:
+    """`line`, at a third of its price: one is written for every attempt."""
+    global _beginning, _written_by
+    me = owner.me()
+    if _written_by is not me:
+        said = _encode({"worker": f"{me.pid}@{me.host}", "boot": me.boot})[1:-1]
+        _beginning = b', %s, "at": "' % said.encode()
+        _written_by = me
+    return b'{"is": "running", "token": %d%s%s"}\n' % (token, _beginning, moment().encode())
+
+
+def read(fd: int) -> bytes:
+    """All of it."""
+    text = system.pread(fd, _A_CHUNK, 0)
+    if len(text) < _A_CHUNK:
+        return text
+    parts = [text]
+    while text:
+        text = system.pread(fd, _A_CHUNK * 16, sum(map(len, parts)))
+        parts.append(text)
+    return b"".join(parts)
+
+
+def parse(text: bytes, path: str) -> Task:
+    """What the lines say. CorruptStore: the first one does not say what there is to do."""
+    first, *rest = text.split(b"\n")
+    said = _object(first)
+    if said is None or not isinstance(said.get("id"), str) or "payload" not in said:
+        raise CorruptStore(
+            f"{path}: its first line does not describe a task. Mend it, or remove the file.", path=path, line=1
+        )
+    known: dict[str, Any] = {
+        "id": said["id"],
+        "payload": said["payload"],
+        "priority": _integer(said.get("priority"), 0),
+        "attempts": _integer(said.get("attempts"), 3),
+        "timeout": _number(said.get("timeout")),
+        "key": said["key"] if isinstance(said.get("key"), str) else None,
+        "limit": _integer(said.get("limit"), 1),
+        "put_at": _datetime(said.get("put")),
+    }
+    if not any(rest):
+        return Task(**known)
+    return _with_history(known, [one for one in map(_object, rest) if one is not None])
+
+
+def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
+    tried = token = 0
+    for said in history:
+        at = _datetime(said.get("at"))
+        progress = said.get("progress")
+        if isinstance(progress, list) and len(progress) == 3:
+            known["progress"] = tuple(progress)
+        state = said.get("is")
+        if state == "running":
+            tried += 1
+            token = max(token + 1, _integer(said.get("token"), 0))
+            known.update(worker=said.get("worker"), boot=said.get("boot"), started_at=at, progress=None)
+        elif state == "pending":
+            if said.get("uncounted"):
+                tried = max(0, tried - 1)
+            if said.get("again"):
+                tried = 0
+        elif state not in ENDED:
+            continue
+        known["state"] = state
+        known["ended_at"] = at if state in ENDED else None
+        known["result"] = said.get("result")
+        if state != "running":  # a running task still says what went wrong the last time
+            known["error"] = said.get("because")
+            known["traceback"] = said.get("traceback")
+    return Task(**known, tried=tried, token=token, history=tuple(history))
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def _integer(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+
+
+def _datetime(text: object) -> datetime | None:
+    try:
+        assert isinstance(text, str)
+        return datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except (AssertionError, ValueError):
+        return None

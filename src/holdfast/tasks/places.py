@@ -1,0 +1,115 @@
+"""Where the tasks of a queue are.
+
+    queue.json                              what this is
+    tasks/<id>                              every task, under its own name, until it is purged (`journal`)
+    pending/<priority>/<n>/<number>.<id>    another name of it while it waits, in order; a thousand in a directory
+    delayed/<n>/<moment>.<priority>.<id>    while it is not due
+    parked/<key>/<…>.<number>.<id>          while as many of its key run as may (`limits`)
+    running/<number>.<id>                   while somebody works on it, who holds the kernel lock on the file
+    failed/<id>, cancelled/<id>             when it has ended so
+    ending/<id>                             how an attempt is to end that runs (`claim.Verdict`)
+    new/…                                   what is being put
+    sequence                                the last number of every priority (`sequence`)
+
+A task has one of these names besides its own, unless it is done. It goes from one to the other by rename, which only
+one can do. Nobody renames what is running without the lock.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .. import system
+from ..locks.tasks import file_name_of, task_id_of
+
+IN_A_BUCKET = 1000
+_SECONDS_IN_A_BUCKET = 64
+NUMBER_DIGITS = 12
+
+task_id = task_id_of
+
+
+def file_name(id: str) -> str:
+    """The name of a task's own file."""
+    name = file_name_of(id)
+    return f"%2E{name[1:]}" if name in (".", "..") else name
+
+
+class Places:
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.tasks = f"{root}/tasks"
+        self.new = f"{root}/new"
+        self.pending = f"{root}/pending"
+        self.delayed = f"{root}/delayed"
+        self.parked = f"{root}/parked"
+        self.running = f"{root}/running"
+        self.failed = f"{root}/failed"
+        self.cancelled = f"{root}/cancelled"
+        self.ending = f"{root}/ending"
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        ended = (self.failed, self.cancelled, self.ending)
+        return (self.tasks, self.new, self.pending, self.delayed, self.parked, self.running, *ended)
+
+    def waiting(self, priority: int, number: int, name: str) -> str:
+        return f"{self.pending}/{priority}/{number // IN_A_BUCKET:09d}/{number:0{NUMBER_DIGITS}d}.{name}"
+
+    def later(self, due: float, priority: int, name: str) -> str:
+        bucket = int(due) // _SECONDS_IN_A_BUCKET
+        return f"{self.delayed}/{bucket:09d}/{int(due * 1000):014d}.{priority}.{name}"
+
+
+def number_of(place: str) -> int:
+    """The number in the name of a place, which is its last part or the one before the id."""
+    digits = place.split(".", 1)[0]
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
+def name_of(place: str) -> str:
+    """The name of the task's own file, by the name of its place."""
+    return place.partition(".")[2]
+
+
+def move(source: str, target: str) -> None:
+    """Rename to a place whose directories may not be there yet, or be removed this very moment because it is empty.
+
+    Raises FileNotFoundError if the source is gone.
+    """
+    while True:
+        try:
+            system.rename(source, target)
+            return
+        except FileNotFoundError:
+            folder = os.path.dirname(target)
+            if system.access(folder, 0) or not system.access(source, 0):
+                raise
+            make(folder)
+
+
+def make(folder: str) -> None:
+    try:
+        system.mkdir(folder)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        make(os.path.dirname(folder))
+        make(folder)
+
+
+def listed(folder: str) -> list[str]:
+    """What is in a directory, in order; nothing if it is gone."""
+    try:
+        names = system.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    names.sort()
+    return names
+
+
+def remove_empty(folder: str) -> None:
+    try:
+        system.rmdir(folder)
+    except OSError:
+        pass  # somebody has put something in, or was quicker

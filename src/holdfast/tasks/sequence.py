@@ -1,0 +1,106 @@
+"""The last number of every priority: the order of what is put, and the sign that something was.
+
+Each has a line of 32 bytes, the priority and the number. Whoever puts a task has the file locked meanwhile, and writes
+the number when the task is in its place: who reads a new number finds the task. Nothing rests on it but order and
+wake-ups: a number twice is no harm, since the names of places end with the id, and a file that is lost is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from .. import gate, system
+from .places import IN_A_BUCKET, Places, listed, number_of
+
+LATER = "later"
+_LINE = 32
+_MOST = 1 << 16
+
+
+class Sequence:
+    def __init__(self, places: Places, mode: int) -> None:
+        self.path = f"{places.root}/sequence"
+        self._places = places
+        self._mode = mode
+        self._mutex = Lock()
+        self._fd = -1
+        self._book = gate.book
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0 and self._book is gate.book:  # else a fork has closed it
+            self._book.open_fds.discard(fd)
+            system.close(fd)
+
+    @property
+    def fd(self) -> int:
+        if self._fd < 0 or self._book is not gate.book:
+            self._book = gate.book
+            fd = system.open_fd(self.path, system.O_LOCK, self._mode)
+            gate.book.open_fds.add(fd)
+            self._fd = fd
+        return self._fd
+
+    def look_again(self) -> None:
+        """Open the file anew if it is another one by now."""
+        try:
+            st, mine = system.stat(self.path), system.fstat(self.fd)
+        except FileNotFoundError:
+            self.close()
+            return
+        if (st.st_dev, st.st_ino) != (mine.st_dev, mine.st_ino):
+            self.close()
+
+    def read(self) -> bytes:
+        """Different whenever something was put since."""
+        return system.pread(self.fd, _MOST, 0)
+
+    def put(self, level: int | str, move: Callable[[int], None]) -> None:
+        """Give `move` the next number of a priority."""
+        fd = self.fd
+        with self._mutex:
+            try:
+                system.lock(fd, system.EX)
+                text = system.pread(fd, _MOST, 0)
+                at, number = _find(text, level)
+                number = 1 + (number if number else self._highest(level))
+                move(number)
+                system.pwrite(fd, b"%-12s%019d\n" % (str(level).encode(), number), at)
+            finally:
+                system.lock(fd, system.UN)
+
+    def _highest(self, level: int | str) -> int:
+        """The file is new, or its beginning is lost: what is waiting says how far it had come."""
+        buckets = listed(f"{self._places.pending}/{level}") if level != LATER else []
+        names = listed(f"{self._places.pending}/{level}/{buckets[-1]}") if buckets else []
+        return max((number_of(name) for name in names), default=int(buckets[-1]) * IN_A_BUCKET if buckets else 0)
+
+
+def levels(text: bytes) -> dict[str, int]:
+    """The numbers by priority."""
+    found = {}
+    for start in range(0, len(text), _LINE):
+        level, number = _parse(text[start : start + _LINE])
+        if level:
+            found[level] = number
+    return found
+
+
+def _parse(line: bytes) -> tuple[str, int]:
+    level, digits = line[:12].decode("ascii", "replace").strip(), line[12:31]
+    return (level, int(digits)) if len(line) == _LINE and digits.isdigit() else ("", 0)
+
+
+def _find(text: bytes, level: int | str) -> tuple[int, int]:
+    """Where the line of a priority is or is to be, and its number."""
+    begin = b"%-12s" % str(level).encode()
+    at = 0
+    while at < len(text):
+        if text.startswith(begin, at):
+            return at, _parse(text[at : at + _LINE])[1]
+        at += _LINE
+    return len(text) // _LINE * _LINE, 0

@@ -1,0 +1,416 @@
+"""`TaskQueue`: what is put is there once, in order, and each task is one worker's."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from holdfast import LockLost, NotLocked, Timeout, UnsafePath
+from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue
+
+
+@pytest.fixture
+def jobs(in_memory: Path) -> Path:
+    return in_memory / "jobs"
+
+
+@pytest.fixture
+def queue(jobs: Path) -> TaskQueue:
+    return TaskQueue(jobs, retry_after=0.01)
+
+
+def claimed(queue: TaskQueue) -> Claim:
+    claim = queue.claim()
+    assert claim is not None
+    return claim
+
+
+def claim_all(queue: TaskQueue) -> list[object]:
+    found = []
+    while (claim := queue.claim()) is not None:
+        found.append(claim.payload)
+        claim.complete()
+    return found
+
+
+# Putting and taking.
+
+
+def test_from_put_to_done(queue: TaskQueue) -> None:
+    id = queue.put({"url": "https://example.org"})
+    assert queue.get(id).state == "pending" and id in queue
+    claim = claimed(queue)
+    assert claim.id == id and claim.payload == {"url": "https://example.org"}
+    assert queue.get(id).state == "running" and queue.get(id).worker.startswith(f"{os.getpid()}@")
+    claim.progress(1, 2, "half")
+    assert queue.get(id).progress == (1, 2, "half")
+    claim.complete([1, 2])
+    task = queue.get(id)
+    assert (task.state, task.result, task.tried, task.error) == ("done", [1, 2], 1, None)
+    assert task.put_at <= task.started_at <= task.ended_at
+    assert queue.claim() is None
+    with pytest.raises(NotLocked):
+        claim.complete()
+
+
+def test_in_the_order_in_which_they_were_put(queue: TaskQueue, jobs: Path) -> None:
+    other = TaskQueue(jobs)
+    for number in range(2500):  # over the end of a directory, twice
+        (queue, other)[number % 2].put(number)
+    assert claim_all(queue) == list(range(2500))
+
+
+def test_the_highest_priority_first(queue: TaskQueue) -> None:
+    for priority in (0, 5, -3, 5, 100):
+        queue.put(priority, priority=priority)
+    first = claimed(queue)
+    queue.put(7, priority=7)  # while others of a lower one are known already
+    assert [first.payload, *claim_all(queue)] == [100, 7, 5, 5, 0, -3]
+
+
+def test_once_by_its_id(queue: TaskQueue, jobs: Path) -> None:
+    assert queue.put("first", id="a") == "a" and TaskQueue(jobs).put("second", id="a") == "a"
+    assert claim_all(queue) == ["first"]
+    queue.put("third", id="a")  # it has been done
+    assert claim_all(queue) == [] and queue.get("a").payload == "first"
+
+
+def test_by_one_id_from_many_threads(queue: TaskQueue, jobs: Path) -> None:
+    barrier = threading.Barrier(4)
+
+    def put() -> None:
+        mine = TaskQueue(jobs, durable=False)
+        barrier.wait()
+        for number in range(100):
+            mine.put(number, id=f"task {number}")
+
+    threads = [threading.Thread(target=put) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(claim_all(queue)) == list(range(100))
+
+
+@pytest.mark.parametrize("id", ["../x", "/etc/x", "a/b", "%2F", "a\0b", ".", "..", "ein Täsk", "a.b.c", "-", " "])
+def test_ids_are_names(queue: TaskQueue, jobs: Path, id: str) -> None:
+    before = sorted(path.name for path in jobs.parent.iterdir())
+    queue.put(1, id=id)
+    assert claimed(queue).id == id and queue.get(id).id == id
+    assert sorted(path.name for path in jobs.parent.iterdir()) == before
+
+
+def test_ids_that_cannot_be(queue: TaskQueue) -> None:
+    for bad in ("", "x" * 300, 7):
+        with pytest.raises(UnsafePath):
+            queue.put(1, id=bad)  # type: ignore[arg-type]
+    with pytest.raises(NoSuchTask, match="there is no task 'x'"):
+        queue.get("x")
+
+
+def test_what_is_wrong_is_said_at_once(queue: TaskQueue) -> None:
+    for bad in (
+        {"priority": 1.5},
+        {"attempts": 0},
+        {"delay": -1},
+        {"timeout": 0},
+        {"limit": 0},
+        {"delay": float("nan")},
+    ):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            queue.put(1, **bad)
+    with pytest.raises((TypeError, ValueError)):
+        queue.put(object())
+    with pytest.raises(ValueError, match="JSON"):
+        queue.put(float("nan"))
+    assert queue.stats()["pending"] == 0 and list(queue) == [] and os.listdir(f"{queue.path}/new") == []
+
+
+def test_a_person_can_read_it(queue: TaskQueue, jobs: Path) -> None:
+    queue.put({"städte": ["Köln"]}, id="a7")
+    claimed(queue).complete("fertig")
+    lines = [json.loads(line) for line in (jobs / "tasks/a7").read_text().splitlines()]
+    assert lines[0]["payload"] == {"städte": ["Köln"]} and "Köln" in (jobs / "tasks/a7").read_text()
+    assert [line.get("is") for line in lines] == [None, "running", "done"] and lines[2]["result"] == "fertig"
+
+
+def test_not_where_something_else_is(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    with pytest.raises(FileExistsError, match="precious"):
+        TaskQueue(tmp_path)
+    assert os.listdir(tmp_path) == ["precious"]
+
+
+# Later.
+
+
+def test_not_before_its_time(queue: TaskQueue) -> None:
+    queue.put("later", delay=0.3)
+    queue.put("now")
+    assert claim_all(queue) == ["now"]
+    assert queue.get(next(task.id for task in queue if task.payload == "later")).state == "pending"
+    began = time.monotonic()
+    claim = queue.claim(timeout=5)
+    assert claim is not None and claim.payload == "later" and 0.1 < time.monotonic() - began < 2
+
+
+def test_delays_over_many_directories(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    for delay in (10_000, 100, 1, 5000, 70):
+        queue.put(delay, delay=delay)
+    now = queue.clock.now
+    for passed, due in ((2, [1]), (71, [70]), (101, [100]), (20_000, [5000, 10_000])):
+        monkeypatch.setattr(queue.clock, "now", lambda passed=passed: now() + passed)
+        assert claim_all(queue) == due
+
+
+def test_the_clock_does_not_jump(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.put("in a minute", delay=60)
+    real = time.time
+    for step in (3600, -3600):
+        monkeypatch.setattr(time, "time", lambda step=step: real() + step)
+        assert TaskQueue(jobs).claim() is None
+        queue.put("now")
+        assert claim_all(TaskQueue(jobs)) == ["now"]
+
+
+# Going wrong.
+
+
+def test_tried_again_and_then_a_dead_letter(queue: TaskQueue, jobs: Path) -> None:
+    id = queue.put("x", attempts=3)
+    for attempt in (1, 2, 3):
+        claim = queue.claim(timeout=5)
+        assert claim is not None and claim.token == attempt
+        with suppress(ValueError), claim:
+            raise ValueError(f"number {attempt}")
+        task = queue.get(id)
+        assert task.error == f"ValueError: number {attempt}" and "test_tasks.py" in (task.traceback or "")
+        assert task.state == ("failed" if attempt == 3 else "pending")
+    assert queue.claim(timeout=0.1) is None and os.listdir(jobs / "failed") == [id]
+    queue.retry(id)
+    with queue.claim(timeout=5) as again:  # type: ignore[union-attr]
+        assert again.token == 4
+    task = queue.get(id)
+    assert task.state == "done" and task.error is None and os.listdir(jobs / "failed") == []
+    assert [said["because"] for said in task.history if "because" in said] == [
+        f"ValueError: number {n}" for n in (1, 2, 3)
+    ]
+
+
+def test_pauses_grow(queue: TaskQueue) -> None:
+    queue.retry_after, queue.retry_most = 1.0, 10.0
+    for tried, longest in ((1, 1.0), (2, 2.0), (3, 4.0), (5, 10.0), (2000, 10.0)):
+        pauses = [queue._delay_after(tried) for _ in range(100)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+
+
+def test_given_back_is_no_attempt(queue: TaskQueue) -> None:
+    queue.put("x", attempts=1)
+    for _ in range(3):
+        claimed(queue).give_back()
+    claim = claimed(queue)
+    assert claim.task.tried == 1 and not claim.fail("broken")
+
+
+def test_an_interrupt_gives_it_back(queue: TaskQueue) -> None:
+    id = queue.put("x")
+    with pytest.raises(KeyboardInterrupt), claimed(queue):
+        raise KeyboardInterrupt
+    assert queue.get(id).state == "pending" and queue.get(id).tried == 0
+
+
+def test_only_what_has_ended_can_be_retried(queue: TaskQueue) -> None:
+    id = queue.put("x")
+    with pytest.raises(NotLocked, match="pending"):
+        queue.retry(id)
+    claim = claimed(queue)
+    with pytest.raises(NotLocked, match="being worked on"):
+        queue.retry(id)
+    claim.complete()
+    queue.retry(id)
+    assert claim_all(queue) == ["x"]
+    with pytest.raises(NoSuchTask):
+        queue.retry("nothing")
+
+
+def test_cancelling(queue: TaskQueue) -> None:
+    waiting, later, running, done = (queue.put(n, id=f"{n}", delay=100 * (n == 1), priority=-n) for n in range(4))
+    queue.put(4, id="4", priority=9)
+    first = claimed(queue)
+    assert queue.cancel(waiting) and queue.cancel(later) and not first.cancelled
+    assert claimed(queue).id == running  # which is let go at once, and so waits again
+    assert queue.cancel(first.id) and first.cancelled
+    first.complete()  # it was quicker
+    assert queue.get(first.id).state == "done" and not queue.cancel(first.id)
+    assert queue.cancel(running)
+    assert claim_all(queue) == [3]
+    assert [queue.get(id).state for id in (waiting, later, running, done)] == ["cancelled"] * 3 + ["done"]
+    assert queue.stats() == {
+        "pending": 0,
+        "running": 0,
+        "done": 2,
+        "failed": 0,
+        "cancelled": 3,
+        "delayed": 0,
+        "parked": 0,
+    }
+    queue.retry(later)
+    assert claim_all(queue) == [1]
+
+
+def test_purging(queue: TaskQueue, jobs: Path) -> None:
+    for number in range(5):
+        queue.put(number, id=f"{number}", attempts=1)
+    claimed(queue).complete()
+    claimed(queue).fail("no")
+    queue.cancel("2")
+    running = claimed(queue)
+    assert queue.purge(older_than=60) == 0 and queue.purge() == 3
+    assert sorted(task.id for task in queue) == ["3", "4"] and running.task.id == "3"
+    running.complete()
+    assert claim_all(queue) == [4]
+    assert os.listdir(jobs / "failed") == os.listdir(jobs / "cancelled") == []
+    queue.put("again", id="0")
+    assert claim_all(queue) == ["again"]
+
+
+def test_waiting_for_the_end(queue: TaskQueue, jobs: Path) -> None:
+    ids = queue.put_all(["a", "b"])
+    with pytest.raises(Timeout, match="still pending"):
+        queue.wait(ids, timeout=0.05)
+    began = threading.Event()
+
+    def work() -> None:
+        began.wait()
+        claim_all(TaskQueue(jobs))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    began.set()
+    assert [task.state for task in queue.wait(ids, timeout=20)] == ["done", "done"]
+    thread.join()
+
+
+# Limits.
+
+
+def test_so_many_of_a_key(queue: TaskQueue, jobs: Path) -> None:
+    other = TaskQueue(jobs)
+    for number in range(6):
+        queue.put(number, key="one user", limit=2)
+    queue.put("free")
+    a, b, c = claimed(queue), claimed(other), claimed(queue)
+    assert (a.payload, b.payload, c.payload) == (0, 1, "free") and other.claim() is None
+    assert queue.stats()["parked"] >= 1
+    b.complete()
+    d = queue.claim(timeout=5)
+    assert d is not None and d.payload == 2 and other.claim() is None
+    a.abandon()  # as if it had died
+    del a
+    found = []
+    while (claim := other.claim(timeout=1.5)) is not None:
+        found.append(claim.payload)
+        claim.complete()
+    d.complete()
+    assert sorted(found, key=str) == [0, 3, 4, 5]
+
+
+def test_not_more_than_so_many(jobs: Path) -> None:
+    queue = TaskQueue(jobs, max_pending=3)
+    for number in range(3):
+        queue.put(number)
+    with pytest.raises(QueueFull, match="3 tasks wait already"):
+        queue.put("x")
+    with pytest.raises(QueueFull):
+        queue.put("x", wait=0.05)
+    thread = threading.Thread(target=lambda: TaskQueue(jobs).claim().complete())  # type: ignore[union-attr]
+    thread.start()
+    queue.put("x", wait=20)
+    thread.join()
+    assert claim_all(queue) == [1, 2, "x"]
+
+
+# Hazards.
+
+
+def test_a_worker_that_lost_its_lease_completes_nothing(queue: TaskQueue, jobs: Path) -> None:
+    """As if its machine had been cut off, and the server had given its lock to another one."""
+    id = queue.put("x")
+    queue._desk.shared = True
+    slow = claimed(queue)
+    other = TaskQueue(jobs)
+    other._desk.lock = lambda fd, op: None  # type: ignore[assignment]
+    (place,) = os.listdir(jobs / "running")
+    quick = other._desk.open(f"{jobs}/running/{place}", place)
+    assert quick is not None
+    quick.begin()
+    with pytest.raises(LockLost, match="taken from this worker"):
+        slow.complete("old")
+    assert queue.get(id).result is None
+    quick.complete("new")
+    assert queue.get(id).result == "new" and queue.get(id).token == 2
+
+
+def test_a_directory_that_is_half_deleted(queue: TaskQueue, jobs: Path) -> None:
+    for number in range(5):
+        queue.put(number, id=f"{number}")
+    import shutil
+
+    for name in ("pending", "sequence", "new"):
+        path = jobs / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    queue = TaskQueue(jobs)
+    assert queue.claim() is None and queue.get("3").state == "pending"
+    queue.put("new", id="5")
+    assert queue.recover() == 5
+    assert sorted(claim_all(queue), key=str) == [0, 1, 2, 3, 4, "new"]
+
+
+def test_while_it_is_used(queue: TaskQueue, jobs: Path) -> None:
+    import shutil
+
+    queue.put("a")
+    shutil.rmtree(jobs / "pending")
+    (jobs / "sequence").unlink()
+    (jobs / "pending").mkdir()
+    assert queue.claim() is None
+    TaskQueue(jobs).put("b")
+    claim = queue.claim(timeout=5)
+    assert claim is not None and claim.payload == "b"
+
+
+@pytest.mark.parametrize("content", [b"", b"no JSON", b"[]", b"null", b"7", b'{"id": 7}', b"\xff\xfe"])
+def test_what_is_no_task_is_put_aside(
+    queue: TaskQueue, jobs: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.put("first", id="broken")
+    queue.put("second", id="good")
+    (jobs / "tasks/broken").write_bytes(content)
+    assert claim_all(queue) == ["second"]
+    assert os.listdir(jobs / "failed") == ["broken"] and "broken" in caplog.text
+
+
+def test_a_line_that_is_not_whole(queue: TaskQueue, jobs: Path) -> None:
+    id = queue.put("x")
+    claimed(queue).fail("no", delay=0)
+    with open(jobs / "tasks" / id, "ab") as file:
+        file.write(b'{"is": "do')
+    assert queue.get(id).state == "pending"
+    claimed(queue).complete(1)
+    assert queue.get(id).state == "done" and queue.get(id).tried == 2
+
+
+def test_who_puts_dies_before_it_is_in_its_place(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(queue, "_enqueue", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            queue.put("x", id="a")
+    assert queue.claim() is None
+    queue.put("x", id="a")  # says the same again
+    assert claim_all(queue) == ["x"]

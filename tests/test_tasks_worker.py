@@ -1,0 +1,361 @@
+"""`Worker`: what becomes of tasks and of those who do them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import until
+
+from holdfast import Lock
+from holdfast.tasks import Claim, TaskQueue, Worker
+
+
+@pytest.fixture
+def jobs(in_memory: Path) -> Path:
+    return in_memory / "jobs"
+
+
+@pytest.fixture
+def queue(jobs: Path) -> TaskQueue:
+    return TaskQueue(jobs, durable=False, retry_after=0.01)
+
+
+def note(place: Path, text: str) -> None:
+    """An effect that others can see, and that cannot be half there."""
+    with Lock(f"{place}.lock"), open(place, "a") as file:
+        file.write(text + "\n")
+
+
+def noted(place: Path) -> list[str]:
+    return place.read_text().splitlines() if place.exists() else []
+
+
+class Running:
+    """A worker in a process of its own."""
+
+    def __init__(self, worker: Callable[[], Worker], *, drain: bool = False) -> None:
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                worker().run(drain=drain)
+                code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+
+    def kill(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_all_of_them_once(queue: TaskQueue, in_memory: Path, threads: bool) -> None:
+    ids = [queue.put(number) for number in range(200)]
+
+    def handle(task: Claim) -> int:
+        note(in_memory / "out", str(task.payload))
+        return task.payload * 2
+
+    summary = Worker(queue, handle, concurrency=4, threads=threads).run(drain=True)
+    assert (summary.done, summary.failed, summary.deaths) == (200, 0, 0)
+    assert sorted(map(int, noted(in_memory / "out"))) == list(range(200))
+    assert [queue.get(id).result for id in ids] == [number * 2 for number in range(200)]
+
+
+def test_a_coroutine(queue: TaskQueue) -> None:
+    async def handle(task: Claim) -> str:
+        await asyncio.sleep(0)
+        return task.payload.upper()
+
+    ids = [queue.put(text) for text in "abc"]
+    slow = queue.put("x", timeout=0.05, attempts=1)
+
+    async def either(task: Claim) -> str:
+        return await (asyncio.sleep(60) if task.payload == "x" else handle(task))
+
+    assert Worker(queue, either, concurrency=2, threads=True).run(drain=True).done == 3
+    assert [queue.get(id).result for id in ids] == ["A", "B", "C"]
+    assert queue.get(slow).state == "failed" and "not done within 0.05 s" in queue.get(slow).error
+
+
+def test_a_command(queue: TaskQueue) -> None:
+    good = queue.put("hello world")
+    thing = queue.put({"n": 1})
+    bad = queue.put("exit 3", attempts=1)
+    script = 'case "$1" in exit*) echo broken >&2; exit 3;; esac; echo "$HOLDFAST_TASK_ID got $1"'
+    summary = Worker(queue, ["sh", "-c", script, "-", "{}"], concurrency=2).run(drain=True)
+    assert (summary.done, summary.failed) == (2, 1)
+    assert queue.get(good).result == f"{good} got hello world"
+    assert queue.get(thing).result == f'{thing} got {{"n": 1}}'
+    assert queue.get(bad).error == "holdfast.tasks.handler.CommandFailed: sh ended with status 3: broken"
+
+
+def test_a_command_that_takes_too_long_is_ended_with_all_it_started(queue: TaskQueue, in_memory: Path) -> None:
+    id = queue.put("x", timeout=0.3, attempts=1)
+    pids = in_memory / "pids"
+    began = time.monotonic()
+    Worker(queue, ["sh", "-c", f"echo $$ >> {pids}; sleep 60 & echo $! >> {pids}; wait"]).run(drain=True)
+    assert time.monotonic() - began < 20
+    assert queue.get(id).state == "failed" and queue.get(id).error == "not done within 0.3 s"
+    for pid in map(int, noted(pids)):
+        until(lambda pid=pid: not is_alive(pid))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_handler_that_never_ends_is_ended(queue: TaskQueue, in_memory: Path, threads: bool) -> None:
+    """Also one that holds the interpreter lock. With threads, the others are given back and done."""
+    stuck = queue.put("stuck", timeout=0.3, attempts=2)
+    others = [queue.put(number) for number in range(3)]
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "out", str(task.payload))
+        if task.payload == "stuck":
+            while True:
+                sum(range(10**7))
+        if threads:
+            time.sleep(0.05)
+
+    summary = Worker(queue, handle, concurrency=2, threads=threads).run(drain=True)
+    assert queue.get(stuck).state == "failed" and queue.get(stuck).error == "not done within 0.3 s"
+    assert queue.get(stuck).tried == 2 and noted(in_memory / "out").count("stuck") == 2
+    assert [queue.get(id).state for id in others] == ["done"] * 3 and summary.deaths == 0
+
+
+def test_a_running_task_is_cancelled(queue: TaskQueue, in_memory: Path) -> None:
+    id = queue.put("x")
+    other = queue.put("y")
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "out", task.payload)
+        if task.payload == "x":
+            time.sleep(60)
+
+    worker = Running(lambda: Worker(queue, handle), drain=True)
+    until(lambda: noted(in_memory / "out"))
+    assert queue.cancel(id)
+    assert worker.end() == 0
+    assert queue.get(id).state == "cancelled" and queue.get(other).state == "done"
+    assert noted(in_memory / "out") == ["x", "y"]
+
+
+def test_sigterm_finishes_what_runs(queue: TaskQueue, in_memory: Path) -> None:
+    for number in range(10):
+        queue.put(number)
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "begun", str(task.payload))
+        until((in_memory / "go").exists)
+        note(in_memory / "done", str(task.payload))
+
+    worker = Running(lambda: Worker(queue, handle, concurrency=2))
+    until(lambda: len(noted(in_memory / "begun")) == 2)
+    worker.kill(signal.SIGTERM)
+    time.sleep(0.1)  # for it to do something wrong
+    (in_memory / "go").touch()
+    assert worker.end() == 0
+    assert sorted(noted(in_memory / "done")) == ["0", "1"] and len(noted(in_memory / "begun")) == 2
+    assert queue.stats()["pending"] == 8 and queue.stats()["running"] == 0
+
+
+def test_the_second_sigterm_gives_it_back(queue: TaskQueue, in_memory: Path) -> None:
+    id = queue.put("x", attempts=1)
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "begun", "x")
+        time.sleep(60)
+
+    worker = Running(lambda: Worker(queue, handle, concurrency=2))
+    until(lambda: noted(in_memory / "begun"))
+    worker.kill(signal.SIGTERM)
+    time.sleep(0.05)
+    worker.kill(signal.SIGTERM)
+    assert worker.end() == 0
+    task = queue.get(id)
+    assert task.state == "pending" and task.tried == 0 and task.error == "its worker was ended"
+
+
+def test_who_is_killed_is_replaced_within_a_second(queue: TaskQueue, in_memory: Path) -> None:
+    id = queue.put("x")
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "out", f"{os.getpid()} {time.monotonic()}")
+        if task.token == 1:
+            time.sleep(60)
+
+    worker = Running(lambda: Worker(queue, handle, concurrency=2))
+    until(lambda: noted(in_memory / "out"))
+    killed = time.monotonic()
+    os.kill(int(noted(in_memory / "out")[0].split()[0]), signal.SIGKILL)
+    assert queue.wait(id, timeout=10)[0].tried == 2
+    assert float(noted(in_memory / "out")[1].split()[1]) - killed < 1
+    worker.kill(signal.SIGTERM)
+    assert worker.end() == 0
+
+
+def test_who_kills_its_worker_every_time(queue: TaskQueue) -> None:
+    poison, other = queue.put("poison", attempts=3), queue.put("other")
+
+    def handle(task: Claim) -> None:
+        if task.payload == "poison":
+            os._exit(9)
+
+    summary = Worker(queue, handle).run(drain=True)
+    assert queue.get(other).state == "done" and summary.deaths == 3
+    assert queue.get(poison).state == "failed" and "the worker died" in queue.get(poison).error
+
+
+def test_the_supervisor_is_killed(queue: TaskQueue, in_memory: Path) -> None:
+    """Its children finish what they do, and end."""
+    queue.put_all(range(5))
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "pids", str(os.getpid()))
+        until((in_memory / "go").exists)
+
+    worker = Running(lambda: Worker(queue, handle))
+    until(lambda: noted(in_memory / "pids"))
+    worker.kill(signal.SIGKILL)
+    worker.end()
+    (in_memory / "go").touch()
+    until(lambda: not is_alive(int(noted(in_memory / "pids")[0])))
+    assert queue.stats()["done"] == 1 and queue.stats()["pending"] == 4
+
+
+def test_hooks_and_results_that_cannot_be_kept(queue: TaskQueue, in_memory: Path) -> None:
+    good, bad, odd = queue.put("good"), queue.put("bad", attempts=1), queue.put("odd", attempts=1)
+
+    def handle(task: Claim) -> object:
+        if task.payload == "bad":
+            raise ValueError("no")
+        return object() if task.payload == "odd" else 1
+
+    out = in_memory / "out"
+    Worker(
+        queue,
+        handle,
+        on_start=lambda task: note(out, f"start {task.payload}"),
+        on_done=lambda task: note(out, f"done {task.payload}"),
+        on_failed=lambda task, error: note(out, f"failed {task.payload} {type(error).__name__}"),
+    ).run(drain=True)
+    assert noted(out) == [
+        "start good",
+        "done good",
+        "start bad",
+        "failed bad ValueError",
+        "start odd",
+        "failed odd TypeError",
+    ]
+    assert [queue.get(id).state for id in (good, bad, odd)] == ["done", "failed", "failed"]
+
+
+def test_an_idle_worker_wakes(queue: TaskQueue, in_memory: Path) -> None:
+    def handle(task: Claim) -> float:
+        return time.monotonic()
+
+    worker = Running(lambda: Worker(queue, handle, concurrency=2))
+    queue.wait(queue.put("warm"), timeout=10)
+    delays = []
+    for _ in range(21):
+        time.sleep(0.02)  # until it is idle
+        began = time.monotonic()
+        delays.append(queue.wait(queue.put("x"), timeout=10)[0].result - began)
+    worker.kill(signal.SIGTERM)
+    assert worker.end() == 0
+    assert sorted(delays)[10] < 0.05
+
+
+def test_stopped_from_another_thread(queue: TaskQueue) -> None:
+    worker = Worker(queue, lambda task: None)
+    queue.put("x")
+    summaries = []
+    thread = threading.Thread(target=lambda: summaries.append(worker.run()))
+    thread.start()
+    until(lambda: queue.stats()["done"] == 1)
+    worker.stop()
+    thread.join(20)
+    assert summaries and summaries[0].done == 1
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("total", [600, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.timeout(600)
+def test_killed_all_the_time(total: int, jobs: Path, in_memory: Path) -> None:
+    """Eight processes, one of them killed every 200 ms: every task has its effect, none is completed twice."""
+    queue = TaskQueue(jobs, durable=False, retry_after=0.01)
+    ids = [queue.put(number, attempts=50) for number in range(total)]
+    out = in_memory / "out"
+
+    def handle(task: Claim) -> None:
+        time.sleep(0.002)
+        note(out, str(task.payload))
+
+    worker = Running(lambda: Worker(queue, handle, concurrency=8), drain=True)
+    killed = 0
+    while os.waitpid(worker.pid, os.WNOHANG) == (0, 0):
+        time.sleep(0.2)
+        try:
+            alive = children_of(worker.pid)
+        except OSError:
+            break
+        if alive:
+            os.kill(alive[killed % len(alive)], signal.SIGKILL)
+            killed += 1
+    effects = Counter(noted(out))
+    tasks = [queue.get(id) for id in ids]
+    assert killed and all(task.state == "done" for task in tasks), Counter(task.state for task in tasks)
+    assert set(effects) == {str(number) for number in range(total)}
+    for task in tasks:
+        assert [said.get("is") for said in task.history].count("done") == 1
+        assert effects[str(task.payload)] <= task.tried
+
+
+def test_the_clock_is_set_while_they_work(jobs: Path, in_memory: Path) -> None:
+    """Two workers whose clocks differ by two hours, as libfaketime makes them."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+    if library is None:
+        pytest.skip("there is no libfaketime")
+    queue = TaskQueue(jobs, durable=False)
+    ids = [queue.put(number, delay=0.5 * (number % 2)) for number in range(40)]
+    code = (
+        "import sys; from holdfast.tasks import *\n"
+        "def handle(task): open(sys.argv[2], 'a').write(f'{task.payload}\\n')\n"
+        "Worker(TaskQueue(sys.argv[1]), handle).run(drain=True)"
+    )
+    environment = {**os.environ, "LD_PRELOAD": str(library), "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, jobs, in_memory / "out"], env={**environment, "FAKETIME": f"{step}h"}
+        )
+        for step in ("+1", "-1")
+    ]
+    assert [worker.wait(60) for worker in workers] == [0, 0]
+    assert [queue.get(id).state for id in ids] == ["done"] * 40
+    assert Counter(noted(in_memory / "out")) == Counter(map(str, range(40)))
