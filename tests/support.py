@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 NO_PROCESS = 4_194_304  # one more than the highest pid there can be
@@ -161,6 +162,19 @@ def until(condition: Any, seconds: float = PATIENCE) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not so within {seconds:g} s"
         time.sleep(0.001)
+
+
+def unpacked(name: str, *packages: str) -> Path:
+    """Where the files of some packages are; they are fetched if they are not there."""
+    checkout = Path(__file__).parents[1]
+    command = [checkout / "scripts/unpack.sh", name, *packages]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode == 3:
+        import pytest
+
+        pytest.skip(f"{name}: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    return checkout / ".lab" / name / "root"
 
 
 def state_of(pid: int) -> str:

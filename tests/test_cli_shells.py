@@ -1,4 +1,4 @@
-"""Completion in zsh and fish, which scripts/shells.sh fetches."""
+"""Completion in zsh and fish, which scripts/unpack.sh fetches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import unpacked
 
 from holdfast.cli.completion import FOLDER
 
@@ -29,11 +30,7 @@ autoload -Uz compinit && compinit -u -D && print -r -- ${_comps[holdfast]}
 
 @pytest.fixture(scope="module")
 def root() -> Path:
-    done = subprocess.run([CHECKOUT / "scripts/shells.sh"], stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode == 3:
-        pytest.skip(f"other shells: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    return CHECKOUT / ".lab/shells/root"
+    return unpacked("shells", "zsh", "zsh-common", "fish", "fish-common", "libpcre2-32-0")
 
 
 def test_fish(root: Path, tmp_path: Path) -> None:
