@@ -408,7 +408,7 @@ def test_a_line_that_is_not_whole(queue: TaskQueue, jobs: Path) -> None:
 
 def test_who_puts_dies_before_it_is_in_its_place(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(queue, "_enqueue", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(queue._putter, "enqueue", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             queue.put("x", id="a")
     assert queue.claim() is None

@@ -98,7 +98,7 @@ class Loop:
     def work(self) -> None:
         with Idle(self._queue) as idle:
             while not _readable(self._stop):
-                claim = self._queue._try_claim() or self._wait(idle)
+                claim = self._queue.taker.try_claim() or self._wait(idle)
                 if claim is None:
                     return
                 self._do(claim)

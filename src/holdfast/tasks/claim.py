@@ -307,7 +307,9 @@ class Desk:
             return None
         begun = False
         try:
-            if claim.task.key is None or admit(claim.task, source, place):
+            if claim.task.state in journal.ENDED:
+                system.unlink(source)  # it was cancelled while it waited
+            elif claim.task.key is None or admit(claim.task, source, place):
                 system.rename(source, f"{self.places.running}/{place}")
                 claim.begin()
                 begun = True

@@ -31,6 +31,7 @@ class Finder:
         self._folder = ""
         self._names: list[str] = []  # the first one last
         self._failures = 0
+        self._has_looked = False
         self.next_due: float | None = None  # by `clock`; None: nothing is delayed
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
@@ -61,7 +62,7 @@ class Finder:
             changed = {level for level, number in known.items() if self._known.get(level) != number}
             self._seen, self._known = text, known
             if LATER in changed:
-                self._look_for_due()
+                self._hear_of_due(known[LATER] / 1000)
             level = self._level
             if self._names and level is not None and any(int(one) > level for one in changed if one != LATER):
                 self._names = []
@@ -86,14 +87,27 @@ class Finder:
 
     # What is not due yet.
 
+    def _hear_of_due(self, moment: float) -> None:
+        if self._has_looked:
+            self.next_due = moment if self.next_due is None else min(self.next_due, moment)
+        else:
+            self._look_for_due()
+
     def _look_for_due(self) -> None:
-        self.next_due = None
-        for bucket in listed(self._places.delayed):
-            names = listed(f"{self._places.delayed}/{bucket}")
-            if names:
-                self.next_due = number_of(names[0]) / 1000
-                return
-            remove_empty(f"{self._places.delayed}/{bucket}")
+        self._has_looked = True
+        first = next(self._delayed(), None)
+        self.next_due = None if first is None else number_of(first[1]) / 1000
+
+    def _delayed(self) -> Iterator[tuple[str, str]]:
+        """The directories and names of what is delayed, the soonest first."""
+        for hour in listed(self._places.delayed):
+            for second in listed(f"{self._places.delayed}/{hour}"):
+                folder = f"{self._places.delayed}/{hour}/{second}"
+                names = listed(folder)
+                yield from ((folder, name) for name in names)
+                if not names:
+                    remove_empty(folder)
+            remove_empty(f"{self._places.delayed}/{hour}")
 
     def look(self) -> None:
         """Also for what nobody has told us of."""
@@ -103,15 +117,13 @@ class Finder:
 
     def _move_due(self) -> None:
         now = self._clock.now()
-        for bucket in listed(self._places.delayed):
-            for name in listed(f"{self._places.delayed}/{bucket}"):
-                if number_of(name) / 1000 > now:
-                    break
-                self._make_pending(f"{self._places.delayed}/{bucket}/{name}", name_of(name))
-            else:
-                continue
-            break
-        self._look_for_due()
+        self.next_due = None
+        for folder, name in self._delayed():
+            moment = number_of(name) / 1000
+            if moment > now:
+                self.next_due = moment
+                return
+            self._make_pending(f"{folder}/{name}", name_of(name))
 
     def _make_pending(self, source: str, rest: str) -> None:
         priority_text, _, name = rest.partition(".")
@@ -124,19 +136,3 @@ class Finder:
 
 def _is_number(text: str) -> bool:
     return text.removeprefix("-").isdigit() and text.isascii()
-
-
-def count(folder: str, depth: int) -> int:
-    """How many names are so deep below a directory."""
-    if depth == 0:
-        return len(listed(folder))
-    return sum(count(f"{folder}/{name}", depth - 1) for name in listed(folder))
-
-
-def names_in(folder: str, depth: int) -> Iterator[tuple[str, str]]:
-    """The names so deep below a directory, each with its directory."""
-    for name in listed(folder):
-        if depth:
-            yield from names_in(f"{folder}/{name}", depth - 1)
-        else:
-            yield folder, name

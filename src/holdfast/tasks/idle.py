@@ -86,8 +86,7 @@ class Idle:
         look_at = monotonic() + SAFETY_LOOK
         while True:
             # Registered first: what comes after this try wakes us.
-            queue._looked_at = 0.0
-            claim = queue._try_claim()
+            claim = queue.taker.try_claim(look=True)
             if claim is not None:
                 self._pause = FIRST_PAUSE
                 return claim
@@ -95,14 +94,14 @@ class Idle:
             if (deadline is not None and now >= deadline) or (enough is not None and enough()):
                 return None
             if now >= look_at:
-                queue._finder.look()
+                queue.taker.finder.look()
                 look_at = now + SAFETY_LOOK
             if self._watches.wait(self._how_long(now, look_at, deadline), *others):
                 return None
 
     def _how_long(self, now: float, look_at: float, deadline: float | None) -> float:
         until = look_at if deadline is None else min(look_at, deadline)
-        due = self._queue._finder.next_due
+        due = self._queue.taker.finder.next_due
         seconds = until - now
         if due is not None:
             seconds = min(seconds, max(0.0, due - self._queue.clock.now()))
@@ -118,7 +117,7 @@ def ended(queue: TaskQueue, id: str, deadline: float | None) -> Task:
     task = queue.get(id)
     if task.state in ENDED:
         return task
-    watches = Watches((queue._own(id), system.WATCH_WRITING))
+    watches = Watches((queue._places.own(id), system.WATCH_WRITING))
     try:
         while True:
             task = queue.get(id)

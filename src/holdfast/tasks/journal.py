@@ -100,6 +100,15 @@ def read(fd: int) -> bytes:
     return b"".join(parts)
 
 
+def read_file(path: str) -> Task:
+    """What is known of a task by its file."""
+    fd = system.open_fd(path, system.O_READ)
+    try:
+        return parse(read(fd), path)
+    finally:
+        system.close(fd)
+
+
 def parse(text: bytes, path: str) -> Task:
     """What the lines say. CorruptStore: the first one does not say what there is to do."""
     first, *rest = text.split(b"\n")

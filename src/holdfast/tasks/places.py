@@ -3,7 +3,7 @@
     queue.json                              what this is
     tasks/<id>                              every task, under its own name, until it is purged (`journal`)
     pending/<priority>/<n>/<number>.<id>    another name of it while it waits, in order; a thousand in a directory
-    delayed/<n>/<moment>.<priority>.<id>    while it is not due
+    delayed/<hour>/<second>/<moment>.<priority>.<id>    while it is not due
     parked/<key>/<…>.<number>.<id>          while as many of its key run as may (`limits`)
     running/<number>.<id>                   while somebody works on it, who holds the kernel lock on the file
     failed/<id>, cancelled/<id>             when it has ended so
@@ -18,12 +18,12 @@ one can do. Nobody renames what is running without the lock.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from .. import system
 from ..locks.tasks import file_name_of, task_id_of
 
 IN_A_BUCKET = 1000
-_SECONDS_IN_A_BUCKET = 64
 NUMBER_DIGITS = 12
 
 task_id = task_id_of
@@ -53,12 +53,21 @@ class Places:
         ended = (self.failed, self.cancelled, self.ending)
         return (self.tasks, self.new, self.pending, self.delayed, self.parked, self.running, *ended)
 
+    @property
+    def put_off(self) -> tuple[tuple[str, int], ...]:
+        """Where tasks wait that cannot be taken now, and how deep."""
+        return (self.delayed, 2), (self.parked, 1)
+
+    def own(self, id: str) -> str:
+        """The file of a task, by its own name."""
+        return f"{self.tasks}/{file_name(id)}"
+
     def waiting(self, priority: int, number: int, name: str) -> str:
         return f"{self.pending}/{priority}/{number // IN_A_BUCKET:09d}/{number:0{NUMBER_DIGITS}d}.{name}"
 
     def later(self, due: float, priority: int, name: str) -> str:
-        bucket = int(due) // _SECONDS_IN_A_BUCKET
-        return f"{self.delayed}/{bucket:09d}/{int(due * 1000):014d}.{priority}.{name}"
+        second = int(due)
+        return f"{self.delayed}/{second // 3600:07d}/{second % 3600:04d}/{int(due * 1000):014d}.{priority}.{name}"
 
 
 def number_of(place: str) -> int:
@@ -113,3 +122,36 @@ def remove_empty(folder: str) -> None:
         system.rmdir(folder)
     except OSError:
         pass  # somebody has put something in, or was quicker
+
+
+def remove(path: str) -> None:
+    """If it is there."""
+    try:
+        system.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def sync_folders(*paths: str) -> None:
+    for path in paths:
+        fd = system.open_fd(path, system.O_SYNCABLE_FOLDER)
+        try:
+            system.fsync(fd)
+        finally:
+            system.close(fd)
+
+
+def count(folder: str, depth: int) -> int:
+    """How many names are so deep below a directory."""
+    if depth == 0:
+        return len(listed(folder))
+    return sum(count(f"{folder}/{name}", depth - 1) for name in listed(folder))
+
+
+def names_in(folder: str, depth: int) -> Iterator[tuple[str, str]]:
+    """The names so deep below a directory, each with its directory."""
+    for name in listed(folder):
+        if depth:
+            yield from names_in(f"{folder}/{name}", depth - 1)
+        else:
+            yield folder, name

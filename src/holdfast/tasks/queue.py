@@ -6,33 +6,31 @@ file, by who holds the kernel lock on that; a worker that dies lets go of it, an
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import count as counter
-from time import monotonic, sleep
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from time import monotonic
 from typing import Any
 
-from .. import owner, system
-from ..errors import CorruptStore, NotLocked, UnsafePath, Unsupported
+from .. import system
+from ..errors import CorruptStore, NotLocked, UnsafePath
 from ..locks import base
 from ..paths import mount_at
-from . import journal
+from . import about, journal
 from .claim import Claim, Desk, Verdict
 from .clock import Clock
-from .errors import NoSuchTask, QueueFull
-from .finder import Finder, count, names_in
+from .errors import NoSuchTask
+from .finder import Finder
 from .journal import Task
 from .limits import Limits
-from .places import Places, file_name, listed, make, move, name_of, number_of, task_id
-from .sequence import LATER, Sequence
+from .places import Places, count, file_name, listed, names_in, remove
+from .putting import TWO_NAMES, Putter
+from .schedule import Schedules, timing
+from .sequence import Sequence
+from .taking import Taker
 
-FORMAT = 1
 _LARGEST = 10**9
-_A_SECOND = 1.0
-_BETWEEN_LOOKS = 0.5  # seconds after which who is busy looks for tasks of the dead
 
 
 class TaskQueue:
@@ -66,71 +64,31 @@ class TaskQueue:
         self.stale_after = stale_after
         self._mode = mode
         self._places = Places(self.path)
-        self._open()
+        about.open_directory(self._places, durable=durable, mode=mode)
         mount = mount_at(system.stat(self.path).st_dev, self.path)
         if mount.refusal:
             raise mount.refuse(self.path)
         self.is_shared = not mount.is_ours
         self._sequence = Sequence(self._places, mode)
         self.clock = Clock(self.path)
-        self._finder = Finder(self._places, self._sequence, self.clock)
-        self.limits = Limits(self._places, self._sequence)
+        self.schedules = Schedules(self.path, mode)
+        self._put_at: dict[str, float] = {}
+        self._putter = Putter(self._places, self._sequence, self.clock, durable=durable, mode=mode, most=max_pending)
+        limits = Limits(self._places, self._sequence)
         self._desk = Desk(
             self._places,
             durable=durable,
             shared=self.is_shared,
             ranged=mount.ranged,
-            put_back=self._put_back,
-            ended=self.limits.ended,
+            put_back=self._putter.put_back,
+            ended=limits.ended,
             delay_after=self._delay_after,
         )
-        self._looked_at = 0.0
-        self._leases: dict[str, tuple[int, float]] = {}
-        self._room = 0  # so many may be put before one has to count
-        self._new_name = counter().__next__
+        finder = Finder(self._places, self._sequence, self.clock)
+        self.taker = Taker(self._places, self._desk, finder, limits, self._read, stale_after)
 
     def __repr__(self) -> str:
         return f"holdfast.TaskQueue({self.path!r})"
-
-    def _open(self) -> None:
-        about = f"{self.path}/queue.json"
-        try:
-            with open(about, "rb") as file:
-                said = json.loads(file.read())
-            number = said["format"]
-        except FileNotFoundError:
-            self._make(about)
-            return
-        except (ValueError, KeyError, TypeError):
-            raise CorruptStore(f"{about} does not describe a queue; it was left as it is.", path=about) from None
-        if number != FORMAT:
-            raise Unsupported(
-                f"{self.path}: this queue has format {number}, and this version of Holdfast knows {FORMAT}.",
-                path=self.path,
-            )
-        for folder in self._places.folders:
-            make(folder)
-
-    def _make(self, about: str) -> None:
-        make(self.path)
-        ours = {os.path.basename(folder) for folder in self._places.folders} | {"sequence", "limits", "queue.json"}
-        others = [name for name in listed(self.path) if name not in ours and not name.startswith(("clock-", "queue."))]
-        if others:
-            text = f"there is something else in this directory ({others[0]}); give the queue one of its own"
-            raise FileExistsError(errno.EEXIST, text, self.path)
-        for folder in self._places.folders:
-            make(folder)
-        private = f"{about}.{os.urandom(8).hex()}.tmp"
-        fd = system.open_fd(private, system.O_NEW, self._mode)
-        try:
-            system.write(fd, json.dumps({"format": FORMAT, "what": "tasks of Holdfast"}).encode() + b"\n")
-            if self.durable:
-                system.fsync(fd)
-        finally:
-            system.close(fd)
-        system.rename(private, about)
-        if self.durable:
-            _sync_folders(self.path, os.path.dirname(self.path))
 
     # Putting.
 
@@ -158,96 +116,58 @@ class TaskQueue:
         """
         _check(priority, attempts, delay, timeout, limit)
         if self.max_pending is not None:
-            self._wait_for_room(wait)
+            self._putter.wait_for_room(wait)
         if id is None:
             id = os.urandom(12).hex()
-        name = file_name(id)
-        line = journal.first_line(id, payload, priority, attempts, timeout, key, limit)
-        private = self._private()
-        fd = system.open_fd(private, system.O_NEW, self._mode)
-        try:
-            _write_all(fd, line)
-            target = self._put_file(private, name, priority, delay)
-            if self.durable and target:
-                system.fsync(fd)
-                _sync_folders(self._places.tasks, os.path.dirname(target))
-        except BaseException:
-            _unlink(private)
-            raise
-        finally:
-            system.close(fd)
+        self._putter.put(id, journal.first_line(id, payload, priority, attempts, timeout, key, limit), priority, delay)
         return id
-
-    def _private(self) -> str:
-        return f"{self._places.new}/{os.getpid()}.{self._new_name()}.{os.urandom(4).hex()}"
-
-    def _put_file(self, private: str, name: str, priority: int, delay: float) -> str | None:
-        """Under its own name, which must be free, and then in its place. None: there is one already."""
-        own = f"{self._places.tasks}/{name}"
-        try:
-            system.link(private, own)
-        except FileExistsError:
-            if not self._is_stranded(own):
-                _unlink(private)
-                return None
-            system.unlink(private)  # who put it died before it was in its place
-            system.link(own, private)
-        return self._enqueue(private, name, priority, delay)
-
-    def _enqueue(self, source: str, name: str, priority: int, delay: float) -> str:
-        found = []
-
-        def move_to(number: int) -> None:
-            if delay > 0:
-                found.append(self._places.later(self.clock.now() + delay, priority, name))
-            else:
-                found.append(self._places.waiting(priority, number, name))
-            move(source, found[-1])
-
-        self._sequence.put(LATER if delay > 0 else priority, move_to)
-        return found[-1]
-
-    def _is_stranded(self, own: str) -> bool:
-        """Is it in no place, although it has not ended? Then who put it, or put it back, died."""
-        try:
-            if system.stat(own).st_nlink > 1:
-                return False
-            return self._read(own).state == "pending"
-        except (FileNotFoundError, CorruptStore):
-            return False
 
     def put_all(self, payloads: Iterable[object], **options: Any) -> list[str]:
         """`put` for each of them."""
         return [self.put(payload, **options) for payload in payloads]
 
-    def _wait_for_room(self, wait: float | None) -> None:
-        assert self.max_pending is not None
-        deadline = None if wait is None else monotonic() + wait
-        while self._room <= 0:
-            self._room = (self.max_pending - self._count_waiting() + 1) // 2 if self.max_pending else 0
-            if self._room > 0:
-                break
-            if deadline is not None and monotonic() >= deadline:
-                raise QueueFull(
-                    f"{self.path}: {self.max_pending} tasks wait already. Start more workers, or wait for room with "
-                    "put(…, wait=seconds).",
-                    path=self.path,
-                )
-            sleep(0.01)
-        self._room -= 1
+    def schedule(
+        self,
+        name: str,
+        payload: object = None,
+        *,
+        cron: str | None = None,
+        every: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Have workers put a task again and again: `cron` is five fields, in UTC, `every` is seconds.
 
-    def _count_waiting(self) -> int:
-        places = self._places
-        return count(places.pending, 2) + count(places.delayed, 1) + count(places.parked, 1)
+        In place of the schedule with this name, if there is one. The options are those of `put`.
+        """
+        file_name(name)
+        said = {"name": name, "payload": payload, "cron": cron, "every": every, "options": options}
+        unknown = set(options) - {"priority", "attempts", "timeout", "key", "limit"}
+        if unknown:
+            raise TypeError(f"a schedule cannot have {', '.join(sorted(unknown))}")
+        self.schedules.write(name, {**said, "since": self.clock.now()})
 
-    def _put_back(self, place: str, priority: int, delay: float) -> None:
-        """From running/ to where it waits: for a time, or in its old place."""
-        name = name_of(place)
-        source = f"{self._places.running}/{place}"
-        if delay > 0:
-            self._enqueue(source, name, priority, delay)
-        else:
-            self._sequence.put(priority, lambda _: move(source, self._places.waiting(priority, number_of(place), name)))
+    def unschedule(self, name: str) -> bool:
+        """True: there was one."""
+        return self.schedules.remove(name)
+
+    def put_scheduled(self) -> float | None:
+        """Put what is due by its schedule, once, whoever looks. Gives when the next one is; None: never."""
+        now = self.clock.now()
+        soonest = None
+        for name, said in self.schedules.all().items():
+            when = timing(said)
+            last = self._put_at.get(name, float(said.get("since", now)))
+            due = when.after(last)
+            if due is not None and due <= now:
+                while (later := when.after(due)) is not None and later <= now:
+                    due = later  # only the last one that was missed
+                moment = datetime.fromtimestamp(due, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+                self.put(said.get("payload"), id=f"{name}@{moment}", **said.get("options", {}))
+                self._put_at[name] = due
+                due = when.after(due)
+            if due is not None and (soonest is None or due < soonest):
+                soonest = due
+        return soonest
 
     def _delay_after(self, tried: int) -> float:
         from random import uniform
@@ -262,130 +182,13 @@ class TaskQueue:
 
         `with queue.claim() as task:` completes it, or has it tried again if an exception comes.
         """
-        claim = self._try_claim()
+        claim = self.taker.try_claim()
         if claim is not None or timeout == 0:
             return claim
         from .idle import Idle
 
         with Idle(self) as idle:
             return idle.wait(None if timeout is None else monotonic() + timeout)
-
-    def _try_claim(self) -> Claim | None:
-        now = monotonic()
-        if now - self._looked_at > _BETWEEN_LOOKS:
-            self._looked_at = now
-            claim = self._take_over()
-            if claim is not None:
-                return claim
-        for source, place in self._finder:
-            try:
-                claim = self._desk.take(source, place, self.limits.admit)
-            except CorruptStore as error:
-                self._put_aside(source, place, error)
-                continue
-            if claim is not None:
-                self._finder.found()
-                return claim
-        return None
-
-    def _take_over(self) -> Claim | None:
-        """One that a dead worker has left."""
-        there = listed(self._places.running)
-        self._leases = {place: lease for place, lease in self._leases.items() if place in there}
-        for place in there:
-            try:
-                claim = self._desk.abandoned(place)
-            except CorruptStore as error:
-                self._put_aside(f"{self._places.running}/{place}", place, error)
-                continue
-            if claim is not None and self._go_on(claim):
-                return claim
-        self.limits.look()
-        return None
-
-    def _go_on(self, claim: Claim) -> bool:
-        """With what somebody left. True: by doing it, now."""
-        task = claim.task
-        if not self._is_over(claim):
-            claim.abandon()
-            return False
-        if self.settle(claim):
-            return False
-        if task.state == "running":
-            if task.tried >= task.attempts:
-                claim.fail(f"the worker died, the last of {task.tried} times")
-                return False
-            claim.say(**{"is": "pending", "because": "the worker died"})
-        if task.key is not None and not self.limits.admit(task, f"{self._places.running}/{claim.place}", claim.place):
-            claim.abandon()
-            return False
-        claim.begin()
-        return True
-
-    def settle(self, claim: Claim) -> bool:
-        """Put it away if that was decided: by its worker, or by somebody about its worker."""
-        if claim.settle():
-            return True
-        verdict = Verdict.of(self._places, claim.task) if claim.task.state == "running" else None
-        if verdict is not None:
-            claim.end_as(verdict)
-        return verdict is not None
-
-    def _is_over(self, claim: Claim) -> bool:
-        """It is not locked. Is that enough? Of a worker on another machine, not before its lease has run out."""
-        task = claim.task
-        if not self.is_shared or task.state != "running" or task.boot in (None, owner.boot_id()):
-            return True
-        seen, since = self._leases.get(claim.place, (0, 0.0))
-        if seen != claim.renewed:
-            self._leases[claim.place] = (claim.renewed, monotonic())  # by our own clock: theirs may be wrong
-            return False
-        return monotonic() - since > self.stale_after
-
-    def _put_aside(self, source: str, place: str, error: CorruptStore) -> None:
-        """What nobody can do must not be in the way of the others. It is left to a person, in failed/."""
-        import logging
-
-        logging.getLogger("holdfast").warning("%s", error)
-        try:
-            move(source, f"{self._places.failed}/{name_of(place)}")
-        except FileNotFoundError:
-            pass
-
-    def end_attempt(self, place: str, verdict: Verdict, kill: Callable[[], None]) -> None:
-        """End a task whose worker has to be killed for that. Whoever gets it afterwards does as the verdict says."""
-        try:
-            task = self._read(f"{self._places.running}/{place}")
-        except (FileNotFoundError, CorruptStore):
-            kill()
-            return
-        verdict.write(self._places, task)
-        kill()
-        self.settle_place(place)
-
-    def settle_place(self, place: str) -> bool:
-        """If its worker is dead, and it was said how this ends."""
-        claim = self._desk.abandoned(place)
-        if claim is None:
-            return False
-        settled = self.settle(claim)
-        if not settled:
-            claim.abandon()
-        return settled
-
-    def running(self) -> dict[str, Task]:
-        """What is being done, by its place in running/."""
-        found = {}
-        for place in listed(self._places.running):
-            try:
-                found[place] = self._read(f"{self._places.running}/{place}")
-            except (FileNotFoundError, CorruptStore):
-                pass
-        return found
-
-    def verdicts(self) -> list[str]:
-        """The ids of tasks that are to be ended, or were."""
-        return [task_id(name) for name in listed(self._places.ending)]
 
     def reopened(self) -> TaskQueue:
         """The same queue, for another process or thread."""
@@ -398,11 +201,6 @@ class TaskQueue:
             stale_after=self.stale_after,
             mode=self._mode,
         )
-
-    def look(self) -> None:
-        """Forget what is known of what waits: somebody may have changed it by hand."""
-        self._finder.look()
-        self._looked_at = 0.0
 
     # Looking.
 
@@ -417,7 +215,7 @@ class TaskQueue:
     def get(self, id: str) -> Task:
         """What is known of a task. Raises NoSuchTask."""
         try:
-            return self._read(self._own(id))
+            return self._read(self._places.own(id))
         except FileNotFoundError:
             raise self._no_such(id) from None
 
@@ -425,23 +223,12 @@ class TaskQueue:
         return NoSuchTask(f"{self.path}: there is no task {id!r}", path=self.path)
 
     def __contains__(self, id: str) -> bool:
-        return os.path.exists(self._own(id))
-
-    def _own(self, id: str) -> str:
-        return f"{self._places.tasks}/{file_name(id)}"
+        return os.path.exists(self._places.own(id))
 
     def _read(self, path: str) -> Task:
-        fd = system.open_fd(path, system.O_READ)
-        try:
-            task = journal.parse(journal.read(fd), path)
-        finally:
-            system.close(fd)
+        task = journal.read_file(path)
         if task.state == "running" and not self.is_shared and not self._desk.is_locked(path):
-            fd = system.open_fd(path, system.O_READ)  # it may have ended between the two looks
-            try:
-                task = journal.parse(journal.read(fd), path)
-            finally:
-                system.close(fd)
+            task = journal.read_file(path)  # it may have ended between the two looks
             if task.state == "running":
                 object.__setattr__(task, "state", "pending")  # its worker is dead, and the next one takes it
         return task
@@ -449,29 +236,48 @@ class TaskQueue:
     def stats(self) -> dict[str, int]:
         """How many tasks are in which state. `delayed` and `parked` are among the pending ones."""
         places = self._places
-        delayed, parked = count(places.delayed, 1), count(places.parked, 1)
-        running, failed = len(listed(places.running)), len(listed(places.failed))
-        pending = count(places.pending, 2) + delayed + parked
-        total = len(listed(places.tasks))
-        cancelled = len(listed(places.cancelled))
-        ended = max(0, total - pending - running - failed - cancelled)
+        gone = self._cancelled_in_place()
+        running, delayed, parked = (
+            self._count(folder, depth, gone) for folder, depth in ((places.running, 0), *self._places.put_off)
+        )
+        pending = self._count(places.pending, 2, gone) + delayed + parked
+        failed, cancelled = len(listed(places.failed)), len(listed(places.cancelled))
+        done = max(0, len(listed(places.tasks)) - pending - running - failed - cancelled)
         return {
             "pending": pending,
             "running": running,
-            "done": ended,
+            "done": done,
             "failed": failed,
             "cancelled": cancelled,
             "delayed": delayed,
             "parked": parked,
         }
 
+    def _cancelled_in_place(self) -> set[int]:
+        """The inodes of what was cancelled and not yet removed from where it waits."""
+        found = set()
+        for name in listed(self._places.cancelled):
+            with suppress(FileNotFoundError):
+                st = system.stat(f"{self._places.cancelled}/{name}")
+                if st.st_nlink > TWO_NAMES:
+                    found.add(st.st_ino)
+        return found
+
+    def _count(self, folder: str, depth: int, without: set[int]) -> int:
+        number = count(folder, depth)
+        for where, name in names_in(folder, depth) if without else ():
+            with suppress(FileNotFoundError):
+                number -= system.stat(f"{where}/{name}").st_ino in without
+        return number
+
     def is_empty(self) -> bool:
         """Is there nothing left to be done, and nobody at it?"""
         places = self._places
-        for folder, depth in ((places.pending, 2), (places.running, 0), (places.delayed, 1), (places.parked, 1)):
-            if next(names_in(folder, depth), None) is not None:
-                return False
-        return True
+        folders = ((places.pending, 2), (places.running, 0), *self._places.put_off)
+        if all(next(names_in(folder, depth), None) is None for folder, depth in folders):
+            return True
+        gone = self._cancelled_in_place()
+        return bool(gone) and not any(self._count(folder, depth, gone) for folder, depth in folders)
 
     def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
         """Until all of these have ended. Raises Timeout."""
@@ -486,24 +292,19 @@ class TaskQueue:
     def retry(self, id: str) -> None:
         """Have a task that has ended, in whatever way, done again, with all its attempts."""
         with self._opened(id) as claim:
+            if claim.task.state == "pending" and self._putter.rescue(self._places.own(id)):
+                return
             if claim.task.state not in journal.ENDED:
                 raise NotLocked(f"{self.path}: task {id!r} has not ended, it is {claim.task.state}", path=self.path)
             claim.say(**{"is": "pending", "again": True})
             for folder in (self._places.failed, self._places.cancelled):
-                _unlink(f"{folder}/{file_name(id)}")
-            self._give_place(claim.task)
-
-    def _give_place(self, task: Task) -> None:
-        """To a task that has none."""
-        name = file_name(task.id)
-        link = self._private()
-        system.link(f"{self._places.tasks}/{name}", link)
-        self._enqueue(link, name, task.priority, 0)
+                remove(f"{folder}/{file_name(id)}")
+            self._putter.give_place(claim.task)
 
     @contextmanager
     def _opened(self, id: str) -> Iterator[Claim]:
         """A task that nobody works on, locked. Raises NotLocked if somebody does."""
-        own = self._own(id)
+        own = self._places.own(id)
         claim = self._desk.open(own, "")
         if claim is None:
             if not system.access(own, 0):
@@ -520,7 +321,7 @@ class TaskQueue:
             task = self.get(id)
             if task.state in journal.ENDED:
                 return False
-            if self._desk.is_locked(self._own(id)):
+            if self._desk.is_locked(self._places.own(id)):
                 Verdict("cancelled", "cancelled").write(self._places, task)
                 if self.get(id).token == task.token:
                     return True
@@ -529,10 +330,10 @@ class TaskQueue:
                 with self._opened(id) as claim:
                     if claim.task.state in journal.ENDED:
                         return False
+                    # Whoever comes to the place where it waits sees that, and removes it there.
                     claim.say(**{"is": "cancelled"})
-                    place = self._place_of(id)
-                    if place is not None:
-                        move(place, f"{self._places.cancelled}/{file_name(id)}")
+                    with suppress(FileExistsError):
+                        system.link(self._places.own(id), f"{self._places.cancelled}/{file_name(id)}")
                     return True
             except (NotLocked, FileNotFoundError):
                 continue  # somebody was quicker: look again
@@ -549,8 +350,8 @@ class TaskQueue:
                 continue
             name = file_name(task.id)
             for folder in (self._places.failed, self._places.cancelled, self._places.ending):
-                _unlink(f"{folder}/{name}")
-            _unlink(f"{self._places.tasks}/{name}")
+                remove(f"{folder}/{name}")
+            remove(f"{self._places.tasks}/{name}")
             removed += 1
         self._remove_what_was_never_put()
         return removed
@@ -562,7 +363,7 @@ class TaskQueue:
             path = f"{self._places.new}/{name}"
             try:
                 if time.time() - system.stat(path).st_mtime > 3600:
-                    _unlink(path)
+                    remove(path)
             except FileNotFoundError:
                 pass
 
@@ -570,21 +371,8 @@ class TaskQueue:
         """Give a place to what has none, because somebody died, or removed it by hand. Gives how many."""
         found = 0
         for name in listed(self._places.tasks):
-            own = f"{self._places.tasks}/{name}"
-            if self._is_stranded(own):
-                self._give_place(self._read(own))
-                found += 1
+            found += self._putter.rescue(f"{self._places.tasks}/{name}")
         return found
-
-    def _place_of(self, id: str) -> str | None:
-        """Where a task waits. Looked for: nobody needs it but who cancels."""
-        name = file_name(id)
-        places = self._places
-        for folder, depth in ((places.pending, 2), (places.delayed, 1), (places.parked, 1), (places.running, 0)):
-            for where, place in names_in(folder, depth):
-                if place.endswith(f".{name}"):
-                    return f"{where}/{place}"
-        return None
 
 
 def _check(priority: int, attempts: int, delay: float, timeout: float | None, limit: int) -> None:
@@ -598,24 +386,3 @@ def _check(priority: int, attempts: int, delay: float, timeout: float | None, li
         raise ValueError(f"timeout is seconds, or None; not {timeout!r}")
     if not isinstance(limit, int) or limit < 1:
         raise ValueError(f"limit is how many may run at once, not {limit!r}")
-
-
-def _write_all(fd: int, text: bytes) -> None:
-    while text:
-        text = text[system.write(fd, text) :]
-
-
-def _unlink(path: str) -> None:
-    try:
-        system.unlink(path)
-    except FileNotFoundError:
-        pass
-
-
-def _sync_folders(*paths: str) -> None:
-    for path in paths:
-        fd = system.open_fd(path, system.O_SYNCABLE_FOLDER)
-        try:
-            system.fsync(fd)
-        finally:
-            system.close(fd)

@@ -1,8 +1,11 @@
 """The last number of every priority: the order of what is put, and the sign that something was.
 
-Each has a line of 32 bytes, the priority and the number. Whoever puts a task has the file locked meanwhile, and writes
-the number when the task is in its place: who reads a new number finds the task. Nothing rests on it but order and
-wake-ups: a number twice is no harm, since the names of places end with the id, and a file that is lost is made again.
+Each has a line of 32 bytes, the priority and the number. The line `later` has the moment at which something that was
+delayed is due, in milliseconds: the soonest that its writer knew.
+
+Whoever puts a task has the file locked meanwhile, and writes the number when the task is in its place: who reads a new
+number finds the task. Nothing rests on it but order and wake-ups: a number twice is no harm, since the names of places
+end with the id, and a file that is lost is made again.
 """
 
 from __future__ import annotations
@@ -59,23 +62,29 @@ class Sequence:
         """Different whenever something was put since."""
         return system.pread(self.fd, _MOST, 0)
 
-    def put(self, level: int | str, move: Callable[[int], None]) -> None:
+    def put(self, level: int, move: Callable[[int], None]) -> None:
         """Give `move` the next number of a priority."""
+        self._write(str(level), lambda last: 1 + (last or self._highest(level)), move)
+
+    def put_later(self, due: int, now: int, move: Callable[[int], None]) -> None:
+        """Say when something is due, in milliseconds, unless something is sooner."""
+        self._write(LATER, lambda soonest: soonest if now < soonest <= due else due, move)
+
+    def _write(self, level: str, choose: Callable[[int], int], move: Callable[[int], None]) -> None:
         fd = self.fd
         with self._mutex:
             try:
                 system.lock(fd, system.EX)
-                text = system.pread(fd, _MOST, 0)
-                at, number = _find(text, level)
-                number = 1 + (number if number else self._highest(level))
-                move(number)
-                system.pwrite(fd, b"%-12s%019d\n" % (str(level).encode(), number), at)
+                at, number = _find(system.pread(fd, _MOST, 0), level)
+                chosen = choose(number)
+                move(chosen)
+                system.pwrite(fd, b"%-12s%019d\n" % (level.encode(), chosen), at)
             finally:
                 system.lock(fd, system.UN)
 
-    def _highest(self, level: int | str) -> int:
+    def _highest(self, level: int) -> int:
         """The file is new, or its beginning is lost: what is waiting says how far it had come."""
-        buckets = listed(f"{self._places.pending}/{level}") if level != LATER else []
+        buckets = listed(f"{self._places.pending}/{level}")
         names = listed(f"{self._places.pending}/{level}/{buckets[-1]}") if buckets else []
         return max((number_of(name) for name in names), default=int(buckets[-1]) * IN_A_BUCKET if buckets else 0)
 
@@ -95,9 +104,9 @@ def _parse(line: bytes) -> tuple[str, int]:
     return (level, int(digits)) if len(line) == _LINE and digits.isdigit() else ("", 0)
 
 
-def _find(text: bytes, level: int | str) -> tuple[int, int]:
+def _find(text: bytes, level: str) -> tuple[int, int]:
     """Where the line of a priority is or is to be, and its number."""
-    begin = b"%-12s" % str(level).encode()
+    begin = b"%-12s" % level.encode()
     at = 0
     while at < len(text):
         if text.startswith(begin, at):

@@ -89,7 +89,8 @@ class Worker:
         self._renewed_at = 0.0
         self._total = [0, 0, 0, 0]
         self._drain = False
-        self._known_verdicts: set[str] = set()
+        self._next_scheduled: float | None = None
+        self._known_verdicts: set[tuple[str, int]] = set()
         mount = mount_at(system.stat(queue.path).st_dev, queue.path)
         self._needs_lease = not mount.is_ours
 
@@ -105,7 +106,7 @@ class Worker:
         self._asked = 0
         self._total = [0, 0, 0, 0]
         self._deaths = 0
-        self._known_verdicts = set(self.queue.verdicts())
+        self._known_verdicts = self.queue.taker.verdicts()
         wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         self._stop_reader, self._stop_writer = os.pipe()
@@ -191,10 +192,14 @@ class Worker:
             self._kill_all()
         self._end_what_is_over()
         self._renew()
+        if not self._drain:
+            self._next_scheduled = self.queue.put_scheduled()
 
     def _how_long(self) -> float:
-        soonest = min((child.deadline for child in self._children.values()), default=float("inf"))
-        return max(0.0, min(_TICK, soonest - monotonic()))
+        soonest = min((child.deadline for child in self._children.values()), default=float("inf")) - monotonic()
+        if self._next_scheduled is not None:
+            soonest = min(soonest, self._next_scheduled - self.queue.clock.now())
+        return max(0.0, min(_TICK, soonest))
 
     def _bury(self, child: Child) -> None:
         """It has ended: as it was told to, or not."""
@@ -223,14 +228,14 @@ class Worker:
             for place, (deadline, timeout) in list(child.tasks.items()):
                 if deadline <= now:
                     self._end(child, place, Verdict("failed", f"not done within {timeout:g} s"))
-        asked_for = set(self.queue.verdicts())
+        asked_for = self.queue.taker.verdicts()
         if asked_for - self._known_verdicts:
-            self._end_cancelled(asked_for - self._known_verdicts)
+            self._end_cancelled({id for id, _ in asked_for - self._known_verdicts})
         self._known_verdicts = asked_for
 
     def _end_cancelled(self, ids: set[str]) -> None:
         children = {child.pid: child for child in self._children.values()}
-        for place, task in self.queue.running().items():
+        for place, task in self.queue.taker.running().items():
             child = children.get(_pid_of(task))
             if child is not None and task.id in ids and task.state == "running":
                 self._end(child, place, Verdict("cancelled", "cancelled"))
@@ -239,15 +244,15 @@ class Worker:
         """Kill who does it. What else that one did is given back."""
         others = [other for other in self._places_of(child) if other != place] if self.threads else []
         for other in others:
-            self.queue.end_attempt(other, Verdict("pending", "its worker was ended"), lambda: None)
-        self.queue.end_attempt(place, verdict, lambda: self._kill(child))
+            self.queue.taker.end_attempt(other, Verdict("pending", "its worker was ended"), lambda: None)
+        self.queue.taker.end_attempt(place, verdict, lambda: self._kill(child))
         for other in others:
-            self.queue.settle_place(other)
+            self.queue.taker.settle_place(other)
         child.tasks.clear()
         self._total[_RETRIED if verdict.state == "failed" else _GIVEN_BACK] += 1
 
     def _places_of(self, child: Child) -> list[str]:
-        return [place for place, task in self.queue.running().items() if _pid_of(task) == child.pid]
+        return [place for place, task in self.queue.taker.running().items() if _pid_of(task) == child.pid]
 
     def _kill(self, child: Child) -> None:
         child.was_killed = True
@@ -263,11 +268,11 @@ class Worker:
             _, child = self._children.popitem()
             places = self._places_of(child)
             for place in places:
-                self.queue.end_attempt(place, Verdict("pending", "its worker was ended"), lambda: None)
+                self.queue.taker.end_attempt(place, Verdict("pending", "its worker was ended"), lambda: None)
             child.hear()
             self._kill(child)
             for place in places:
-                self._total[_GIVEN_BACK] += self.queue.settle_place(place)
+                self._total[_GIVEN_BACK] += self.queue.taker.settle_place(place)
             self._bury(child)
 
     def _renew(self) -> None:

@@ -1,0 +1,53 @@
+"""Whose directory this is: `queue.json`, with a format. A queue is made where there is nothing else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+from .. import system
+from ..errors import CorruptStore, Unsupported
+from .places import Places, listed, make, sync_folders
+
+FORMAT = 1
+_ALSO_OURS = ("sequence", "limits", "schedules", "clock-", "queue.")
+
+
+def open_directory(places: Places, *, durable: bool, mode: int) -> None:
+    about = f"{places.root}/queue.json"
+    try:
+        with open(about, "rb") as file:
+            number = json.loads(file.read())["format"]
+    except FileNotFoundError:
+        _make(places, about, durable=durable, mode=mode)
+        return
+    except (ValueError, KeyError, TypeError):
+        raise CorruptStore(f"{about} does not describe a queue; it was left as it is.", path=about) from None
+    if number != FORMAT:
+        text = f"{places.root}: this queue has format {number}, and this version of Holdfast knows {FORMAT}."
+        raise Unsupported(text, path=places.root)
+    for folder in places.folders:
+        make(folder)
+
+
+def _make(places: Places, about: str, *, durable: bool, mode: int) -> None:
+    make(places.root)
+    ours = {os.path.basename(folder) for folder in places.folders}
+    others = [name for name in listed(places.root) if name not in ours and not name.startswith(_ALSO_OURS)]
+    if others:
+        text = f"there is something else in this directory ({others[0]}); give the queue one of its own"
+        raise FileExistsError(errno.EEXIST, text, places.root)
+    for folder in places.folders:
+        make(folder)
+    private = f"{about}.{os.urandom(8).hex()}.tmp"
+    fd = system.open_fd(private, system.O_NEW, mode)
+    try:
+        system.write(fd, json.dumps({"format": FORMAT, "what": "tasks of Holdfast"}).encode() + b"\n")
+        if durable:
+            system.fsync(fd)
+    finally:
+        system.close(fd)
+    system.rename(private, about)
+    if durable:
+        sync_folders(places.root, os.path.dirname(places.root))

@@ -1,0 +1,167 @@
+"""How a worker comes to its next task: one that waits, or one whose worker is dead.
+
+A worker that is killed leaves its task in running/, unlocked. Whoever finds it there goes by what its file says: it is
+put away if it had ended, ended if somebody had decided so (`Verdict`), and else begun again. Of a worker on another
+machine, that its lock is gone proves nothing: that one may have been cut off. Its lease has to run out first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+from .. import owner, system
+from ..errors import CorruptStore
+from .claim import Claim, Desk, Verdict
+from .finder import Finder
+from .journal import Task
+from .limits import Limits
+from .places import Places, file_name, listed, move, name_of, remove, task_id
+
+_BETWEEN_LOOKS = 0.5  # seconds after which who is busy looks for tasks of the dead
+
+
+class Taker:
+    def __init__(
+        self,
+        places: Places,
+        desk: Desk,
+        finder: Finder,
+        limits: Limits,
+        read: Callable[[str], Task],
+        stale_after: float,
+    ) -> None:
+        self._places = places
+        self._desk = desk
+        self.finder = finder
+        self._limits = limits
+        self._read = read
+        self._stale_after = stale_after
+        self._looked_at = 0.0
+        self._leases: dict[str, tuple[int, float]] = {}
+
+    def try_claim(self, *, look: bool = False) -> Claim | None:
+        """The next task, if there is one. `look`: in any case also among those of the dead."""
+        now = monotonic()
+        if look or now - self._looked_at > _BETWEEN_LOOKS:
+            self._looked_at = now
+            claim = self._take_over()
+            if claim is not None:
+                return claim
+        for source, place in self.finder:
+            try:
+                claim = self._desk.take(source, place, self._limits.admit)
+            except CorruptStore as error:
+                self._put_aside(source, place, error)
+                continue
+            if claim is not None:
+                self.finder.found()
+                return claim
+        return None
+
+    def _take_over(self) -> Claim | None:
+        """One that a dead worker has left."""
+        there = listed(self._places.running)
+        self._leases = {place: lease for place, lease in self._leases.items() if place in there}
+        for place in there:
+            try:
+                claim = self._desk.abandoned(place)
+            except CorruptStore as error:
+                self._put_aside(f"{self._places.running}/{place}", place, error)
+                continue
+            if claim is not None and self._go_on(claim):
+                return claim
+        self._limits.look()
+        return None
+
+    def _go_on(self, claim: Claim) -> bool:
+        """With what somebody left. True: by doing it, now."""
+        task = claim.task
+        if not self._is_over(claim):
+            claim.abandon()
+            return False
+        if self.settle(claim):
+            return False
+        if task.state == "running":
+            if task.tried >= task.attempts:
+                claim.fail(f"the worker died, the last of {task.tried} times")
+                return False
+            claim.say(**{"is": "pending", "because": "the worker died"})
+        if task.key is not None and not self._limits.admit(task, f"{self._places.running}/{claim.place}", claim.place):
+            claim.abandon()
+            return False
+        claim.begin()
+        return True
+
+    def settle(self, claim: Claim) -> bool:
+        """Put it away if that was decided: by its worker, or by somebody about its worker."""
+        if claim.settle():
+            return True
+        verdict = Verdict.of(self._places, claim.task) if claim.task.state == "running" else None
+        if verdict is not None:
+            claim.end_as(verdict)
+            remove(f"{self._places.ending}/{file_name(claim.id)}")
+        return verdict is not None
+
+    def _is_over(self, claim: Claim) -> bool:
+        """It is not locked. Is that enough? Of a worker on another machine, not before its lease has run out."""
+        task = claim.task
+        if not self._desk.shared or task.state != "running" or task.boot in (None, owner.boot_id()):
+            return True
+        seen, since = self._leases.get(claim.place, (0, 0.0))
+        if seen != claim.renewed:
+            self._leases[claim.place] = (claim.renewed, monotonic())  # by our own clock: theirs may be wrong
+            return False
+        return monotonic() - since > self._stale_after
+
+    def _put_aside(self, source: str, place: str, error: CorruptStore) -> None:
+        """What nobody can do must not be in the way of the others. It is left to a person, in failed/."""
+        import logging
+
+        logging.getLogger("holdfast").warning("%s", error)
+        try:
+            move(source, f"{self._places.failed}/{name_of(place)}")
+        except FileNotFoundError:
+            pass
+
+    # For who supervises others.
+
+    def end_attempt(self, place: str, verdict: Verdict, kill: Callable[[], None]) -> None:
+        """End a task whose worker has to be killed for that. Whoever gets it afterwards does as the verdict says."""
+        try:
+            task = self._read(f"{self._places.running}/{place}")
+        except (FileNotFoundError, CorruptStore):
+            kill()
+            return
+        verdict.write(self._places, task)
+        kill()
+        self.settle_place(place)
+
+    def settle_place(self, place: str) -> bool:
+        """If its worker is dead, and it was said how this ends."""
+        claim = self._desk.abandoned(place)
+        if claim is None:
+            return False
+        settled = self.settle(claim)
+        if not settled:
+            claim.abandon()
+        return settled
+
+    def running(self) -> dict[str, Task]:
+        """What is being done, by its place in running/."""
+        found = {}
+        for place in listed(self._places.running):
+            try:
+                found[place] = self._read(f"{self._places.running}/{place}")
+            except (FileNotFoundError, CorruptStore):
+                pass
+        return found
+
+    def verdicts(self) -> set[tuple[str, int]]:
+        """The ids of tasks that are to be ended, or were, and when that was said."""
+        found = set()
+        for name in listed(self._places.ending):
+            with suppress(FileNotFoundError):
+                found.add((task_id(name), system.stat(f"{self._places.ending}/{name}").st_mtime_ns))
+        return found

@@ -1,0 +1,86 @@
+"""Schedules: when they are due, and that what is due is put once."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from holdfast.tasks import TaskQueue
+from holdfast.tasks.schedule import Cron, Every
+
+
+def moment(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("cron", "after", "due"),
+    [
+        ("* * * * *", "2026-01-31T12:00:30", "2026-01-31T12:01:00"),
+        ("* * * * *", "2026-12-31T23:59:00", "2027-01-01T00:00:00"),
+        ("*/15 * * * *", "2026-01-31T12:46:00", "2026-01-31T13:00:00"),
+        ("5 4 * * *", "2026-01-31T04:05:00", "2026-02-01T04:05:00"),
+        ("0 9-17/4 * * *", "2026-01-31T09:00:00", "2026-01-31T13:00:00"),
+        ("30 8 * * mon-fri", "2026-01-30T09:00:00", "2026-02-02T08:30:00"),
+        ("0 0 * * 7", "2026-01-31T00:00:00", "2026-02-01T00:00:00"),
+        ("0 0 29 2 *", "2026-01-31T00:00:00", "2028-02-29T00:00:00"),
+        ("0 0 13 * fri", "2026-01-31T00:00:00", "2026-02-06T00:00:00"),
+        ("0 0 13 * *", "2026-01-31T00:00:00", "2026-02-13T00:00:00"),
+        ("1,2 0 1 jan,jul *", "2026-01-01T00:01:00", "2026-01-01T00:02:00"),
+        ("@monthly", "2026-01-31T12:00:00", "2026-02-01T00:00:00"),
+    ],
+)
+def test_cron(cron: str, after: str, due: str) -> None:
+    assert Cron(cron).after(moment(after)) == moment(due)
+
+
+def test_never() -> None:
+    assert Cron("0 0 31 2 *").after(moment("2026-01-01T00:00:00")) is None
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "* * * *", "60 * * * *", "* * 0 * *", "5-1 * * * *", "*/0 * * * *", "x * * * *", "1/x * * * *"]
+)
+def test_what_is_no_schedule(bad: str) -> None:
+    with pytest.raises(ValueError, match="schedule"):
+        Cron(bad)
+
+
+def test_every() -> None:
+    assert Every(60).after(120.0) == 180.0 and Every(60).after(121.5) == 180.0
+    with pytest.raises(ValueError, match="seconds"):
+        Every(0)
+
+
+def test_it_is_put_once_whoever_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, other = TaskQueue(tmp_path / "jobs"), TaskQueue(tmp_path / "jobs")
+    now = [moment("2026-01-31T11:59:30")]
+    for one in (queue, other):
+        monkeypatch.setattr(one.clock, "now", lambda: now[0])
+    queue.schedule("report", {"kind": "daily"}, cron="0 * * * *", priority=3)
+    assert queue.put_scheduled() == other.put_scheduled() == moment("2026-01-31T12:00:00")
+    assert list(queue) == []
+    now[0] = moment("2026-01-31T12:00:01")
+    for one in (queue, other, queue):
+        assert one.put_scheduled() == moment("2026-01-31T13:00:00")
+    (task,) = queue
+    assert (task.id, task.payload, task.priority) == ("report@2026-01-31T12:00:00Z", {"kind": "daily"}, 3)
+    now[0] = moment("2026-01-31T18:10:00")  # nobody looked for six hours
+    other.put_scheduled()
+    assert sorted(task.id for task in queue) == ["report@2026-01-31T12:00:00Z", "report@2026-01-31T18:00:00Z"]
+    assert TaskQueue(tmp_path / "jobs").unschedule("report") and not queue.unschedule("report")
+    now[0] = moment("2026-01-31T19:10:00")
+    assert queue.put_scheduled() is None
+
+
+def test_what_is_wrong_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    queue = TaskQueue(tmp_path / "jobs")
+    with pytest.raises(ValueError, match="either"):
+        queue.schedule("x")
+    with pytest.raises(TypeError, match="delay"):
+        queue.schedule("x", every=1, delay=3)
+    queue.schedule("good", every=3600)
+    (tmp_path / "jobs/schedules/bad.json").write_text("{")
+    assert queue.put_scheduled() is not None and "bad.json is no schedule" in caplog.text
