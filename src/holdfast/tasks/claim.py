@@ -95,7 +95,7 @@ class Claim:
 
     def complete(self, result: object = None) -> None:
         """It is done. With `durable`, that is on disk when this returns."""
-        self._finish(journal.line({"is": "done", "result": result}))
+        self._finish(journal.done_line(result))
 
     def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
         """It went wrong. It is tried again, after `delay` seconds, unless it was tried as often as it may be.

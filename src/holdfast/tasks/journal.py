@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
+from time import gmtime, strftime, time_ns
 from typing import Any
 
 from .. import owner, system
@@ -47,10 +48,23 @@ class Task:
     error: str | None = None
     traceback: str | None = field(default=None, repr=False)
     progress: tuple[float, float | None, str] | None = None
-    put_at: datetime | None = None
-    started_at: datetime | None = None
-    ended_at: datetime | None = None
+    put: str | None = field(default=None, repr=False)
+    started: str | None = field(default=None, repr=False)
+    ended: str | None = field(default=None, repr=False)
     history: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+    @property
+    def put_at(self) -> datetime | None:
+        return _datetime(self.put)
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When its last attempt was begun."""
+        return _datetime(self.started)
+
+    @property
+    def ended_at(self) -> datetime | None:
+        return _datetime(self.ended)
 
 
 def first_line(
@@ -69,8 +83,24 @@ def line(said: dict[str, object], at: str = "at") -> bytes:
     return _encode(said).encode("utf-8", "surrogatepass") + b"\n"
 
 
+_second = (0, "")
+
+
 def moment() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    """Now, as it is written. Most moments are in the same second as the one before."""
+    global _second
+    seconds, rest = divmod(time_ns(), 1_000_000_000)
+    last, text = _second
+    if last != seconds:
+        text = strftime("%Y-%m-%dT%H:%M:%S", gmtime(seconds))
+        _second = (seconds, text)
+    return f"{text}.{rest // 1000:06d}Z"
+
+
+def done_line(result: object) -> bytes:
+    if result is None:
+        return b'{"is": "done", "result": null, "at": "%s"}\n' % moment().encode()
+    return line({"is": "done", "result": result})
 
 
 _beginning: bytes = b""
@@ -125,7 +155,7 @@ def parse(text: bytes, path: str) -> Task:
         "timeout": _number(said.get("timeout")),
         "key": said["key"] if isinstance(said.get("key"), str) else None,
         "limit": _integer(said.get("limit"), 1),
-        "put_at": _datetime(said.get("put")),
+        "put": said.get("put"),
     }
     if not any(rest):
         return Task(**known)
@@ -135,7 +165,7 @@ def parse(text: bytes, path: str) -> Task:
 def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
     tried = token = 0
     for said in history:
-        at = _datetime(said.get("at"))
+        at = said.get("at")
         progress = said.get("progress")
         if isinstance(progress, list) and len(progress) == 3:
             known["progress"] = tuple(progress)
@@ -143,7 +173,7 @@ def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
         if state == "running":
             tried += 1
             token = max(token + 1, _integer(said.get("token"), 0))
-            known.update(worker=said.get("worker"), boot=said.get("boot"), started_at=at, progress=None)
+            known.update(worker=said.get("worker"), boot=said.get("boot"), started=at, progress=None)
         elif state == "pending":
             if said.get("uncounted"):
                 tried = max(0, tried - 1)
@@ -152,7 +182,7 @@ def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
         elif state not in ENDED:
             continue
         known["state"] = state
-        known["ended_at"] = at if state in ENDED else None
+        known["ended"] = at if state in ENDED else None
         known["result"] = said.get("result")
         if state != "running":  # a running task still says what went wrong the last time
             known["error"] = said.get("because")
