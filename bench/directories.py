@@ -65,7 +65,10 @@ def commit(room: Path, durable: bool = True) -> float:
     build(change.__enter__())
     began = time.perf_counter()
     change.__exit__(None, None, None)
-    return time.perf_counter() - began
+    took = time.perf_counter() - began
+    while any(".gone-" in name for name in os.listdir(room)):  # as the floor: nobody else pays for the removal
+        time.sleep(0.01)
+    return took
 
 
 def step(room: Path, files: int) -> float:

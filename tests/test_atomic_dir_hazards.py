@@ -215,6 +215,35 @@ except OSError as error:
     assert in_own_mounts(code, room=tmp_path) == "No space left on device 60000\n"
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [("file", "link"), ("file", "fifo"), ("fifo", "file"), ("fifo", "folder")]
+)
+def test_what_becomes_something_else_while_it_is_copied_is_told(
+    before: str, after: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No link is followed, no file is taken for what it was."""
+    make: dict[str, Callable[[Path], object]] = {
+        "file": lambda path: path.write_text("x"),
+        "link": lambda path: path.symlink_to("/etc/passwd"),
+        "fifo": os.mkfifo,
+        "folder": os.mkdir,
+    }
+    site.mkdir()
+    make[before](site / "x")
+    method = "_copy_file" if before == "file" else "_copy_special"
+    real = getattr(trees.Copier, method)
+
+    def swap(self: trees.Copier, name: str, *args: Any) -> None:
+        (site / "x").unlink()
+        make[after](site / "x")
+        real(self, name, *args)
+
+    monkeypatch.setattr(trees.Copier, method, swap)
+    with pytest.raises(OSError, match="symbolic link" if after == "link" else "another kind"), AtomicDir(site).edit():
+        pass
+    assert beside(site) == []
+
+
 def dig(directory: Path, levels: int) -> None:
     """Directories in directories, deeper than a path can be long."""
     fd = os.open(directory, os.O_RDONLY)

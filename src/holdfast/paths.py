@@ -155,15 +155,18 @@ def find_mount(table: str, device: int, path: str) -> Mount:
     return best
 
 
-def mounts_in(path: str) -> list[str]:
+def mounts_in(*paths: str) -> list[str]:
     """Where something is mounted at a path or below it, also a part of the same file system, which no stat shows."""
     fields = [line.split(" ", 5) for line in system.mount_table().splitlines()]
     places = [_unescape(field[4]) for field in fields if len(field) > 5]
-    return [place for place in places if place == path or place.startswith(path.rstrip("/") + "/")]
+    below = tuple(path.rstrip("/") + "/" for path in paths)
+    return [place for place in places if place in paths or place.startswith(below)]
 
 
 def _unescape(field: str) -> str:
     """mountinfo writes space, tab, newline and backslash as octal."""
+    if "\\" not in field:
+        return field
     head, *rest = field.split("\\")
     return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
 

@@ -37,6 +37,7 @@ _COMMON = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _COMMON
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _COMMON
+_HAS_ATTRIBUTES = hasattr(os, "listxattr")
 _TO_READ, _TO_CHANGE = 0o500, 0o700  # what its owner has to be allowed to do with a directory
 
 
@@ -77,8 +78,9 @@ class Copier:
     def __init__(self) -> None:
         self._clones = hasattr(system, "clone")
         self._links: dict[Inode, tuple[str, str]] = {}
-        self._umask = _umask()
+        self._unsure = ~0o777 | _umask()  # bits of a mode that a new file does not get
         self._source = self._target = -1
+        self._owner = (-1, -1)
 
     def copy(self, source: str, target: str) -> None:
         """Copy the content of a directory into an empty one, and give that its attributes, all but owner and mode."""
@@ -103,29 +105,59 @@ class Copier:
         with _below(self._source, way) as source, _below(self._target, way) as target:
             made = os.fstat(target)
             # Who owns a new file here: with setgid on the directory its group is the directory's.
-            group = made.st_gid if made.st_mode & stat.S_ISGID else os.getegid()
+            self._owner = (made.st_uid, made.st_gid if made.st_mode & stat.S_ISGID else os.getegid())
             with os.scandir(source) as entries:
                 for entry in entries:
-                    st = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(st.st_mode):
-                        os.mkdir(entry.name, _TO_CHANGE, dir_fd=target)
-                        deeper.append(f"{way}/{entry.name}" if way else entry.name)
-                    elif not stat.S_ISSOCK(st.st_mode):  # who listens on a socket listens on the original
-                        self._copy_entry(entry.name, way, (source, target), st, (made.st_uid, group))
+                    name = entry.name
+                    if entry.is_file(follow_symlinks=False):
+                        self._copy_file(name, way, source, target)
+                    elif entry.is_dir(follow_symlinks=False):
+                        os.mkdir(name, _TO_CHANGE, dir_fd=target)
+                        deeper.append(f"{way}/{name}" if way else name)
+                    else:
+                        self._copy_special(name, way, source, target)
         return deeper
 
-    def _copy_entry(
-        self, name: str, way: str, folders: tuple[int, int], st: os.stat_result, owner: tuple[int, int]
-    ) -> None:
-        source, target = folders
-        if st.st_nlink > 1:
-            first = self._links.setdefault((st.st_dev, st.st_ino), (way, name))
-            if first != (way, name):
-                with _below(self._target, first[0]) as folder:
-                    os.link(first[1], name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+    def _copy_file(self, name: str, way: str, source: int, target: int) -> None:
+        reader = os.open(name, _READ, dir_fd=source)
+        try:
+            st = os.fstat(reader)  # of what we read, whatever has that name by now
+            mode = st.st_mode
+            if not stat.S_ISREG(mode):
+                raise _changed(name)
+            if st.st_nlink > 1 and self._linked(name, way, target, st):
                 return
-        if stat.S_ISREG(st.st_mode):
-            self._copy_file(name, folders, st, owner)
+            mode &= 0o7777
+            # Its owner may write it for now: else nobody but root could give it attributes.
+            writer = os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target)
+            try:
+                size = st.st_size
+                if size > _SMALL or self._clones or st.st_blocks * 512 < size:
+                    self._copy_data(reader, writer, st)
+                elif size:  # most are small: no call of ours for them
+                    written = os.pwrite(writer, os.pread(reader, size, 0), 0)
+                    if written < size:
+                        _copy_plainly(reader, writer, written, size)
+                others = self._owner != (st.st_uid, st.st_gid)
+                if others:
+                    mode = give_owner(writer, st)
+                _copy_xattrs(reader, writer)
+                # After chown, which takes setuid away.
+                if others or mode & self._unsure or not mode & 0o200:
+                    os.fchmod(writer, mode)
+                os.utime(writer, ns=(st.st_atime_ns, st.st_mtime_ns))
+            finally:
+                os.close(writer)
+        finally:
+            os.close(reader)
+
+    def _copy_special(self, name: str, way: str, source: int, target: int) -> None:
+        st = os.stat(name, dir_fd=source, follow_symlinks=False)
+        if stat.S_ISSOCK(st.st_mode):  # who listens on a socket listens on the original
+            return
+        if stat.S_ISREG(st.st_mode) or stat.S_ISDIR(st.st_mode):
+            raise _changed(name)
+        if st.st_nlink > 1 and self._linked(name, way, target, st):
             return
         mode = 0
         if stat.S_ISLNK(st.st_mode):
@@ -139,29 +171,17 @@ class Copier:
             os.chmod(name, permissions, dir_fd=target)
         os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
-    def _copy_file(self, name: str, folders: tuple[int, int], st: os.stat_result, owner: tuple[int, int]) -> None:
-        reader = os.open(name, _READ, dir_fd=folders[0])
-        try:
-            mode = st.st_mode & 0o7777
-            # Its owner may write it for now: else nobody but root could give it attributes.
-            writer = os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=folders[1])
-            try:
-                if st.st_size:
-                    self._copy_data(reader, writer, st)
-                others = owner != (st.st_uid, st.st_gid)
-                if others:
-                    mode = give_owner(writer, st)
-                _copy_xattrs(reader, writer)
-                # After chown, which takes setuid away.
-                if others or mode & ~0o777 or mode & self._umask or not mode & 0o200:
-                    os.fchmod(writer, mode)
-                os.utime(writer, ns=(st.st_atime_ns, st.st_mtime_ns))
-            finally:
-                os.close(writer)
-        finally:
-            os.close(reader)
+    def _linked(self, name: str, way: str, target: int, st: os.stat_result) -> bool:
+        """True: the copy has it already by another name, and by this one from now on."""
+        first = self._links.setdefault((st.st_dev, st.st_ino), (way, name))
+        if first == (way, name):
+            return False
+        with _below(self._target, first[0]) as folder:
+            os.link(first[1], name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+        return True
 
     def _copy_data(self, reader: int, writer: int, st: os.stat_result) -> None:
+        size = st.st_size
         if self._clones:
             try:
                 system.clone(reader, writer)
@@ -170,14 +190,12 @@ class Copier:
                 if error.errno not in _NO_CLONE:
                     raise
                 self._clones = False
-        if st.st_blocks * 512 < st.st_size:  # it has holes, which stay holes
-            os.truncate(writer, st.st_size)
-            for start, end in _data(reader, st.st_size):
+        if st.st_blocks * 512 < size:  # it has holes, which stay holes
+            os.truncate(writer, size)
+            for start, end in _data(reader, size):
                 _copy_range(reader, writer, start, end)
-        elif st.st_size <= _SMALL:
-            _copy_plainly(reader, writer, 0, st.st_size)
         else:
-            _copy_range(reader, writer, 0, st.st_size)
+            _copy_range(reader, writer, 0, size)
 
     def _finish_folder(self, way: str) -> None:
         with _below(self._source, way) as source, _below(self._target, way) as target:
@@ -189,6 +207,11 @@ class Copier:
             else:
                 _copy_xattrs(source, target)
             os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
+
+
+def _changed(name: str) -> OSError:
+    text = "this became something of another kind while it was copied; find out who does not take the lock"
+    return OSError(errno.ESTALE, text, name)
 
 
 def give_owner(target: str | int, st: os.stat_result, **where: Any) -> int:
@@ -280,16 +303,9 @@ def copy_acls(source: str | None, target: str) -> None:
 
 
 def _copy_xattrs(source: str | int, target: str | int) -> None:
-    if not hasattr(os, "listxattr"):
-        return
-    follow = {} if isinstance(source, int) else {"follow_symlinks": False}
-    try:
-        names = os.listxattr(source, **follow)
-    except OSError as error:
-        if error.errno in _NO_ATTRIBUTES:
-            return
-        raise
-    for name in names:
+    """Of what a descriptor is open on, or what a path names, also if that is a link."""
+    for name in _xattrs(source):
+        follow = {} if isinstance(source, int) else {"follow_symlinks": False}
         try:
             os.setxattr(target, name, os.getxattr(source, name, **follow), **follow)
         except OSError as error:
@@ -298,12 +314,23 @@ def _copy_xattrs(source: str | int, target: str | int) -> None:
                 raise
 
 
+def _xattrs(source: str | int) -> list[str]:
+    if not _HAS_ATTRIBUTES:
+        return []
+    try:
+        return os.listxattr(source) if isinstance(source, int) else os.listxattr(source, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NO_ATTRIBUTES:
+            return []
+        raise
+
+
 def sync(directory: str) -> None:
     """Make everything in a directory durable: files, and the directories that name them."""
     if not system.HAS_FOLDERS:
         for folder, _, names in os.walk(directory):
             for name in names:
-                sync_one(os.path.join(folder, name))
+                _sync_and_close(_open_to_sync(os.path.join(folder, name)))
         return
     opened: list[tuple[str, int]] = []
     above, name = os.path.split(directory)
@@ -334,37 +361,44 @@ def _sync_folder(root: int, way: str, opened: list[tuple[str, int]]) -> list[str
             opened.append((way, mode))
         with os.scandir(fd) as entries:
             for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_file(follow_symlinks=False):
+                    file = _open_to_sync(entry.name, fd)
+                    try:  # as `_sync_and_close` does it, without the call
+                        system.fsync(file)
+                    finally:
+                        system.close(file)
+                elif entry.is_dir(follow_symlinks=False):
                     deeper.append(f"{way}/{entry.name}")
-                elif entry.is_file(follow_symlinks=False):
-                    sync_one(entry.name, dir_fd=fd)
         system.fsync(fd)
     finally:
         os.close(fd)
     return deeper
 
 
-def sync_one(path: str, *, folder: bool = False, dir_fd: int | None = None) -> None:
-    if folder and not system.HAS_FOLDERS:
-        return
-    fd = system.open_fd(path, system.O_SYNCABLE_FOLDER) if folder else _open_to_sync(path, dir_fd)
+def _open_to_sync(name: str, folder: int | None = None) -> int:
+    try:
+        return system.open_fd(name, system.O_READ, dir_fd=folder)
+    except PermissionError:
+        # A file that its owner may not read: for the moment it may.
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o7777
+        os.chmod(name, mode | 0o400, dir_fd=folder)
+        try:
+            return system.open_fd(name, system.O_READ, dir_fd=folder)
+        finally:
+            os.chmod(name, mode, dir_fd=folder)
+
+
+def _sync_and_close(fd: int) -> None:
     try:
         system.fsync(fd)
     finally:
         system.close(fd)
 
 
-def _open_to_sync(path: str, dir_fd: int | None) -> int:
-    try:
-        return system.open_fd(path, system.O_READ, dir_fd=dir_fd)
-    except PermissionError:
-        # A file that its owner may not read: for the moment it may.
-        mode = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode & 0o7777
-        os.chmod(path, mode | 0o400, dir_fd=dir_fd)
-        try:
-            return system.open_fd(path, system.O_READ, dir_fd=dir_fd)
-        finally:
-            os.chmod(path, mode, dir_fd=dir_fd)
+def sync_folder(path: str) -> None:
+    """Make the names in a directory durable, and its own attributes."""
+    if system.HAS_FOLDERS:
+        _sync_and_close(system.open_fd(path, system.O_SYNCABLE_FOLDER))
 
 
 def _open_as_owner(name: str, folder: int | None, rights: int) -> tuple[int, int | None]:

@@ -67,7 +67,8 @@ class Site:
             return
         if st.st_mode >> 12 != 0o4:
             raise NotADirectoryError(errno.ENOTDIR, "this is no directory; it was left as it is", self.path)
-        if st.st_dev != os.stat(self.parent).st_dev or os.path.ismount(self.path):
+        above = os.stat(self.parent)
+        if st.st_dev != above.st_dev or st.st_ino == above.st_ino or (os.name == "nt" and os.path.ismount(self.path)):
             raise self._is_mount()
 
     def _is_mount(self) -> OSError:
@@ -76,7 +77,7 @@ class Site:
     def check_replaceable(self, new: str | None = None) -> None:
         """Raise if another directory cannot take this one's place: before it is built, and again when it is there."""
         self._check()
-        for where in (*mounts_in(self.path), *(mounts_in(new) if new else ())):
+        for where in mounts_in(self.path, *([new] if new else [])):
             if where == self.path:
                 raise self._is_mount()
             text = f"{where} is mounted in it, and would go with the old version; unmount it, or mount it elsewhere"
@@ -175,7 +176,7 @@ class Site:
         if not _set_number(path, number):
             self._mark(path, number)
         elif self.durable:
-            trees.sync_one(path, folder=True)
+            trees.sync_folder(path)
 
     def _mark(self, path: str, number: int) -> None:
         mark = self.old_name(number) + ".mark"
@@ -308,7 +309,7 @@ class Site:
 
     def _sync_parent(self) -> None:
         if self.durable:
-            trees.sync_one(self.parent, folder=True)
+            trees.sync_folder(self.parent)
 
     # The commit file.
 

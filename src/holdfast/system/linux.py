@@ -137,8 +137,8 @@ def clone(reader: int, writer: int) -> None:
 def read_text(path: str) -> str:
     """The text of a file of /proc, or nothing where it is gone or not ours to read."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode(errors="surrogateescape")
     except OSError:
         return ""
 
