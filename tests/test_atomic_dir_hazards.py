@@ -34,7 +34,7 @@ from test_atomic_dir import (
 )
 
 import holdfast
-from holdfast import AtomicDir, disposal, system, trees, versions
+from holdfast import AtomicDir, copying, disposal, system, trees, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,14 +231,14 @@ def test_what_becomes_something_else_while_it_is_copied_is_told(
     site.mkdir()
     make[before](site / "x")
     method = "_copy_file" if before == "file" else "_copy_special"
-    real = getattr(trees.Copier, method)
+    real = getattr(copying.Copier, method)
 
-    def swap(self: trees.Copier, name: str, *args: Any) -> None:
+    def swap(self: copying.Copier, name: str, *args: Any) -> None:
         (site / "x").unlink()
         make[after](site / "x")
         real(self, name, *args)
 
-    monkeypatch.setattr(trees.Copier, method, swap)
+    monkeypatch.setattr(copying.Copier, method, swap)
     with pytest.raises(OSError, match="symbolic link" if after == "link" else "another kind"), AtomicDir(site).edit():
         pass
     assert beside(site) == []
@@ -716,7 +716,7 @@ class Slow:
 
 def test_a_task_cancelled_while_it_copies_leaves_nothing(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(site, OLD)
-    slow = Slow(monkeypatch, trees.Copier, "copy")
+    slow = Slow(monkeypatch, copying.Copier, "copy")
 
     async def change() -> None:
         async with AtomicDir(site).edit():
@@ -748,7 +748,7 @@ def test_a_task_cancelled_while_it_commits_has_committed(site: Path, monkeypatch
 
 def test_a_task_that_times_out_leaves_nothing(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(site, OLD)
-    slow = Slow(monkeypatch, trees.Copier, "copy")
+    slow = Slow(monkeypatch, copying.Copier, "copy")
     threading.Timer(0.3, slow.may_end.set).start()
 
     async def change() -> None:
@@ -871,13 +871,13 @@ def test_the_command_does_not_wait_for_itself(
 
     put(site, OLD)
     monkeypatch.setattr(progress, "_PIPE_LOOK", 0.01)
-    real = trees.Copier.copy
+    real = copying.Copier.copy
 
-    def slow(self: trees.Copier, source: str, target: str) -> None:
+    def slow(self: copying.Copier, source: str, target: str) -> None:
         time.sleep(0.3)
         real(self, source, target)
 
-    monkeypatch.setattr(trees.Copier, "copy", slow)
+    monkeypatch.setattr(copying.Copier, "copy", slow)
     assert main(["dir", "edit", str(site), "--", "true"]) == 0
     assert "waiting" not in capsys.readouterr().err
 

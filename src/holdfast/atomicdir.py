@@ -14,24 +14,21 @@ import errno
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock as Mutex
-from time import monotonic
 
-from . import gate, system, trees, wait
-from .disposal import try_lock
-from .errors import Busy, HoldfastError, NotLocked, Timeout, Unsupported, WouldDeadlock
+from . import copying, gate
+from .disposal import drop
+from .errors import HoldfastError, NotLocked, WouldDeadlock
 from .locks import base
 from .locks.kernel import Lock
-from .paths import mount_at
+from .offload import in_thread
+from .snapshots import Snapshot
 from .versions import Site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import TracebackType
-    from typing import Any, NoReturn, TypeVar
-
-    Result = TypeVar("Result")
+    from typing import Any, NoReturn
 
 _LOOKS = 20
 _NONE_YET = "there is no version of this directory yet"
@@ -80,7 +77,7 @@ class AtomicDir:
 
     def snapshot(self, timeout: float | base.Default | None = base.DEFAULT) -> Snapshot:
         """`with site.snapshot() as snap`: the version of this moment, for as long as one likes; writers go on."""
-        return Snapshot(self, timeout)
+        return Snapshot(self.path, self._patience(timeout), self._site, self.read)
 
     def recover(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
         """Finish or undo what a crash left. Kept versions stay.
@@ -94,7 +91,7 @@ class AtomicDir:
     async def arecover(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
         place = self._site()
         async with await self._aacquire(place, timeout):
-            await _in_thread(place.recover)
+            await in_thread(place.recover)
 
     @property
     def version(self) -> int:
@@ -120,20 +117,20 @@ class AtomicDir:
     async def arollback(self, to: int | None = None, timeout: float | base.Default | None = base.DEFAULT) -> int:
         place = self._site()
         async with await self._aacquire(place, timeout) as hold:
-            return await _in_thread(lambda: place.rollback(to, hold))
+            return await in_thread(lambda: place.rollback(to, hold))
 
     @property
     def lock(self) -> Lock:
         """The lock that writers hold, where the directory really is: for its `status()`."""
-        return Lock(self._site().path + ".lock")
+        return Lock(self._site().lock_file)
 
     def _acquire(self, place: Site, timeout: float | base.Default | None, *, shared: bool = False) -> base.Hold:
         with _explained(place):
-            return Lock(place.path + ".lock", shared=shared).acquire(self._patience(timeout))
+            return Lock(place.lock_file, shared=shared).acquire(self._patience(timeout))
 
     async def _aacquire(self, place: Site, timeout: float | base.Default | None, *, shared: bool = False) -> base.Hold:
         with _explained(place):
-            return await Lock(place.path + ".lock", shared=shared).aacquire(self._patience(timeout))
+            return await Lock(place.lock_file, shared=shared).aacquire(self._patience(timeout))
 
     def _site(self) -> Site:
         return Site(self.path, self.keep, self.durable)
@@ -231,16 +228,16 @@ class _Held:
     async def __aenter__(self) -> Any:
         hold = await self._atomic._aacquire(self._prepare(), self._timeout, shared=self.shared)
         try:
-            return await _in_thread(lambda: self.enter(hold))
+            return await in_thread(lambda: self.enter(hold))
         except BaseException:
             if self._hold is hold:  # entered, and cancelled meanwhile
-                await _in_thread(lambda: self._leave(failed=True))
+                await in_thread(lambda: self._leave(failed=True))
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await _in_thread(lambda: self._leave(error is not None))
+        await in_thread(lambda: self._leave(error is not None))
 
 
 class Change(_Held):
@@ -261,7 +258,7 @@ class Change(_Held):
             os.mkdir(self._new)
             self._furnish()
         except BaseException:
-            place.drop(self._new)
+            drop(self._new)
             raise
         return Path(self._new)
 
@@ -273,17 +270,17 @@ class Change(_Held):
         if there:
             place.check_layer(new)
             if self._copies:
-                trees.Copier().copy(place.path, new)
+                copying.Copier().copy(place.path, new)
                 place.unnumber(new)
             else:
-                trees.copy_acls(place.path, new)
+                copying.copy_acls(place.path, new)
             os.chmod(new, _WHILE_BUILT)  # access control lists have changed it
         self._made = os.lstat(new)
 
     def _end(self, hold: base.Hold, failed: bool) -> None:
         place, new = self._place, self._new
         if failed:
-            place.drop(new)
+            drop(new)
             return
         try:
             place.check_built(new)
@@ -298,7 +295,7 @@ class Change(_Held):
         """Give it the owner and the mode of the old version, unless the block gave it others."""
         now, made, mode = os.lstat(self._new), self._made, self._like.st_mode & 0o7777
         if (now.st_uid, now.st_gid) == (made.st_uid, made.st_gid) != (self._like.st_uid, self._like.st_gid):
-            mode = trees.give_owner(self._new, self._like)
+            mode = copying.give_owner(self._new, self._like)
         if now.st_mode == made.st_mode:
             os.chmod(self._new, mode)
 
@@ -311,7 +308,7 @@ class Reading(_Held):
 
     def _begin(self, hold: base.Hold) -> Path | None:
         """None: a commit was begun by one who is dead, as we hold the lock. It has to be finished first."""
-        if os.path.lexists(self._place.commit_file):
+        if self._place.commit_file.exists():
             return None
         if not os.path.isdir(self._place.path):
             raise FileNotFoundError(errno.ENOENT, _NONE_YET, self._place.path)
@@ -335,178 +332,3 @@ class Reading(_Held):
                 return path
             self._leave(failed=False)
             await self._atomic.arecover(self._timeout)
-
-
-class Snapshot:
-    """One version, for as long as this is open. `fd` is for `dir_fd=`; `path` is where the system has paths for it."""
-
-    def __init__(self, lock: AtomicDir, timeout: float | base.Default | None) -> None:
-        self._atomic = lock
-        self._timeout = lock._patience(timeout)
-        self._fd = -1
-        self.version = 0  # its number, once it is open
-
-    @property
-    def fd(self) -> int:
-        if self._fd < 0:
-            raise NotLocked(f"{self._atomic.path}: this snapshot is not open: with site.snapshot() as snap: …")
-        return self._fd
-
-    @property
-    def path(self) -> Path:
-        """A path to this version, whatever its name is by now. It is good in this process only."""
-        return Path(f"/proc/self/fd/{self.fd}")
-
-    def fileno(self) -> int:
-        return self.fd
-
-    def __enter__(self) -> Snapshot:
-        deadline = self._deadline()
-        while not self._open():
-            if self._locked_out:
-                wait.drive(self._pause(deadline))
-            else:
-                with self._atomic.read(_left(deadline)):  # until it is there; raises if it is not
-                    pass
-        return self
-
-    async def __aenter__(self) -> Snapshot:
-        deadline = self._deadline()
-        try:
-            while not await _in_thread(self._open):
-                if self._locked_out:
-                    await wait.adrive(self._pause(deadline))
-                else:
-                    async with self._atomic.read(_left(deadline)):
-                        pass
-        except BaseException:
-            await _in_thread(self.close)  # opened, and cancelled meanwhile
-            raise
-        return self
-
-    def _deadline(self) -> float | None:
-        self._backoff = wait.Backoff()
-        return None if self._timeout is None else monotonic() + self._timeout
-
-    def _pause(self, deadline: float | None) -> wait.Steps[None]:
-        """For as long as another program has an exclusive lock on the directory itself."""
-        path, timeout = self._atomic.path, self._timeout
-        if timeout == 0:
-            raise Busy(f"{path}: another program has an exclusive lock on the directory itself", path=path)
-        if deadline is not None and monotonic() >= deadline:
-            text = f"{path}: for {timeout:g} s another program has had an exclusive lock on the directory itself"
-            raise Timeout(text, path=path)
-        yield self._backoff.pause(deadline)
-
-    def _open(self) -> bool:
-        """False: there is none at this moment, perhaps because one is being put in the place of another."""
-        place = self._atomic._site()
-        mount = mount_at(os.stat(place.parent).st_dev, place.parent)
-        if mount.ranged or mount.refusal:
-            raise Unsupported(
-                f"{place.path}: no snapshot on {mount.where} ({mount.kind}), where directories cannot be locked. "
-                "Use read().",
-                path=place.path,
-            )
-        self._locked_out = False
-        while not self._locked_out:
-            try:
-                fd = system.open_fd(place.path, system.O_SYNCABLE_FOLDER)
-            except FileNotFoundError:
-                return False
-            # Whoever removes an old version has an exclusive lock on it. If it is still the current one afterwards, it
-            # was not old when we locked it.
-            locked = try_lock(fd, system.SH_NB)
-            version = place.version()
-            current = _names(place.path, fd)
-            if locked and current:
-                self._fd, self.version = fd, version
-                return True
-            self._locked_out = current
-            system.close(fd)
-        return False
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd < 0:
-            return
-        try:
-            current = _names(self._atomic.path, fd)
-        finally:
-            system.close(fd)
-        if not current:
-            self._tidy()
-
-    def _tidy(self) -> None:
-        """What we used may be there on our account only. One who may not remove it leaves it to the next writer."""
-        try:
-            place = self._atomic._site()
-            hold = self._atomic.lock.try_acquire()
-            if hold is not None:  # else a writer is at it, and sees to it
-                with hold:
-                    place.remove_gone()
-        except (OSError, HoldfastError):
-            pass
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aexit__(self, *_: object) -> None:
-        await _in_thread(self.close)
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            system.close(self._fd)
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - monotonic())
-
-
-def _names(path: str, fd: int) -> bool:
-    try:
-        named, opened = os.stat(path), system.fstat(fd)
-    except FileNotFoundError:
-        return False
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
-
-
-class _Once:
-    """Work that is done once, however many threads ask for it: the later ones wait, and find its outcome."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work = work
-        self._mutex = Mutex()
-        self.done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def do(self) -> None:
-        with self._mutex:
-            if self.done:
-                return
-            try:
-                self.result = self._work()
-            except BaseException as error:
-                self.error = error
-            self.done = True
-
-
-async def _in_thread(work: Callable[[], Result]) -> Result:
-    """Half of a commit is none: who is cancelled meanwhile hears of it when the work is done."""
-    from anyio import CancelScope, get_cancelled_exc_class
-    from anyio.to_thread import run_sync
-
-    once, cancelled = _Once(work), None
-    with CancelScope(shield=True):
-        while not once.done:
-            try:
-                await run_sync(once.do)
-            except get_cancelled_exc_class() as error:  # asyncio's own, which knows no shield
-                cancelled = error
-    if cancelled is not None:
-        raise cancelled from once.error
-    if once.error is not None:
-        raise once.error
-    result: Result = once.result
-    return result

@@ -26,6 +26,14 @@ def discard(path: str) -> None:
             pass
 
 
+def drop(path: str) -> None:
+    """Remove what was being built and is not wanted, if that can be done."""
+    try:
+        discard(path)
+    except OSError as error:
+        say_left(path, error)
+
+
 def remove_unused(gone: str) -> None:
     """Remove what was a version, unless a snapshot uses it."""
     try:

@@ -1,0 +1,182 @@
+"""What stands beside a directory that is replaced as a whole: the names of its versions, and their numbers.
+
+    site.new-<16 hex>     being built, or, for a moment after an exchange, what was replaced. Of dead writers: removed
+    site.old-<number>     an earlier version that is kept. It carries its number as an extended attribute
+    site.old-<number>.mark    its inode, where it cannot carry one
+    site.gone-<16 hex>    one that is not kept. It is removed when no snapshot has a shared lock on it any more, and not
+                          at once: a reader that took no lock and opened the directory just before finds it whole
+    site.commit           what is to happen (`commitfile`)
+    site.lock             what writers hold exclusively and readers share
+
+What is found of the first and of `site.commit` under the lock was left by the dead. A directory that has such a name
+and no such number is somebody's own, and is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from . import system, trees
+from .disposal import discard, drop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_VERSION = "user.holdfast.version"
+NUMBER = r"[1-9]\d{0,17}"
+
+
+class Siblings:
+    """The directory, where it really is, with its siblings. Whatever changes something needs the exclusive lock."""
+
+    def __init__(self, path: str, durable: bool) -> None:
+        self.path = os.path.realpath(path)  # a symlink: its target is replaced, which need not exist yet
+        self.parent, self.name = os.path.split(self.path)
+        self.durable = durable
+
+    # Names.
+
+    def new_name(self) -> str:
+        return f"{self.path}.new-{os.urandom(8).hex()}"
+
+    def old_name(self, number: int) -> str:
+        return f"{self.path}.old-{number}"
+
+    @property
+    def lock_file(self) -> str:
+        return self.path + ".lock"
+
+    def siblings(self, pattern: str) -> list[re.Match[str]]:
+        shape = re.compile(re.escape(self.name) + pattern)
+        return [found for found in map(shape.fullmatch, os.listdir(self.parent)) if found is not None]
+
+    def leftovers(self) -> list[str]:
+        """What is being built, or is not needed any more: of the dead, for who holds the lock exclusively."""
+        return [os.path.join(self.parent, found[0]) for found in self.siblings(r"\.(?:new-[0-9a-f]{16}|commit\.tmp)")]
+
+    def trusts(self, st: os.stat_result) -> bool:
+        """In a sticky directory everybody may make something by our names. What others made there means nothing.
+
+        In one that is not, whoever may write it may as well replace the directory itself.
+        """
+        above = os.stat(self.parent)
+        if not above.st_mode & 0o1000 or not hasattr(os, "geteuid"):
+            return True
+        owners = {0, os.geteuid(), above.st_uid}
+        if os.path.lexists(self.path):
+            owners.add(os.lstat(self.path).st_uid)
+        return st.st_uid in owners
+
+    # Numbers.
+
+    def version(self) -> int:
+        if not os.path.isdir(self.path):
+            return 0
+        return max(number_of(self.path), max(self.old(), default=0) + 1)
+
+    def old(self) -> list[int]:
+        """The numbers of the earlier versions that are there."""
+        numbers = sorted(int(found[1]) for found in self.siblings(rf"\.old-({NUMBER})"))
+        return [number for number in numbers if self._is_version(number)]
+
+    def _is_version(self, number: int) -> bool:
+        path = self.old_name(number)
+        try:
+            st = os.lstat(path)
+        except FileNotFoundError:
+            return False
+        if st.st_mode >> 12 != 0o4 or not self.trusts(st):
+            return False
+        return number_of(path) == number or self.marks().get(st.st_ino) == number
+
+    def marks(self) -> dict[int, int]:
+        """The numbers of versions that do not carry them, by inode."""
+        marks = {}
+        for found in self.siblings(rf"\.old-({NUMBER})\.mark"):
+            try:
+                with open(os.path.join(self.parent, found[0]), encoding="utf-8") as file:
+                    if self.trusts(os.fstat(file.fileno())):
+                        marks[int(file.read())] = int(found[1])
+            except (OSError, ValueError):
+                continue  # removed meanwhile, or cut short by a power failure
+        return marks
+
+    def give_number(self, path: str, number: int) -> None:
+        if number_of(path) == number:
+            return
+        if not set_number(path, number):
+            self._mark(path, number)
+        elif self.durable:
+            trees.sync_folder(path)
+
+    def _mark(self, path: str, number: int) -> None:
+        mark = self.old_name(number) + ".mark"
+        discard(mark)
+        fd = system.open_fd(mark, system.O_NEW, 0o644)
+        try:
+            system.write(fd, b"%d\n" % os.lstat(path).st_ino)
+            if self.durable:
+                system.fsync(fd)
+        finally:
+            system.close(fd)
+
+    def sweep_marks(self) -> None:
+        for found in self.siblings(rf"\.old-({NUMBER})\.mark"):
+            if not os.path.lexists(self.old_name(int(found[1]))):
+                drop(os.path.join(self.parent, found[0]))
+
+    def number_current(self) -> int:
+        """The number under which what is there now can be kept; it carries it from here on. 0: there is nothing."""
+        number = self.version()
+        while number and os.path.lexists(self.old_name(number)):  # somebody's own, so not to be replaced by ours
+            number += 1
+        if number:
+            self.give_number(self.path, number)
+        return number
+
+    def unnumber(self, copy: str) -> None:
+        """A copy is not the version that it is a copy of."""
+        if number_of(copy):
+            set_number(copy, 0)
+
+    # Durability.
+
+    def sync_parent(self) -> None:
+        if self.durable:
+            trees.sync_folder(self.parent)
+
+    def sync_parent_or(self, undo: Callable[[], object]) -> None:
+        try:
+            self.sync_parent()
+        except OSError:
+            undo()
+            raise
+
+
+def number_of(path: str) -> int:
+    """The number that a version carries itself, on file systems that can."""
+    try:
+        return int(os.getxattr(path, _VERSION))
+    except (OSError, AttributeError, ValueError):
+        return 0
+
+
+def set_number(path: str, number: int) -> bool:
+    """False: it cannot carry one."""
+    value = str(number).encode()
+    try:
+        try:
+            os.setxattr(path, _VERSION, value)
+        except PermissionError:
+            # One that its owner may not write: for the moment it may.
+            mode = os.lstat(path).st_mode & 0o7777
+            os.chmod(path, mode | 0o200)
+            try:
+                os.setxattr(path, _VERSION, value)
+            finally:
+                os.chmod(path, mode)
+    except (OSError, AttributeError):
+        pass
+    return number_of(path) == number
