@@ -164,6 +164,15 @@ def until(condition: Any, seconds: float = PATIENCE) -> None:
         time.sleep(0.001)
 
 
+async def auntil(condition: Any, seconds: float = PATIENCE) -> None:
+    """The same for a task."""
+    import anyio
+
+    with anyio.fail_after(seconds):
+        while not condition():
+            await anyio.sleep(0.001)
+
+
 def unpacked(name: str, *packages: str) -> Path:
     """Where the files of some packages are; they are fetched if they are not there."""
     checkout = Path(__file__).parents[1]
@@ -237,24 +246,80 @@ def die_with_parent() -> None:
         prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+class Child:
+    """A forked process that runs `work(say)`, where `say` writes a line. What it raises is printed."""
+
+    def __init__(self, work: Any) -> None:
+        self._readable, writable = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                os.close(self._readable)
+                die_with_parent()
+                work(lambda text: os.write(writable, text.encode() + b"\n") and None)
+                code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(writable)
+
+    def end(self) -> tuple[int, list[str]]:
+        """Wait for it: its exit code, negative for a signal, and every line that it wrote in full."""
+        with open(self._readable, "rb") as pipe:
+            lines = pipe.read().decode().split("\n")[:-1]
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status), lines
+
+
 def in_child(work: Any) -> Any:
     """The value of `work()` in a forked child, or the name of what it raised."""
-    readable, writable = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def tell(say: Any) -> None:
         try:
-            try:
-                value = work()
-            except BaseException as error:
-                value = type(error).__name__
-            os.write(writable, json.dumps(value, default=repr).encode())
-        finally:
-            os._exit(0)
-    os.close(writable)
-    with open(readable, "rb") as pipe:
-        value = json.loads(pipe.read())
-    os.waitpid(pid, 0)
-    return value
+            value = work()
+        except BaseException as error:
+            value = type(error).__name__
+        say(json.dumps(value, default=repr))
+
+    code, lines = Child(tell).end()
+    assert code == 0
+    return json.loads(lines[0])
+
+
+def survives(work: Any) -> bool:
+    """Run `work()` in a forked child. False: it was killed. Anything else but a good end is a failure."""
+    code, _ = Child(lambda _: work()).end()
+    assert code in (0, -signal.SIGKILL)
+    return code == 0
+
+
+def all_in_children(works: list[Any]) -> None:
+    """Run each in a forked child of its own, all at once, and insist that all end well."""
+    children = [Child(lambda _, work=work: work()) for work in works]
+    assert [child.end()[0] for child in children] == [0] * len(works)
+
+
+def die_before_call(number: int, calls: dict[Any, tuple[str, ...]]) -> None:
+    """From now on count the calls of these functions, by module, and die before that one."""
+    left = number
+
+    def counted(real: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return real(*args, **options)
+
+        return call
+
+    for module, names in calls.items():
+        for name in names:
+            setattr(module, name, counted(getattr(module, name)))
 
 
 def idle_child(fork: Any = os.fork) -> int:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from support import Peer, die_with_parent, until
+from support import Peer, all_in_children, die_before_call, survives, until
 
 import holdfast
 from holdfast import AtomicDir, system, trees
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 WAYS = ("exchange", "commit file")
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -45,16 +44,6 @@ def forbid_exchange(set_attribute: Callable[[Any, str, Any], object] = setattr) 
         raise OSError(errno.EINVAL, "no exchange here")
 
     set_attribute(system, "exchange", exchange)
-
-
-@pytest.fixture
-def in_memory(tmp_path: Path) -> Iterator[Path]:
-    """Where fsync takes no time."""
-    if not os.path.isdir("/dev/shm"):
-        yield tmp_path
-        return
-    with TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture
@@ -340,7 +329,7 @@ def test_a_reader_that_may_not_write_leaves_its_snapshot_in_peace(in_memory: Pat
             os.setresuid(65534, 65534, 65534)
             raise KeyError
 
-    assert in_child(look)
+    assert survives(look)
 
 
 def test_what_was_there_before_is_a_version_too(site: Path, way: str) -> None:
@@ -532,12 +521,12 @@ for change in (site.replace, site.edit):
 def test_a_terminated_program_that_handles_it_leaves_nothing(site: Path, start_peer: Callable[..., Peer]) -> None:
     put(site, OLD)
     code = f"""
-import signal, sys, time, holdfast
+import signal, sys, holdfast
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 with holdfast.AtomicDir({str(site)!r}).edit() as new:
     (new / "a").write_text("half")
     print("here", flush=True)
-    time.sleep(60)
+    signal.pause()
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -594,45 +583,6 @@ _CALLS = {
 }
 
 
-def die_before_call(number: int) -> list[int]:
-    """From now on count the calls, and die before that one. Gives the counter."""
-    calls = [0]
-
-    def counted(real: Any) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            if calls[0] == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            calls[0] += 1
-            return real(*args, **options)
-
-        return call
-
-    for module, names in _CALLS.items():
-        for name in names:
-            setattr(module, name, counted(getattr(module, name)))
-    return calls
-
-
-def in_child(work: Callable[[], object]) -> bool:
-    """Run it in a forked process. False: that was killed."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            die_with_parent()
-            work()
-            code = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
-    return status == 0
-
-
 @pytest.mark.parametrize(
     ("change", "keep"),
     [
@@ -662,7 +612,7 @@ def test_killed_at_every_call(way: str, keep: int, change: str, in_memory: Path)
             if way == "commit file":
                 forbid_exchange()
             lock = AtomicDir(site, keep=keep)
-            die_before_call(number)
+            die_before_call(number, _CALLS)
             if change == "rollback":
                 lock.rollback()
                 return
@@ -671,16 +621,16 @@ def test_killed_at_every_call(way: str, keep: int, change: str, in_memory: Path)
                     trees.remove(str(new / "sub"))
                 build(new, NEW)
 
-        finished = in_child(work)
+        finished = survives(work)
         again = number % 7
 
         def recover(site: Path = site, again: int = again) -> None:
             if way == "commit file":
                 forbid_exchange()
-            die_before_call(again * 3)
+            die_before_call(again * 3, _CALLS)
             AtomicDir(site, keep=keep).recover()
 
-        in_child(recover)  # killed again, somewhere in the recovery
+        survives(recover)  # killed again, somewhere in the recovery
         AtomicDir(site, keep=keep).recover()
         found = content_of(site) if site.exists() else None
         assert found in (None if change == "first" else OLD, NEW), f"neither old nor new after call {number}"
@@ -757,25 +707,7 @@ def test_writers_and_readers(way: str, seconds: int, site: Path) -> None:
             seen += 1
         assert seen > 3
 
-    children = []
-    for work, many in ((write, 4), (read, 8)):
-        for seed in range(many):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    die_with_parent()
-                    work(seed)
-                    code = 0
-                except BaseException:
-                    import traceback
-
-                    traceback.print_exc()
-                finally:
-                    os._exit(code)
-            children.append(pid)
-    for pid in children:
-        assert os.waitpid(pid, 0)[1] == 0
+    all_in_children([partial(work, seed) for work, many in ((write, 4), (read, 8)) for seed in range(many)])
     AtomicDir(site).recover()
     with AtomicDir(site).replace():
         pass

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import until
+from support import survives, until
 from test_atomic_dir import (
     NEW,
     OLD,
@@ -26,8 +26,6 @@ from test_atomic_dir import (
     build,
     content_of,
     forbid_exchange,
-    in_child,
-    in_memory,
     put,
     site,
     way,
@@ -39,7 +37,7 @@ from holdfast import AtomicDir, copying, disposal, system, trees, versions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["in_memory", "site", "way"]  # fixtures
+__all__ = ["site", "way"]  # fixtures
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="mounts something, or becomes somebody else")
@@ -79,12 +77,12 @@ def as_nobody(work: Callable[[], object]) -> bool:
         os.setresuid(NOBODY, NOBODY, NOBODY)
         work()
 
-    return in_child(become_and_work)
+    return survives(become_and_work)
 
 
 def in_own_mounts(code: str, **names: Any) -> str:
     """What the code prints that runs with mounts of its own."""
-    head = "import os, time, holdfast\nfrom holdfast import AtomicDir, trees\n"
+    head = "import os, holdfast\nfrom holdfast import AtomicDir, trees\n"
     head += "def sh(line): assert os.system(line) == 0, line\n"
     head += "".join(f"{name} = {str(value)!r}\n" for name, value in names.items())
     done = subprocess.run(
@@ -123,7 +121,6 @@ try:
             mount(new / "m")
 except OSError as error:
     print(error.errno, "is mounted in it" in error.strerror)
-time.sleep(0.5)
 """
     entered = "" if when == "before" else "entered\n"
     assert in_own_mounts(code, room=tmp_path, when=when) == f"{entered}{errno.EBUSY} True\n"
@@ -405,7 +402,7 @@ def test_a_copy_acts_for_nobody_else(shared_room: Path) -> None:
         with AtomicDir(path).edit():
             pass
 
-    assert in_child(work)
+    assert survives(work)
     modes = {name: stat.S_IMODE((path / name).stat().st_mode) for name in os.listdir(path)}
     assert modes == {"tool": 0o755, "mine": 0o6755, "group": 0o2755}
     assert (path / "group").stat().st_gid == 1234
@@ -520,7 +517,7 @@ def test_a_crash_after_the_exchange_keeps_what_was_replaced(site: Path) -> None:
         put(site, NEW, keep=3)
 
     with AtomicDir(site).snapshot() as snap:
-        assert not in_child(work)
+        assert not survives(work)
         AtomicDir(site).recover()
         assert content_of(snap.path) == OLD
     assert content_of(site) == NEW and AtomicDir(site).versions() == [1, 2]
@@ -549,7 +546,7 @@ def test_a_rollback_that_was_killed_is_finished(site: Path, way: str) -> None:
         die_before_rename(f"{site}.old-5" if way == "exchange" else str(site))
         lock.rollback(to=2)
 
-    assert not in_child(work)
+    assert not survives(work)
     lock.recover()
     assert content_of(site) == {"n": "2"} and lock.versions() == [1, 3, 4, 5, 6]
     assert all(content_of(f"{site}.old-{number}") == {"n": str(number)} for number in (1, 3, 4, 5))
@@ -593,7 +590,7 @@ def test_somebody_makes_the_directory_between_two_renames(
         die_before_rename(str(site))
         put(site, NEW, keep=3)
 
-    assert not in_child(work)
+    assert not survives(work)
     site.mkdir()
     build(site, meanwhile)
     with AtomicDir(site).read() as path:
@@ -624,7 +621,7 @@ def test_a_forked_child_leaves_its_parents_block_alone(error: BaseException | No
     change = AtomicDir(site).replace()
     new = change.__enter__()
     build(new, NEW)
-    assert in_child(lambda: change.__exit__(error and type(error), error, None))
+    assert survives(lambda: change.__exit__(error and type(error), error, None))
     assert content_of(new) == NEW and not site.exists()
     change.__exit__(None, None, None)
     assert content_of(site) == NEW
@@ -707,7 +704,8 @@ class Slow:
         await asyncio.to_thread(self.began.wait, 30)
         for _ in range(3):
             task.cancel()
-            await asyncio.sleep(0.02)
+            for _ in range(10):  # it arrives, and the task waits again
+                await asyncio.sleep(0)
             assert not task.done(), "the work is not done"
         self.may_end.set()
         with pytest.raises(asyncio.CancelledError):
@@ -874,7 +872,8 @@ def test_the_command_does_not_wait_for_itself(
     real = copying.Copier.copy
 
     def slow(self: copying.Copier, source: str, target: str) -> None:
-        time.sleep(0.3)
+        # Who would say that it waits has said it, or has been stopped.
+        until(lambda: not any("_show" in thread.name for thread in threading.enumerate()))
         real(self, source, target)
 
     monkeypatch.setattr(copying.Copier, "copy", slow)

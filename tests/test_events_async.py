@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from support import auntil, tickets
 
 import holdfast
 from holdfast import system
@@ -78,7 +79,7 @@ def test_a_cancelled_append_has_no_effect(store: EventStore, run: Any) -> None:
             async with anyio.create_task_group() as group:
                 for _ in range(3):
                     group.start_soon(store.aappend, Event("Cancelled"))
-                await anyio.sleep(0.05)
+                await auntil(lambda: tickets(lock.path))
                 group.cancel_scope.cancel()
         with anyio.CancelScope() as scope:
             scope.cancel()
@@ -139,7 +140,8 @@ def test_too_late_for_asyncios_own_cancel(store: EventStore, monkeypatch: pytest
         task = asyncio.create_task(append())
         await asyncio.to_thread(at_sync.wait)
         task.cancel()
-        await asyncio.sleep(0.05)
+        for _ in range(10):  # it arrives
+            await asyncio.sleep(0)
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -163,7 +165,7 @@ def test_tail(store: EventStore, run: Any) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(follow)
             for number in (3, 4, 5):
-                await anyio.sleep(0.01)
+                await auntil(lambda before=[1, 3, 4][: number - 2]: found == before)
                 await store.aappend([Event("B"), Event("A", number)])
         assert found == [1, 3, 4, 5]
 

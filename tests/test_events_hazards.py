@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 import pytest
-from support import die_with_parent, in_child, until
+from support import Child, in_child, survives, until
 
 import holdfast
 from holdfast import Lock, system
@@ -217,14 +217,7 @@ def test_killed_before_it_could_cut(shop: Path, syncs: Syncs) -> None:
         system.ftruncate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
         EventStore(shop).append(Event("b"))
 
-    pid = os.fork()
-    if pid == 0:
-        try:
-            die_with_parent()
-            fail_and_die()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert not survives(fail_and_die)
     syncs.let_go("A")
     assert first.outcome() == "OSError" and types(shop) == []
 
@@ -400,7 +393,10 @@ def test_asyncios_own_timeouts_when_it_is_too_late(shop: Path, syncs: Syncs, mon
     store = EventStore(shop)
     store.append(Event("base"))
 
+    at_sync = threading.Event()
+
     def slow(fd: int) -> None:
+        at_sync.set()
         time.sleep(0.1)
         syncs.real(fd)
 
@@ -408,8 +404,9 @@ def test_asyncios_own_timeouts_when_it_is_too_late(shop: Path, syncs: Syncs, mon
 
     async def work() -> None:
         assert await asyncio.wait_for(store.aappend(Event("T")), 0.02) == 2
+        at_sync.clear()
         task = asyncio.create_task(store.aappend(Event("T")))
-        await asyncio.sleep(0.03)
+        assert await asyncio.to_thread(at_sync.wait, 30)
         task.cancel()
         assert await task == 3
         if sys.version_info >= (3, 11):
@@ -429,28 +426,16 @@ def test_many_who_begin_at_once(shop: Path) -> None:
         place = shop / str(turn)
         shop.mkdir(exist_ok=True)
         begin, go = os.pipe()
-        children = []
-        for _ in range(6):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    die_with_parent()
-                    os.close(go)
-                    os.read(begin, 1)
-                    EventStore(place).append(Event("T"))
-                    code = 0
-                except BaseException:
-                    import traceback
 
-                    traceback.print_exc()
-                finally:
-                    os._exit(code)
-            children.append(pid)
+        def append(_: object, place: Path = place, begin: int = begin, go: int = go) -> None:
+            os.close(go)
+            os.read(begin, 1)  # its end, when the last of us has begun
+            EventStore(place).append(Event("T"))
+
+        children = [Child(append) for _ in range(6)]
         os.close(begin)
         os.close(go)
-        for pid in children:
-            assert os.waitpid(pid, 0)[1] == 0
+        assert [child.end()[0] for child in children] == [0] * 6
         assert EventStore(place).head() == 6
 
 

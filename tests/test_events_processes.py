@@ -6,14 +6,13 @@ import os
 import random
 import shutil
 import signal
-import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import die_with_parent
+from support import Child, die_before_call
 
 from holdfast import system
 from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query
@@ -26,41 +25,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     return tmp_path / "shop"
-
-
-class Child:
-    """A forked process that runs one function, and the lines that it wrote meanwhile."""
-
-    def __init__(self, work: Callable[[Callable[[str], None]], object]) -> None:
-        readable, writable = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                os.close(readable)
-                die_with_parent()
-                work(lambda text: os.write(writable, text.encode() + b"\n") and None)
-                code = 0
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        os.close(writable)
-        self._lines = b""
-        self._reader = threading.Thread(target=self._read, args=(readable,))
-        self._reader.start()
-
-    def _read(self, fd: int) -> None:
-        with open(fd, "rb") as pipe:
-            self._lines = pipe.read()
-
-    def end(self) -> tuple[int, list[str]]:
-        """How it ended, and every line that it wrote in full."""
-        _, status = os.waitpid(self.pid, 0)
-        self._reader.join()
-        return os.waitstatus_to_exitcode(status), self._lines.decode().split("\n")[:-1]
 
 
 def check_log(shop: Path, acknowledged: dict[str, int], attempted: set[str]) -> None:
@@ -259,20 +223,7 @@ CALLS = ("open_fd", "close", "fstat", "stat", "access", "lock", "pread", "pwrite
 CALLS += ("fsync", "rename", "unlink", "link", "mkdir", "listdir", "touch", "read")
 
 
-def die_before_call(number: int) -> None:
-    calls = [0]
-
-    def counted(real: Any) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            if calls[0] == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            calls[0] += 1
-            return real(*args, **options)
-
-        return call
-
-    for name in CALLS:
-        setattr(system, name, counted(getattr(system, name)))
+def write_in_two() -> None:
     real_pwrite = system.pwrite
 
     def in_two(fd: int, text: bytes, at: int) -> int:
@@ -303,7 +254,8 @@ def test_killed_at_every_call(what: str, durable: bool, in_memory: Path) -> None
             say: Callable[[str], None], shop: Path = shop, size: int = size, number: int = number, added: Any = added
         ) -> None:
             store = EventStore(shop, durable=durable, segment_size=size)
-            die_before_call(number)
+            die_before_call(number, {system: CALLS})
+            write_in_two()
             condition = AppendCondition(Query.of(tags={"new 0"})) if what == "condition" else None
             events = [Event("T", text + "x" * (500 if what == "roll" else 0), tags={text}) for text in added]
             say(str(store.append(events, condition)))

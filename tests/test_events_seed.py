@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from support import die_with_parent
+from support import Child
 
 import holdfast
 from holdfast import Lock
 from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture
@@ -125,35 +127,20 @@ def test_twelve_writers(shop: Path) -> None:
     """Each gets its part, and none waits long, let alone for its timeout."""
     EventStore(shop)
     deadline = time.monotonic() + 3
-    results, say = os.pipe()
-    children = []
-    for _ in range(12):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                die_with_parent()
-                store = EventStore(shop, lock_timeout=5)
-                count, longest = 0, 0.0
-                while time.monotonic() < deadline:
-                    began = time.monotonic()
-                    store.append(Event("T", count))
-                    longest = max(longest, time.monotonic() - began)
-                    count += 1
-                os.write(say, f"{count} {longest}\n".encode())
-                code = 0
-            except BaseException:
-                import traceback
 
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        children.append(pid)
-    os.close(say)
-    for pid in children:
-        assert os.waitpid(pid, 0)[1] == 0
-    with open(results) as file:
-        found = [line.split() for line in file]
+    def write(say: Callable[[str], None]) -> None:
+        store = EventStore(shop, lock_timeout=5)
+        count, longest = 0, 0.0
+        while time.monotonic() < deadline:
+            began = time.monotonic()
+            store.append(Event("T", count))
+            longest = max(longest, time.monotonic() - began)
+            count += 1
+        say(f"{count} {longest}")
+
+    ends = [child.end() for child in [Child(write) for _ in range(12)]]
+    assert [code for code, _ in ends] == [0] * 12
+    found = [line.split() for _, lines in ends for line in lines]
     counts = [int(count) for count, _ in found]
     assert len(counts) == 12 and min(counts) > 0.3 * sum(counts) / 12, counts
     assert max(float(longest) for _, longest in found) < 2.5

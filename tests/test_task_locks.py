@@ -6,13 +6,14 @@ import json
 import os
 import time
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Peer, die_with_parent, in_child, until
+from support import Peer, all_in_children, in_child, survives, until
 
 import holdfast
 from holdfast import TaskLocks
@@ -222,12 +223,9 @@ def test_two_ids_never_share_a_file(one: str, other: str) -> None:
 def test_cleaning(tmp_path: Path) -> None:
     def die() -> None:
         hold = TaskLocks(tmp_path, "w1").claim("dead")
-        os._exit(hold is None)
+        os._exit(hold is None)  # nothing is released
 
-    pid = os.fork()
-    if pid == 0:
-        die()
-    os.waitpid(pid, 0)
+    assert survives(die)
     hold = TaskLocks(tmp_path, "w2").claim("alive")
     (tmp_path / "notes.txt").write_text("mine")
     assert TaskLocks(tmp_path, "w3").clean() == ["dead"]
@@ -275,22 +273,5 @@ def test_beside_the_seeds_worker(tmp_path: Path) -> None:
                 else:
                     os.unlink(path)
 
-    children = []
-    for kind, name in (("ours", "a"), ("ours", "b"), ("seed", "c")):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                die_with_parent()
-                work(kind, name)
-                code = 0
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        children.append(pid)
-    for pid in children:
-        assert os.waitpid(pid, 0)[1] == 0
+    all_in_children([partial(work, kind, name) for kind, name in (("ours", "a"), ("ours", "b"), ("seed", "c"))])
     assert os.listdir(locks) == [] and len(os.listdir(done)) == 60
