@@ -50,7 +50,7 @@ def sync(directory: str) -> None:
     if not system.HAS_FOLDERS:
         for folder, _, names in os.walk(directory):
             for name in names:
-                _sync_and_close(_open_to_sync(os.path.join(folder, name)))
+                _sync_file(os.path.join(folder, name))
         return
     opened: list[tuple[str, int]] = []
     above, name = os.path.split(directory)
@@ -82,11 +82,7 @@ def _sync_folder(root: int, way: str, opened: list[tuple[str, int]]) -> list[str
         with os.scandir(fd) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
-                    file = _open_to_sync(entry.name, fd)
-                    try:  # as `_sync_and_close` does it, without the call
-                        system.fsync(file)
-                    finally:
-                        system.close(file)
+                    _sync_file(entry.name, fd)
                 elif entry.is_dir(follow_symlinks=False):
                     deeper.append(f"{way}/{entry.name}")
         system.fsync(fd)
@@ -95,30 +91,36 @@ def _sync_folder(root: int, way: str, opened: list[tuple[str, int]]) -> list[str
     return deeper
 
 
-def _open_to_sync(name: str, folder: int | None = None) -> int:
+def _sync_file(name: str, folder: int | None = None) -> None:
     try:
-        return system.open_fd(name, system.O_READ, dir_fd=folder)
+        fd = system.open_fd(name, system.O_READ, dir_fd=folder)
     except PermissionError:
-        # A file that its owner may not read: for the moment it may.
-        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o7777
-        os.chmod(name, mode | 0o400, dir_fd=folder)
-        try:
-            return system.open_fd(name, system.O_READ, dir_fd=folder)
-        finally:
-            os.chmod(name, mode, dir_fd=folder)
-
-
-def _sync_and_close(fd: int) -> None:
+        fd = _open_unreadable(name, folder)
     try:
         system.fsync(fd)
     finally:
         system.close(fd)
 
 
+def _open_unreadable(name: str, folder: int | None) -> int:
+    """Open a file that its owner may not read: for the moment it may."""
+    mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o7777
+    os.chmod(name, mode | 0o400, dir_fd=folder)
+    try:
+        return system.open_fd(name, system.O_READ, dir_fd=folder)
+    finally:
+        os.chmod(name, mode, dir_fd=folder)
+
+
 def sync_folder(path: str) -> None:
     """Make the names in a directory durable, and its own attributes."""
-    if system.HAS_FOLDERS:
-        _sync_and_close(system.open_fd(path, system.O_SYNCABLE_FOLDER))
+    if not system.HAS_FOLDERS:
+        return
+    fd = system.open_fd(path, system.O_SYNCABLE_FOLDER)
+    try:
+        system.fsync(fd)
+    finally:
+        system.close(fd)
 
 
 def _open_as_owner(name: str, folder: int | None, rights: int) -> tuple[int, int | None]:
