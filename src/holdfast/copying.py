@@ -4,8 +4,8 @@ It has what `cp -a` keeps: owner, mode, times, symlinks, extended attributes, ho
 It shares blocks with the original where the file system can clone (reflink), and never an inode: writing to the copy
 must not write to the original. Sockets are left out.
 
-It goes by descriptors and without recursion, and follows no link in the place of a file. What becomes something of
-another kind while it is copied is an error. An error leaves a part of a copy, which is for the caller to remove.
+It goes by descriptors and without recursion, and follows no link. What becomes something of another kind while it is
+copied is an error. An error leaves a part of a copy, which is for the caller to remove.
 
 For each file it makes nine calls to the system. Nearly all of its time is theirs, so what the loop over files does
 besides is written for speed. Threads made it slower: they take turns, and a turn costs more than such a call.
@@ -19,7 +19,7 @@ import stat
 from contextlib import contextmanager
 
 from . import system
-from .trees import COMMON, TO_CHANGE, below
+from .trees import COMMON, TO_CHANGE, Descent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,12 +41,14 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | COMMON
 
 
 @contextmanager
-def _opened(directory: str) -> Iterator[int]:
-    fd = os.open(directory, system.O_SYNCABLE_FOLDER)
+def _descent(directory: str) -> Iterator[Descent]:
+    root = os.open(directory, system.O_SYNCABLE_FOLDER)
+    place = Descent(root)
     try:
-        yield fd
+        yield place
     finally:
-        os.close(fd)
+        place.close()
+        os.close(root)
 
 
 class Copier:
@@ -56,7 +58,6 @@ class Copier:
         self._clones = hasattr(system, "clone")
         self._links: dict[Inode, tuple[str, str]] = {}
         self._unsure = ~0o777 | _umask()  # bits of a mode that a new file does not get
-        self._source = self._target = -1
         self._owner = (-1, -1)
 
     def copy(self, source: str, target: str) -> None:
@@ -67,7 +68,7 @@ class Copier:
             copytree(source, target, symlinks=True, dirs_exist_ok=True)
             return
         copy_acls(None, target)  # what the directory above gives to all that is made in it
-        with _opened(source) as self._source, _opened(target) as self._target:
+        with _descent(source) as self._source, _descent(target) as self._target, _descent(target) as self._firsts:
             ways, done = [""], []
             while ways:
                 way = ways.pop()
@@ -79,20 +80,20 @@ class Copier:
     def _copy_folder(self, way: str) -> list[str]:
         """Copy what is in a directory. Gives the ways to those in it, which are made but empty."""
         deeper = []
-        with below(self._source, way) as source, below(self._target, way) as target:
-            made = os.fstat(target)
-            # Who owns a new file here: with setgid on the directory its group is the directory's.
-            self._owner = (made.st_uid, made.st_gid if made.st_mode & stat.S_ISGID else os.getegid())
-            with os.scandir(source) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if entry.is_file(follow_symlinks=False):
-                        self._copy_file(name, way, source, target)
-                    elif entry.is_dir(follow_symlinks=False):
-                        os.mkdir(name, TO_CHANGE, dir_fd=target)
-                        deeper.append(f"{way}/{name}" if way else name)
-                    else:
-                        self._copy_special(name, way, source, target)
+        source, target = self._source.go(way), self._target.go(way)
+        made = os.fstat(target)
+        # Who owns a new file here: with setgid on the directory its group is the directory's.
+        self._owner = (made.st_uid, made.st_gid if made.st_mode & stat.S_ISGID else os.getegid())
+        with os.scandir(source) as entries:
+            for entry in entries:
+                name = entry.name
+                if entry.is_file(follow_symlinks=False):
+                    self._copy_file(name, way, source, target)
+                elif entry.is_dir(follow_symlinks=False):
+                    os.mkdir(name, TO_CHANGE, dir_fd=target)
+                    deeper.append(f"{way}/{name}" if way else name)
+                else:
+                    self._copy_special(name, way, source, target)
         return deeper
 
     def _copy_file(self, name: str, way: str, source: int, target: int) -> None:
@@ -153,8 +154,8 @@ class Copier:
         first = self._links.setdefault((st.st_dev, st.st_ino), (way, name))
         if first == (way, name):
             return False
-        with below(self._target, first[0]) as folder:
-            os.link(first[1], name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+        folder = self._firsts.go(first[0])
+        os.link(first[1], name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
         return True
 
     def _copy_data(self, reader: int, writer: int, st: os.stat_result) -> None:
@@ -175,15 +176,15 @@ class Copier:
             _copy_range(reader, writer, 0, size)
 
     def _finish_folder(self, way: str) -> None:
-        with below(self._source, way) as source, below(self._target, way) as target:
-            st = os.fstat(source)
-            if way:
-                mode = give_owner(target, st)
-                _copy_xattrs(source, target)
-                os.fchmod(target, mode)
-            else:
-                _copy_xattrs(source, target)
-            os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
+        source, target = self._source.go(way), self._target.go(way)
+        st = os.fstat(source)
+        if way:
+            mode = give_owner(target, st)
+            _copy_xattrs(source, target)
+            os.fchmod(target, mode)
+        else:
+            _copy_xattrs(source, target)
+        os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
 
 
 def _changed(name: str) -> OSError:

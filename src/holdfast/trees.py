@@ -1,48 +1,65 @@
 """Whole directory trees: syncing and removing them. How they are copied is in `copying`.
 
-All go by descriptors and without recursion: a tree may be deeper than a path may be long. Removing follows no link,
-also none that somebody puts in the place of a directory meanwhile, and enters no mount.
+All go by descriptors and without recursion: a tree may be deeper than a path may be long. No link is followed, also
+none that somebody puts in the place of a directory meanwhile, and removing enters no mount.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
 
 from . import system
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
-_LONGEST = 1000  # characters of a path: of 4 bytes each at most, and the system takes 4096
+_KEPT = 32  # descriptors of directories: a process may not have many
 COMMON = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | COMMON
 _TO_READ, TO_CHANGE = 0o500, 0o700  # what its owner has to be allowed to do with a directory
 
 
-def _open_below(root: int, way: str) -> int:
-    """Open the directory at the end of a way that may be longer than a path."""
-    fd = os.dup(root)
-    while way:
-        cut = way.rfind("/", 0, _LONGEST) if len(way) > _LONGEST else len(way)
-        try:
-            deeper = os.open(way[:cut], _FOLDER, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd, way = deeper, way[cut + 1 :]
-    return fd
+class Descent:
+    """A place in a tree, and descriptors of the directories above it: each was opened in the one above, by its name.
 
+    So no link is followed on the way, whoever puts one there, and a way may be longer than a path. Only the last few
+    are kept open: who goes up further begins again at the root.
+    """
 
-@contextmanager
-def below(root: int, way: str) -> Iterator[int]:
-    fd = _open_below(root, way)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._names: list[str] = []
+        self._fds: list[int] = []  # -1: not open any more
+
+    def go(self, way: str) -> int:
+        """The descriptor of the directory there, good until the next call."""
+        names = way.split("/") if way else []
+        shared = 0
+        for one, other in zip(names, self._names):  # noqa: B905
+            if one != other:
+                break
+            shared += 1
+        self._go_up(shared)
+        if self._fds and self._fds[-1] < 0:
+            self._go_up(0)
+        for name in names[len(self._fds) :]:
+            fd = os.open(name, _FOLDER, dir_fd=self._fds[-1] if self._fds else self._root)
+            self._names.append(name)
+            self._fds.append(fd)
+            if len(self._fds) > _KEPT:
+                os.close(self._fds[-1 - _KEPT])
+                self._fds[-1 - _KEPT] = -1
+        return self._fds[-1] if self._fds else self._root
+
+    def _go_up(self, level: int) -> None:
+        while len(self._fds) > level:
+            self._names.pop()
+            fd = self._fds.pop()
+            if fd >= 0:
+                os.close(fd)
+
+    def close(self) -> None:
+        """All but the root, which is the caller's."""
+        self._go_up(0)
 
 
 def sync(directory: str) -> None:
@@ -55,26 +72,29 @@ def sync(directory: str) -> None:
     opened: list[tuple[str, int]] = []
     above, name = os.path.split(directory)
     root = os.open(above, system.O_FOLDER)
+    place = Descent(root)
     try:
         ways = [name]
         while ways:
-            ways += _sync_folder(root, ways.pop(), opened)
+            ways += _sync_folder(place, ways.pop(), opened)
     finally:
-        for way, mode in reversed(opened):
-            with below(root, way) as fd:
+        try:
+            for way, mode in reversed(opened):
+                fd = place.go(way)
                 os.fchmod(fd, mode)
                 system.fsync(fd)
-        os.close(root)
+        finally:
+            place.close()
+            os.close(root)
 
 
-def _sync_folder(root: int, way: str, opened: list[tuple[str, int]]) -> list[str]:
+def _sync_folder(place: Descent, way: str, opened: list[tuple[str, int]]) -> list[str]:
     """Sync what is in a directory and itself. Gives the ways to the directories in it.
 
     `opened` gets those whose owner might not look into them, with their modes: for the moment it may.
     """
     above, _, name = way.rpartition("/")
-    with below(root, above) as folder:
-        fd, mode = _open_as_owner(name, folder, _TO_READ)
+    fd, mode = _open_as_owner(name, place.go(above), _TO_READ)
     deeper = []
     try:
         if mode is not None:
