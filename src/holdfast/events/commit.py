@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _SOON, _A_MOMENT = 0.005, 0.000_02  # seconds
 _MANY = 100
-_A_WHILE = 5.0  # seconds after which who waits for the lock looks whether it is still wanted
+_A_WHILE = 1.0  # seconds after which who waits for the lock looks whether it is still wanted
 
 
 class Work(Turn, Written):
