@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import unpacked, until
+from support import Child, unpacked, until
 
 from holdfast import Lock
 from holdfast.tasks import Claim, TaskQueue, Worker
@@ -40,28 +40,18 @@ def noted(place: Path) -> list[str]:
     return place.read_text().splitlines() if place.exists() else []
 
 
-class Running:
+class Running(Child):
     """A worker in a process of its own."""
 
     def __init__(self, worker: Callable[[], Worker], *, drain: bool = False) -> None:
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                worker().run(drain=drain)
-                code = 0
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                os._exit(code)
+        super().__init__(lambda _: worker().run(drain=drain))
+        os.close(self._readable)
 
     def kill(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def end(self) -> int:
+    def end(self) -> int:  # type: ignore[override]
+        """Its exit code. Not what it said: its own children may live on."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 

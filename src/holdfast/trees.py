@@ -14,7 +14,8 @@ from . import system
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _KEPT = 32  # descriptors of directories: a process may not have many
 COMMON = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | COMMON
+_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
+_FOLDER = os.O_RDONLY | _DIRECTORY | COMMON
 _TO_READ, TO_CHANGE = 0o500, 0o700  # what its owner has to be allowed to do with a directory
 
 
@@ -124,12 +125,10 @@ def _sync_file(name: str, folder: int | None = None) -> None:
 
 def _open_unreadable(name: str, folder: int | None) -> int:
     """Open a file that its owner may not read: for the moment it may."""
-    mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o7777
-    os.chmod(name, mode | 0o400, dir_fd=folder)
-    try:
-        return system.open_fd(name, system.O_READ, dir_fd=folder)
-    finally:
-        os.chmod(name, mode, dir_fd=folder)
+    mode = _allow(name, folder, 0o400, kind=0)
+    fd = system.open_fd(name, system.O_READ, dir_fd=folder)
+    system.fchmod(fd, mode)
+    return fd
 
 
 def sync_folder(path: str) -> None:
@@ -161,13 +160,13 @@ def _open_as_owner(name: str, folder: int | None, rights: int) -> tuple[int, int
     return fd, mode
 
 
-def _allow(name: str, folder: int | None, rights: int) -> int:
+def _allow(name: str, folder: int | None, rights: int, kind: int = _DIRECTORY) -> int:
     """Give its owner these rights on a directory, and never on what a link leads to. Gives the mode that it had."""
     if not hasattr(os, "O_PATH"):
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o7777
         os.chmod(name, mode | rights, dir_fd=folder, follow_symlinks=False)
         return mode
-    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | COMMON, dir_fd=folder)
+    fd = os.open(name, os.O_PATH | kind | COMMON, dir_fd=folder)
     try:
         mode = os.fstat(fd).st_mode & 0o7777
         os.chmod(f"/proc/self/fd/{fd}", mode | rights)
