@@ -25,6 +25,7 @@ MOST_BYTES = 64 * 1024
 LONGEST_TAG = 10_000
 _LARGEST_PID = 2**32 - 1
 _LARGEST_NUMBER = 2**63 - 1
+_SURELY_FLAT = 100
 TOKEN_DIGITS = 20
 
 _CONTROL = dict.fromkeys((*range(32), 127), " ")
@@ -197,3 +198,17 @@ class Format:
 
 
 SEMA = Format()
+
+
+def depth_of(text: bytes) -> int:
+    """How deep JSON is nested; brackets in texts count, too, which does no harm where the limit is generous."""
+    if text.count(b"[") + text.count(b"{") <= _SURELY_FLAT:
+        return 0
+    depth = deepest = 0
+    for byte in text:
+        if byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest

@@ -19,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 
+from ..record import depth_of
 from .model import Event, StoredEvent
 
 NEWLINE = 10
@@ -73,24 +74,12 @@ def _refuse_what_cannot_be_read(body: bytes) -> None:
     """Text that is put in as it is (msgspec.Raw), and data so deep that reading it again might fail."""
     if b"\n" in body:
         raise ValueError("the data of an event is one line of JSON")
-    if body.count(b"[") + body.count(b"{") > _DEEPEST and _depth(body) > _DEEPEST:
+    if depth_of(body) > _DEEPEST:
         raise ValueError(f"data nested more than {_DEEPEST} deep cannot be written")
     try:
         _read_body(b"{%s}" % body)
     except msgspec.DecodeError as error:
         raise ValueError(f"the data of an event is JSON: {error}") from None
-
-
-def _depth(body: bytes) -> int:
-    """How deep it is nested; brackets in texts count, too, which does no harm."""
-    depth = deepest = 0
-    for byte in body:
-        if byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    return deepest
 
 
 def _refuse_no_numbers(data: object) -> None:

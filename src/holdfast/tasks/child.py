@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic
 
+from .. import gate, owner
 from ..errors import HoldfastError
 from .claim import Claim
 from .idle import Idle
@@ -38,37 +41,101 @@ class Child:
 
     def __init__(self, pid: int, fd: int, counts: Counts) -> None:
         self.pid = pid
-        self.fd = fd
         self.counts = counts
+        self.by = ""  # how it signs what it begins
         self.tasks: dict[str, tuple[float, float]] = {}  # by place: when each is to be ended, after how many seconds
         self.was_killed = False
         self._rest = b""
+        self._code: int | None = None
+        os.set_blocking(fd, False)
+        self._pipe = fd
+        self._pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+        self.fds = {one for one in (self._pipe, self._pidfd) if one >= 0}
+        gate.book.open_fds |= self.fds
+
+    def close(self) -> None:
+        gate.book.open_fds -= self.fds
+        while self.fds:
+            os.close(self.fds.pop())
+        self._pipe = -1
 
     @property
     def deadline(self) -> float:
         return min((deadline for deadline, _ in self.tasks.values()), default=_NEVER)
 
-    def hear(self) -> bool:
-        """Read what it says. False: it is dead."""
-        os.set_blocking(self.fd, False)
-        while True:
+    def hear(self) -> None:
+        """Read what it says. That it has closed the pipe means nothing: its handler may have."""
+        while self._pipe >= 0:
             try:
-                text = os.read(self.fd, 1 << 16)
+                text = os.read(self._pipe, 1 << 16)
             except BlockingIOError:
-                return True
+                return
             if not text:
-                return False
+                gate.book.open_fds.discard(self._pipe)
+                self.fds.discard(self._pipe)
+                os.close(self._pipe)
+                self._pipe = -1
+                return
             *lines, self._rest = (self._rest + text).split(b"\n")
             for line in lines:
                 self._understand(line)
 
     def _understand(self, line: bytes) -> None:
         kind, _, rest = line.decode().partition(" ")
-        if kind == "begin":
-            seconds, _, place = rest.partition(" ")
-            self.tasks[place] = (monotonic() + float(seconds), float(seconds))
+        if kind == "me":
+            self.by = rest
+        elif kind == "begin":
+            seconds, late, place = rest.split(" ")
+            self.tasks[_unquote(place)] = (monotonic() + float(late), float(seconds))
         elif kind == "end":
-            self.tasks.pop(rest, None)
+            self.tasks.pop(_unquote(rest), None)
+
+    def exit_code(self) -> int | None:
+        """None: it lives. When it does not, whatever it has started is ended, too."""
+        if self._code is None and self._state(os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self._signal(signal.SIGKILL)
+            try:
+                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except ChildProcessError:  # somebody else has waited for it
+                self._code = 1
+        return self._code
+
+    def _state(self, options: int) -> object:
+        try:
+            return os.waitid(os.P_PID, self.pid, options)
+        except ChildProcessError:
+            return "gone"
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Nothing that it does goes on meanwhile."""
+        self._signal(signal.SIGSTOP)
+        self._state(os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        try:
+            yield
+        finally:
+            if not self.was_killed:
+                self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """And wait until it has let go of everything."""
+        if self._code is None:
+            self.was_killed = True
+            self._signal(signal.SIGKILL)
+            self._state(os.WEXITED | os.WNOWAIT)
+
+    def _signal(self, number: int) -> None:
+        if self._code is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+
+def _quote(place: str) -> str:
+    return os.fsencode(place).hex()
+
+
+def _unquote(text: str) -> str:
+    return os.fsdecode(bytes.fromhex(text))
 
 
 class Loop:
@@ -80,7 +147,7 @@ class Loop:
         run: Callable[[Claim], object],
         hooks: tuple[Callable[..., object] | None, ...],
         stop: int,
-        tell: Callable[[bytes], None],
+        tell: Callable[[str], None],
         counts: memoryview,
         *,
         drain: bool,
@@ -111,20 +178,17 @@ class Loop:
         tells = self._tells or task.timeout is not None
         if tells:
             longest = (task.timeout or _NEVER) + (_GRACE if getattr(self._run, "ends_itself", False) else 0)
-            self._tell(b"begin %f %s\n" % (longest, claim.place.encode()))
+            self._tell(f"begin {task.timeout or _NEVER} {longest} {_quote(claim.place)}")
         try:
-            if self._on_start is not None:
-                self._on_start(claim)
+            self._call(self._on_start, claim)
             result = self._run(claim)
-        except BaseException as error:
+        except BaseException as error:  # also SystemExit: it is the task that wants to end, not the worker
             self._failed(claim, error)
-            if not isinstance(error, Exception):
-                raise
         else:
             self._completed(claim, result)
         finally:
             if tells:
-                self._tell(b"end %s\n" % claim.place.encode())
+                self._tell(f"end {_quote(claim.place)}")
 
     def _completed(self, claim: Claim, result: object) -> None:
         try:
@@ -136,8 +200,7 @@ class Loop:
             _log(error)  # it was taken from us: another one does it
             return
         self._counts[_DONE] += 1
-        if self._on_done is not None:
-            self._on_done(claim)
+        self._call(self._on_done, claim)
 
     def _failed(self, claim: Claim, error: BaseException) -> None:
         try:
@@ -150,8 +213,15 @@ class Loop:
         except HoldfastError as lost:
             _log(lost)
             return
-        if self._on_failed is not None:
-            self._on_failed(claim, error)
+        self._call(self._on_failed, claim, error)
+
+    def _call(self, hook: Callable[..., object] | None, *said: object) -> None:
+        """What goes wrong in it is nobody's fault but its own."""
+        try:
+            if hook is not None:
+                hook(*said)
+        except Exception as error:
+            _log(error)
 
 
 def work(
@@ -170,8 +240,23 @@ def work(
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, _do_nothing)  # its supervisor says when it is time. (What it starts does not inherit this.)
 
-    def say(text: bytes) -> None:
-        os.write(tell, text)
+    me = os.getpid()
+    gate.book.open_fds |= {stop, tell}  # what a handler forks must not have these
+
+    def say(text: str) -> None:
+        if os.getpid() == me:  # else it was forked, and came back from the handler
+            with suppress(OSError):  # the handler has closed it
+                os.write(tell, text.encode() + b"\n")
+
+    say(f"me {owner.me().random.decode()}")
+    failures: list[BaseException] = []
+
+    def run_one(loop: Loop) -> None:
+        try:
+            loop.work()
+        except BaseException as error:
+            failures.append(error)
+            raise
 
     loops = [
         Loop(queue.reopened(), run, hooks, stop, say, counts.of(thread), drain=drain, tells=tells)
@@ -180,12 +265,12 @@ def work(
     if threads == 1:
         loops[0].work()
     else:
-        running = [threading.Thread(target=loop.work, daemon=True) for loop in loops]
+        running = [threading.Thread(target=run_one, args=(loop,), daemon=True) for loop in loops]
         for thread in running:
             thread.start()
         for thread in running:
             thread.join()
-    return 0
+    return 1 if failures else 0
 
 
 def _do_nothing(number: int, frame: object) -> None:
@@ -193,9 +278,9 @@ def _do_nothing(number: int, frame: object) -> None:
 
 
 def _readable(fd: int) -> bool:
-    import select
-
-    return bool(select.select([fd], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _log(error: BaseException) -> None:

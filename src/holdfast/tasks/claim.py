@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from threading import RLock
 from time import monotonic
 from types import TracebackType
 
@@ -42,7 +43,9 @@ class Claim:
         self._is_torn = not text.endswith(b"\n")  # somebody died while it wrote
         self._book = gate.book
         self._said_at = 0.0
+        self._progress_at = -1  # where the last line begins, if that says how far it is
         self._open = True
+        self._mutex = RLock()  # a thread of the handler may say how far it is while it ends
 
     @property
     def token(self) -> int:
@@ -75,10 +78,23 @@ class Claim:
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Say how far it is; for others to see, so not more than a few times in a second."""
-        now = monotonic()
-        if now - self._said_at >= _A_LITTLE:
-            self._said_at = now
-            self._add(journal.line({"progress": [done, total, note]}))
+        with self._mutex:
+            now = monotonic()
+            if now - self._said_at >= _A_LITTLE:
+                self._said_at = now
+                self._replace_progress(journal.line({"progress": [done, total, note]}))
+
+    def _replace_progress(self, line: bytes) -> None:
+        """In place of the last one, so that the file does not grow for as long as it takes."""
+        self.check()
+        begin, end = self._progress_at, self._end
+        if begin < 0:
+            begin = end
+        else:
+            self._end = begin
+            line = line[:-1].ljust(end - begin - 1) + b"\n"
+        self._add(line, check=False)
+        self._progress_at = begin
 
     def check(self) -> None:
         """Raise LockLost if it was taken from us."""
@@ -142,9 +158,14 @@ class Claim:
 
     def abandon(self) -> None:
         """Let go of it as if this process had died."""
-        if self._open:
-            self._close()
-            self._desk.ended(self.task)
+        with self._mutex:
+            if self._open:
+                self._close()
+                self._desk.ended(self.task)
+
+    def fileno(self) -> int:
+        """The file of the task. Whoever inherits a copy of it keeps the task locked: a command, while it runs."""
+        return self._fd
 
     # Taking it.
 
@@ -160,6 +181,8 @@ class Claim:
     def say(self, **said: object) -> None:
         """Add a line."""
         self._add(journal.line(said))
+        if self._desk.durable:
+            system.fdatasync(self._fd)
 
     def is_named(self, path: str) -> bool:
         try:
@@ -176,45 +199,52 @@ class Claim:
     # How.
 
     def _return(self, line: bytes, delay: float) -> None:
-        self._add(line)
-        try:
-            self._desk.put_back(self.place, self.task.priority, delay)
-        except FileNotFoundError:
-            pass  # somebody has tidied up
-        finally:
-            self._close()
-        self._desk.ended(self.task)
+        with self._mutex:
+            self._add(line)
+            try:
+                self._desk.put_back(self.place, self.task.priority, delay)
+            except FileNotFoundError:
+                pass  # somebody has tidied up
+            finally:
+                self._close()
+                self._desk.ended(self.task)
 
     def _finish(self, line: bytes, folder: str | None = None) -> None:
-        self._add(line)
-        try:
-            if self._desk.durable:
-                system.fdatasync(self._fd)
-            path = f"{self._desk.places.running}/{self.place}"
+        with self._mutex:
+            self._add(line)
             try:
-                if folder is None:
-                    system.unlink(path)
-                else:
-                    move(path, f"{folder}/{name_of(self.place)}")
-            except FileNotFoundError:
-                pass  # somebody has tidied up; the line is what counts
-        finally:
-            self._close()
-        self._desk.ended(self.task)
+                self._put_away(folder)
+            finally:
+                self._close()
+                self._desk.ended(self.task)
 
-    def _add(self, line: bytes) -> None:
-        if not self._open:
-            raise NotLocked(f"task {self.id!r} has ended for this worker already", path=self._desk.places.root)
-        if not self._is_ours():
-            self._close()
-            raise self._lost()
-        if self._is_torn and line:
-            line = b"\n" + line
-        done = system.pwrite(self._fd, line, self._end)
-        while done < len(line):  # the disk is full, and says so the next time
-            done += system.pwrite(self._fd, line[done:], self._end + done)
-        self._end += done
-        self._is_torn = False
+    def _put_away(self, folder: str | None) -> None:
+        if self._desk.durable:
+            system.fdatasync(self._fd)
+        path = f"{self._desk.places.running}/{self.place}"
+        try:
+            if folder is None:
+                system.unlink(path)
+            else:
+                move(path, f"{folder}/{name_of(self.place)}")
+        except FileNotFoundError:
+            pass  # somebody has tidied up; the line is what counts
+
+    def _add(self, line: bytes, *, check: bool = True) -> None:
+        with self._mutex:
+            if not self._open:
+                raise NotLocked(f"task {self.id!r} has ended for this worker already", path=self._desk.places.root)
+            if check and not self._is_ours():
+                self._close()
+                raise self._lost()
+            if self._is_torn and line:
+                line = b"\n" + line
+            done = system.pwrite(self._fd, line, self._end)
+            while done < len(line):  # the disk is full, and says so the next time
+                done += system.pwrite(self._fd, line[done:], self._end + done)
+            self._end += done
+            self._is_torn = False
+            self._progress_at = -1
 
     def _is_ours(self) -> bool:
         """Did nobody add a line? A locked file can only be written by who broke in, which is what we look for."""
@@ -232,6 +262,8 @@ class Claim:
         )
 
     def _close(self) -> None:
+        if not self._open:
+            return
         self._open = False
         if self._book is gate.book:
             self._book.open_fds.discard(self._fd)
@@ -256,7 +288,10 @@ class Verdict:
         private = f"{places.new}/{os.getpid()}.{os.urandom(8).hex()}"
         fd = system.open_fd(private, system.O_NEW, 0o644)
         try:
-            system.write(fd, journal.line({"is": self.state, "because": self.because, "token": task.token}))
+            system.write(
+                fd,
+                journal.line({"is": self.state, "because": self.because, "token": task.token, "put": task.put}, "said"),
+            )
         finally:
             system.close(fd)
         move(private, f"{places.ending}/{name}")
@@ -265,13 +300,13 @@ class Verdict:
     def of(places: Places, task: Task) -> Verdict | None:
         try:
             fd = system.open_fd(f"{places.ending}/{file_name(task.id)}", system.O_READ)
-        except FileNotFoundError:
+        except OSError:  # none, or something that is none
             return None
         try:
             said = json.loads(journal.read(fd))
-            if said["token"] == task.token:
+            if said["token"] == task.token and said["put"] == task.put:  # of this task, not of one of the same id
                 return Verdict(said["is"], str(said["because"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OSError):
             pass
         finally:
             system.close(fd)
@@ -308,9 +343,11 @@ class Desk:
         begun = False
         try:
             if claim.task.state in journal.ENDED:
-                system.unlink(source)  # it was cancelled while it waited
+                system.unlink(source)  # it was cancelled while it waited, or waited twice
+            elif self._is_replaced(claim, source):
+                pass
             elif claim.task.key is None or admit(claim.task, source, place):
-                system.rename(source, f"{self.places.running}/{place}")
+                move(source, f"{self.places.running}/{place}")
                 claim.begin()
                 begun = True
         except FileNotFoundError:
@@ -319,6 +356,19 @@ class Desk:
             if not begun:
                 claim.abandon()
         return claim if begun else None
+
+    def _is_replaced(self, claim: Claim, source: str) -> bool:
+        """Editors write a new file. Then what waits is not what its name says any more, and is made so again."""
+        own = f"{self.places.tasks}/{name_of(claim.place)}"
+        if claim.is_named(own):
+            return False
+        private = f"{self.places.new}/{os.getpid()}.{os.urandom(8).hex()}"
+        try:
+            system.link(own, private)
+        except FileNotFoundError:
+            return False  # somebody has removed it; what waits is all there is of it
+        system.rename(private, source)
+        return True
 
     def abandoned(self, place: str) -> Claim | None:
         """A task in running/ that nobody has locked, as its worker left it. None: somebody works on it."""

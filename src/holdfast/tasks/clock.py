@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from math import isfinite
 from zlib import crc32
 
 from .. import owner, system
@@ -43,7 +44,8 @@ class Clock:
         except FileNotFoundError:
             return None
         try:
-            return float(system.read(fd, 64))
+            offset = float(system.read(fd, 64))
+            return offset if isfinite(offset) else None
         except ValueError:
             return None
         finally:

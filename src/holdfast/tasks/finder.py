@@ -35,16 +35,18 @@ class Finder:
         self.next_due: float | None = None  # by `clock`; None: nothing is delayed
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Where the next ones are, and the names of these places. Nobody has said that they are still there."""
+        """Where the next ones are, and the names of these places, each once. They may be gone, or not to be had."""
+        tried: set[str] = set()
         while True:
             self._look_for_news()
-            if not self._names and not self._list():
+            if not self._names and not self._list(tried):
                 return
             self._failures += 1
             if self._failures > _IN_VAIN and len(self._names) > _LONGEST_SKIP:
                 # The next ones are others' too. What is skipped is found again when it is listed again.
                 del self._names[-randrange(1, _LONGEST_SKIP) :]
             name = self._names.pop()
+            tried.add(name)
             yield f"{self._folder}/{name}", name
 
     def found(self) -> None:
@@ -64,25 +66,28 @@ class Finder:
             if LATER in changed:
                 self._hear_of_due(known[LATER] / 1000)
             level = self._level
-            if self._names and level is not None and any(int(one) > level for one in changed if one != LATER):
+            if self._names and level is not None and any(int(one) > level for one in changed if _is_number(one)):
                 self._names = []
         if self.next_due is not None and self._clock.now() >= self.next_due:
             self._move_due()
 
-    def _list(self) -> bool:
-        """The names in the first directory that has any."""
+    def _list(self, tried: set[str]) -> bool:
+        """The names in the first directory that has any that were not tried just now."""
         pending = self._places.pending
         for level in sorted(map(int, filter(_is_number, listed(pending))), reverse=True):
             folder = f"{pending}/{level}"
-            for bucket in listed(folder):
+            buckets = listed(folder)
+            for bucket in buckets:
                 path = f"{folder}/{bucket}"
-                names = listed(path)
+                there = listed(path)
+                names = [name for name in reversed(there) if name not in tried and number_of(name) and name_of(name)]
                 if names:
-                    names.reverse()
                     self._level, self._folder, self._names = level, path, names
                     return True
-                if bucket.isdigit() and int(bucket) < self._known.get(str(level), 0) // IN_A_BUCKET:
+                if not there and bucket.isdigit() and int(bucket) < self._known.get(str(level), 0) // IN_A_BUCKET:
                     remove_empty(path)  # nothing is put there any more
+            if not buckets:
+                remove_empty(folder)
         return False
 
     # What is not due yet.
@@ -91,9 +96,9 @@ class Finder:
         if self._has_looked:
             self.next_due = moment if self.next_due is None else min(self.next_due, moment)
         else:
-            self._look_for_due()
+            self.look_for_due()
 
-    def _look_for_due(self) -> None:
+    def look_for_due(self) -> None:
         self._has_looked = True
         first = next(self._delayed(), None)
         self.next_due = None if first is None else number_of(first[1]) / 1000
@@ -109,11 +114,11 @@ class Finder:
                     remove_empty(folder)
             remove_empty(f"{self._places.delayed}/{hour}")
 
-    def look(self) -> None:
-        """Also for what nobody has told us of."""
-        self._numbers.look_again()
+    def look(self) -> bool:
+        """Also for what nobody has told us of. True: the file that tells is another one by now."""
         self.forget()
-        self._look_for_due()
+        self.look_for_due()
+        return self._numbers.look_again()
 
     def _move_due(self) -> None:
         now = self._clock.now()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 from .claim import Claim
@@ -41,10 +43,14 @@ class Coroutine:
         import asyncio
 
         async def work() -> object:
+            timeout = task.task.timeout
+            began = monotonic()
             try:
-                return await asyncio.wait_for(self._handler(task), task.task.timeout)
+                return await asyncio.wait_for(self._handler(task), timeout)
             except asyncio.TimeoutError:
-                raise TaskTimeout(f"not done within {task.task.timeout:g} s") from None
+                if timeout is None or monotonic() - began < timeout:
+                    raise  # it is the handler's own
+                raise TaskTimeout(f"not done within {timeout:g} s") from None
 
         return asyncio.run(work())
 
@@ -76,12 +82,18 @@ class Command:
             "HOLDFAST_TASK_PAYLOAD": json.dumps(task.payload, ensure_ascii=False),
         }
         with subprocess.Popen(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=self.ends_itself,
+            pass_fds=[task.fileno()],  # as long as it runs, the task is locked, also if we are killed
         ) as process:
             try:
                 said, errors = process.communicate(timeout=task.task.timeout if self.ends_itself else None)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 raise TaskTimeout(f"not done within {task.task.timeout:g} s") from None
             except BaseException:
                 process.kill()

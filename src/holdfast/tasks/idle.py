@@ -79,10 +79,7 @@ class Idle:
         """The next task. None: it is too late, or one of the `others` can be read, or it is `enough`."""
         queue = self._queue
         if self._watches is None:
-            queue._sequence.read()  # so that it is there to be watched
-            self._watches = Watches(
-                (queue._sequence.path, system.WATCH_WRITING), (queue._places.running, system.WATCH_CLOSING)
-            )
+            self._watches = self._watch()
         look_at = monotonic() + SAFETY_LOOK
         while True:
             # Registered first: what comes after this try wakes us.
@@ -94,10 +91,18 @@ class Idle:
             if (deadline is not None and now >= deadline) or (enough is not None and enough()):
                 return None
             if now >= look_at:
-                queue.taker.finder.look()
                 look_at = now + SAFETY_LOOK
+                if queue.taker.finder.look():
+                    self._watches.close()
+                    self._watches = self._watch()
+                    continue
             if self._watches.wait(self._how_long(now, look_at, deadline), *others):
                 return None
+
+    def _watch(self) -> Watches:
+        queue = self._queue
+        queue._sequence.read()  # so that it is there to be watched
+        return Watches((queue._sequence.path, system.WATCH_WRITING), (queue._places.running, system.WATCH_CLOSING))
 
     def _how_long(self, now: float, look_at: float, deadline: float | None) -> float:
         until = look_at if deadline is None else min(look_at, deadline)

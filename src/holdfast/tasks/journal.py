@@ -21,10 +21,14 @@ from typing import Any
 
 from .. import owner, system
 from ..errors import CorruptStore
+from ..record import depth_of
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
 _A_CHUNK = 1 << 16
 
+LARGEST = 10**9  # priority
+LONGEST = 1e10  # seconds
+_DEEPEST = 200
 ENDED = frozenset({"done", "failed", "cancelled"})
 
 
@@ -41,8 +45,10 @@ class Task:
     timeout: float | None = None
     key: str | None = None
     limit: int = 1
+    delay: float = 0
     token: int = 0  # of its last attempt; greater than those of all before
     worker: str | None = None
+    by: str | None = field(default=None, repr=False)  # which process exactly
     boot: str | None = field(default=None, repr=False)
     result: Any = None
     error: str | None = None
@@ -68,14 +74,26 @@ class Task:
 
 
 def first_line(
-    task_id: str, payload: object, priority: int, attempts: int, timeout: float | None, key: str | None, limit: int
+    task_id: str,
+    payload: object,
+    priority: int,
+    attempts: int,
+    timeout: float | None,
+    key: str | None,
+    limit: int,
+    delay: float,
 ) -> bytes:
     said: dict[str, object] = {"id": task_id, "payload": payload, "priority": priority, "attempts": attempts}
     if timeout is not None:
         said["timeout"] = timeout
     if key is not None:
         said["key"], said["limit"] = key, limit
-    return line(said, "put")
+    if delay > 0:
+        said["delay"] = delay
+    text = line(said, "put")
+    if depth_of(text) > _DEEPEST:
+        raise ValueError(f"a payload nested more than {_DEEPEST} deep could not be read again")
+    return text
 
 
 def line(said: dict[str, object], at: str = "at") -> bytes:
@@ -112,7 +130,7 @@ def running_line(token: int) -> bytes:
     global _beginning, _written_by
     me = owner.me()
     if _written_by is not me:
-        said = _encode({"worker": f"{me.pid}@{me.host}", "boot": me.boot})[1:-1]
+        said = _encode({"worker": f"{me.pid}@{me.host}", "by": me.random.decode(), "boot": me.boot})[1:-1]
         _beginning = b', %s, "at": "' % said.encode()
         _written_by = me
     return b'{"is": "running", "token": %d%s%s"}\n' % (token, _beginning, moment().encode())
@@ -150,11 +168,12 @@ def parse(text: bytes, path: str) -> Task:
     known: dict[str, Any] = {
         "id": said["id"],
         "payload": said["payload"],
-        "priority": _integer(said.get("priority"), 0),
+        "priority": max(-LARGEST, min(LARGEST, _integer(said.get("priority"), 0))),
         "attempts": _integer(said.get("attempts"), 3),
-        "timeout": _number(said.get("timeout")),
+        "timeout": _seconds(said.get("timeout")) or None,
         "key": said["key"] if isinstance(said.get("key"), str) else None,
-        "limit": _integer(said.get("limit"), 1),
+        "limit": max(1, _integer(said.get("limit"), 1)),
+        "delay": _seconds(said.get("delay")),
         "put": said.get("put"),
     }
     if not any(rest):
@@ -170,10 +189,13 @@ def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
         if isinstance(progress, list) and len(progress) == 3:
             known["progress"] = tuple(progress)
         state = said.get("is")
+        if not isinstance(state, str):
+            continue
         if state == "running":
             tried += 1
             token = max(token + 1, _integer(said.get("token"), 0))
-            known.update(worker=said.get("worker"), boot=said.get("boot"), started=at, progress=None)
+            known.update(worker=said.get("worker"), by=said.get("by"), boot=said.get("boot"))
+            known.update(started=at, progress=None)
         elif state == "pending":
             if said.get("uncounted"):
                 tried = max(0, tried - 1)
@@ -202,8 +224,9 @@ def _integer(value: object, otherwise: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+def _seconds(value: object) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LONGEST
+    return value if good else 0  # type: ignore[return-value]
 
 
 def _datetime(text: object) -> datetime | None:

@@ -6,12 +6,10 @@ task that gets none is parked, out of the way of the others, and whoever ends on
 
 from __future__ import annotations
 
-from threading import Lock as Mutex
-
 from ..locks.base import Hold
 from ..locks.kernel import Lock
-from .journal import Task
-from .places import Places, file_name, listed, make, move, name_of, number_of, remove_empty
+from .journal import LARGEST, Task
+from .places import Places, file_name, listed, make, move, remove_empty, task_id
 from .sequence import Sequence
 
 
@@ -21,19 +19,18 @@ class Limits:
         self._numbers = numbers
         self._folder = f"{places.root}/limits"
         self._holds: dict[str, Hold] = {}  # by the id of the task
-        self._mutex = Mutex()
 
     def admit(self, task: Task, source: str, place: str) -> bool:
         """May it run? If not, it is parked, by who has it locked."""
         assert task.key is not None
         hold = self._try(task.key, task.limit)
         if hold is not None:
-            with self._mutex:
-                self._holds[task.id] = hold
+            self._holds[task.id] = hold
             return True
         folder = f"{self._places.parked}/{file_name(task.key)}"
         try:
-            move(source, f"{folder}/{-task.priority:+011d}.{task.limit}.{place}")
+            number, _, name = place.partition(".")
+            move(source, f"{folder}/{LARGEST - task.priority:010d}.{number}.{task.limit}.{name}")
         except FileNotFoundError:
             return False
         # The last one may have ended before this was there to be found.
@@ -44,10 +41,10 @@ class Limits:
         """It does not run any more."""
         if task.key is None:
             return
-        with self._mutex:
-            hold = self._holds.pop(task.id, None)
+        hold = self._holds.pop(task.id, None)  # in one step
         if hold is not None:
             hold.release()
+            remove_empty(f"{self._folder}/{file_name(task.key)}")
         self._bring_back(file_name(task.key))
 
     def look(self) -> None:
@@ -57,9 +54,14 @@ class Limits:
 
     def _try(self, key: str, limit: int) -> Hold | None:
         folder = f"{self._folder}/{file_name(key)}"
-        make(folder)
         for slot in range(limit):
-            hold = Lock(f"{folder}/{slot}", fair=False).try_acquire()
+            while True:
+                make(folder)
+                try:
+                    hold = Lock(f"{folder}/{slot}", fair=False).try_acquire()
+                    break
+                except FileNotFoundError:
+                    pass  # somebody has removed the directory, because it was empty
             if hold is not None:
                 return hold
         return None
@@ -69,15 +71,15 @@ class Limits:
         names = listed(folder)
         if not names:
             return
-        priority, limit, place = names[0].split(".", 2)
-        from .places import task_id
-
+        priority, number, limit, name = (*names[0].split(".", 3), "", "", "")[:4]
+        if not (priority.isdigit() and number.isdigit() and limit.isdigit() and name):
+            return  # not ours
         hold = self._try(task_id(key), int(limit))
         if hold is None:
             return
         hold.release()
-        level = -int(priority)
-        target = self._places.waiting(level, number_of(place), name_of(place))
+        level = LARGEST - int(priority)
+        target = self._places.waiting(level, int(number), name)
         try:
             self._numbers.put(level, lambda _: move(f"{folder}/{names[0]}", target))
         except FileNotFoundError:

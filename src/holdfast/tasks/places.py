@@ -81,20 +81,22 @@ def name_of(place: str) -> str:
     return place.partition(".")[2]
 
 
-def move(source: str, target: str) -> None:
+def move(source: str, target: str) -> bool:
     """Rename to a place whose directories may not be there yet, or be removed this very moment because it is empty.
 
-    Raises FileNotFoundError if the source is gone.
+    Raises FileNotFoundError if the source is gone. True: directories were made.
     """
+    made = False
     while True:
         try:
             system.rename(source, target)
-            return
+            return made
         except FileNotFoundError:
             folder = os.path.dirname(target)
             if system.access(folder, 0) or not system.access(source, 0):
                 raise
             make(folder)
+            made = True
 
 
 def make(folder: str) -> None:

@@ -16,15 +16,15 @@ from time import monotonic, sleep
 
 from .. import system
 from ..errors import CorruptStore
+from ..wait import FIRST_PAUSE, LONGEST_PAUSE
 from . import journal
+from .claim import Claim
 from .clock import Clock
 from .errors import QueueFull
-from .journal import Task
 from .places import Places, count, file_name, listed, move, name_of, number_of, remove, sync_folders
 from .sequence import Sequence
 
 TWO_NAMES = 2  # its own, and that of its place
-_A_MOMENT = 0.01  # seconds between looks for room
 
 
 class Putter:
@@ -48,10 +48,10 @@ class Putter:
             rest = line
             while rest:
                 rest = rest[system.write(fd, rest) :]
-            target = self._put_file(private, name, priority, delay)
-            if self._durable and target:
+            folders = self._put_file(private, name, priority, delay)
+            if self._durable and folders:
                 system.fsync(fd)
-                sync_folders(self._places.tasks, os.path.dirname(target))
+                sync_folders(self._places.tasks, *folders)
         except BaseException:
             remove(private)
             raise
@@ -61,67 +61,92 @@ class Putter:
     def _private(self) -> str:
         return f"{self._places.new}/{os.getpid()}.{self._new_name()}.{os.urandom(4).hex()}"
 
-    def _put_file(self, private: str, name: str, priority: int, delay: float) -> str | None:
-        """Under its own name, which must be free, and then in its place. None: there is one already."""
+    def _put_file(self, private: str, name: str, priority: int, delay: float) -> list[str]:
+        """Under its own name, which must be free, and then in its place. Gives the directories that have it now."""
         own = f"{self._places.tasks}/{name}"
         try:
             system.link(private, own)
         except FileExistsError:
             remove(private)
-            self.rescue(own)
-            return None
+            self.rescue(name)
+            return []
         try:
             return self.enqueue(private, name, priority, delay)
         except FileNotFoundError:
             if not system.access(own, 0):
                 raise
-            return None  # somebody who put the same has helped us
+            return []  # somebody who put the same has helped us
 
-    def enqueue(self, source: str, name: str, priority: int, delay: float) -> str:
-        found = []
+    def enqueue(self, source: str, name: str, priority: int, delay: float) -> list[str]:
+        """Bring a task to its place. Gives the directories that have a new name in them."""
+        found: list[str] = []
 
-        def move_to(number: int) -> None:
-            found.append(self._places.waiting(priority, number, name))
-            move(source, found[-1])
-
-        def move_later(_: int) -> None:
-            found.append(self._places.later(now + delay, priority, name))
-            move(source, found[-1])
+        def move_to(target: str) -> None:
+            made = move(source, target)
+            folder = os.path.dirname(target)
+            found.append(folder)
+            while made and folder != self._places.root:
+                folder = os.path.dirname(folder)
+                found.append(folder)
 
         if delay > 0:
             now = self._clock.now()
-            self._sequence.put_later(int((now + delay) * 1000), int(now * 1000), move_later)
+            place = self._places.later(now + delay, priority, name)
+            self._sequence.put_later(int((now + delay) * 1000), int(now * 1000), lambda _: move_to(place))
         else:
-            self._sequence.put(priority, move_to)
-        return found[-1]
+            self._sequence.put(priority, lambda number: move_to(self._places.waiting(priority, number, name)))
+        return found
 
-    def rescue(self, own: str) -> bool:
-        """Whoever put a task may have died before it was in its place. True: it was so, and is in its place now."""
+    def rescue(self, name: str) -> bool:
+        """Whoever put a task may have died before it was in its place. True: it was so, and is in its place now.
+
+        What it leaves is in new/, or nowhere, and who puts it at this very moment has it in new/, too. Both of us may
+        bring it to its place; one of us can.
+        """
+        own = f"{self._places.tasks}/{name}"
         try:
             st, task = system.stat(own), journal.read_file(own)
         except (FileNotFoundError, CorruptStore):
             return False
-        if task.state != "pending" or st.st_nlink > TWO_NAMES:
+        if task.state != "pending":
             return False
-        if st.st_nlink == 1:
-            self.give_place(task)
-            return True
-        for name in listed(self._places.new):
-            path = f"{self._places.new}/{name}"
-            try:
-                if system.stat(path).st_ino == st.st_ino:
-                    self.enqueue(path, file_name(task.id), task.priority, 0)
-                    return True
-            except FileNotFoundError:
-                pass  # it has just been moved
-        return False
+        unplaced = [path for path in self._unplaced() if _inode(path) == st.st_ino]
+        others = sum(
+            _inode(f"{folder}/{name}") == st.st_ino for folder in (self._places.failed, self._places.cancelled)
+        )
+        if st.st_nlink - len(unplaced) - others > 1:
+            return False  # it has a place, besides its own name
+        delay = 0 if task.history else task.delay
+        if not unplaced:
+            unplaced.append(self._private())
+            system.link(own, unplaced[0])
+        try:
+            self.enqueue(unplaced[0], name, task.priority, delay)
+        except FileNotFoundError:
+            return False  # it has just been moved
+        return True
 
-    def give_place(self, task: Task) -> None:
-        """To a task that has none."""
-        name = file_name(task.id)
+    def _unplaced(self) -> list[str]:
+        return [f"{self._places.new}/{name}" for name in listed(self._places.new)]
+
+    def rescue_unplaced(self) -> None:
+        """What dead ones have left in new/."""
+        for path in self._unplaced():
+            try:
+                task = journal.read_file(path)
+            except (OSError, CorruptStore):
+                continue
+            self.rescue(file_name(task.id))
+
+    def put_again(self, claim: Claim) -> None:
+        """A task that has ended, and that we have locked. Killed in between, it is found in new/."""
+        name = file_name(claim.id)
         link = self._private()
-        system.link(f"{self._places.tasks}/{name}", link)
-        self.enqueue(link, name, task.priority, 0)
+        system.link(self._places.own(claim.id), link)
+        claim.say(**{"is": "pending", "again": True})
+        for folder in (self._places.failed, self._places.cancelled):
+            remove(f"{folder}/{name}")
+        self.enqueue(link, name, claim.task.priority, 0)
 
     def put_back(self, place: str, priority: int, delay: float) -> None:
         """From running/ to where it waits: for a time, or in its old place."""
@@ -135,8 +160,10 @@ class Putter:
     def wait_for_room(self, wait: float | None) -> None:
         assert self._most is not None
         deadline = None if wait is None else monotonic() + wait
+        pause = FIRST_PAUSE
         while self._room <= 0:
-            self._room = (self._most - self._count_waiting() + 1) // 2 if self._most else 0
+            # Others may put at the same time; so not all of what is left is ours.
+            self._room = (self._most - self._count_waiting() + 7) // 8
             if self._room > 0:
                 break
             if deadline is not None and monotonic() >= deadline:
@@ -145,8 +172,16 @@ class Putter:
                     "put(…, wait=seconds).",
                     path=self._places.root,
                 )
-            sleep(_A_MOMENT)
+            sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
         self._room -= 1
 
     def _count_waiting(self) -> int:
         return count(self._places.pending, 2) + sum(count(folder, depth) for folder, depth in self._places.put_off)
+
+
+def _inode(path: str) -> int:
+    try:
+        return system.stat(path, follow_symlinks=False).st_ino
+    except FileNotFoundError:
+        return 0

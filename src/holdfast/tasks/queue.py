@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from .. import system
@@ -30,7 +30,7 @@ from .schedule import Schedules, timing
 from .sequence import Sequence
 from .taking import Taker
 
-_LARGEST = 10**9
+_A_MOMENT = 0.001  # seconds
 
 
 class TaskQueue:
@@ -85,7 +85,7 @@ class TaskQueue:
             delay_after=self._delay_after,
         )
         finder = Finder(self._places, self._sequence, self.clock)
-        self.taker = Taker(self._places, self._desk, finder, limits, self._read, stale_after)
+        self.taker = Taker(self._places, self._desk, finder, limits, stale_after)
 
     def __repr__(self) -> str:
         return f"holdfast.TaskQueue({self.path!r})"
@@ -114,12 +114,14 @@ class TaskQueue:
         key, limit: of the tasks with one key, so many run at the same time
         wait: how long to wait if there are `max_pending`; 0: QueueFull at once, None: for ever
         """
-        _check(priority, attempts, delay, timeout, limit)
+        _check(priority, attempts, delay, timeout, key, limit)
         if self.max_pending is not None:
             self._putter.wait_for_room(wait)
         if id is None:
             id = os.urandom(12).hex()
-        self._putter.put(id, journal.first_line(id, payload, priority, attempts, timeout, key, limit), priority, delay)
+        self._putter.put(
+            id, journal.first_line(id, payload, priority, attempts, timeout, key, limit, delay), priority, delay
+        )
         return id
 
     def put_all(self, payloads: Iterable[object], **options: Any) -> list[str]:
@@ -273,7 +275,8 @@ class TaskQueue:
     def is_empty(self) -> bool:
         """Is there nothing left to be done, and nobody at it?"""
         places = self._places
-        folders = ((places.pending, 2), (places.running, 0), *self._places.put_off)
+        # What runs first and last: it may be given back meanwhile.
+        folders = ((places.running, 0), (places.pending, 2), *places.put_off, (places.running, 0))
         if all(next(names_in(folder, depth), None) is None for folder, depth in folders):
             return True
         gone = self._cancelled_in_place()
@@ -292,14 +295,11 @@ class TaskQueue:
     def retry(self, id: str) -> None:
         """Have a task that has ended, in whatever way, done again, with all its attempts."""
         with self._opened(id) as claim:
-            if claim.task.state == "pending" and self._putter.rescue(self._places.own(id)):
+            if claim.task.state == "pending" and self._putter.rescue(file_name(id)):
                 return
             if claim.task.state not in journal.ENDED:
                 raise NotLocked(f"{self.path}: task {id!r} has not ended, it is {claim.task.state}", path=self.path)
-            claim.say(**{"is": "pending", "again": True})
-            for folder in (self._places.failed, self._places.cancelled):
-                remove(f"{folder}/{file_name(id)}")
-            self._putter.give_place(claim.task)
+            self._putter.put_again(claim)
 
     @contextmanager
     def _opened(self, id: str) -> Iterator[Claim]:
@@ -322,10 +322,12 @@ class TaskQueue:
             if task.state in journal.ENDED:
                 return False
             if self._desk.is_locked(self._places.own(id)):
-                Verdict("cancelled", "cancelled").write(self._places, task)
-                if self.get(id).token == task.token:
-                    return True
-                continue  # it has just been begun, or begun again
+                if task.state == "running":
+                    Verdict("cancelled", "cancelled").write(self._places, task)
+                    if self.get(id).token == task.token:
+                        return True
+                sleep(_A_MOMENT)  # it is just being begun, or ended
+                continue
             try:
                 with self._opened(id) as claim:
                     if claim.task.state in journal.ENDED:
@@ -343,22 +345,29 @@ class TaskQueue:
         import time
 
         removed = 0
-        for task in self:
-            if task.state not in journal.ENDED:
+        for name in listed(self._places.tasks):
+            try:
+                claim = self._desk.open(f"{self._places.tasks}/{name}", "")
+            except (OSError, CorruptStore):
                 continue
-            if task.ended_at is not None and time.time() - task.ended_at.timestamp() < older_than:
-                continue
-            name = file_name(task.id)
-            for folder in (self._places.failed, self._places.cancelled, self._places.ending):
-                remove(f"{folder}/{name}")
-            remove(f"{self._places.tasks}/{name}")
-            removed += 1
+            if claim is not None:
+                ended = claim.task.ended_at
+                age = older_than if ended is None else time.time() - ended.timestamp()
+                if claim.task.state in journal.ENDED and age >= older_than:
+                    self._remove(name)
+                    removed += 1
+                claim.abandon()
         self._remove_what_was_never_put()
         return removed
+
+    def _remove(self, name: str) -> None:
+        for folder in (self._places.failed, self._places.cancelled, self._places.ending, self._places.tasks):
+            remove(f"{folder}/{name}")
 
     def _remove_what_was_never_put(self) -> None:
         import time
 
+        self._putter.rescue_unplaced()
         for name in listed(self._places.new):
             path = f"{self._places.new}/{name}"
             try:
@@ -367,22 +376,29 @@ class TaskQueue:
             except FileNotFoundError:
                 pass
 
+    def rescue(self) -> None:
+        """Bring to its place what somebody was putting who died. Workers do so when they begin."""
+        self._putter.rescue_unplaced()
+
     def recover(self) -> int:
         """Give a place to what has none, because somebody died, or removed it by hand. Gives how many."""
         found = 0
         for name in listed(self._places.tasks):
-            found += self._putter.rescue(f"{self._places.tasks}/{name}")
+            found += self._putter.rescue(name)
         return found
 
 
-def _check(priority: int, attempts: int, delay: float, timeout: float | None, limit: int) -> None:
-    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > _LARGEST:
-        raise ValueError(f"a priority is a whole number between -{_LARGEST} and {_LARGEST}, not {priority!r}")
+def _check(priority: int, attempts: int, delay: float, timeout: float | None, key: str | None, limit: int) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > journal.LARGEST:
+        most = journal.LARGEST
+        raise ValueError(f"a priority is a whole number between -{most} and {most}, not {priority!r}")
     if not isinstance(attempts, int) or attempts < 1:
         raise ValueError(f"attempts is how often a task may be tried, not {attempts!r}")
-    if not isinstance(delay, int | float) or not 0 <= delay < 1e10:
+    if not isinstance(delay, int | float) or not 0 <= delay < journal.LONGEST:
         raise ValueError(f"delay is seconds, not {delay!r}")
-    if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
+    if timeout is not None and (not isinstance(timeout, int | float) or not 0 < timeout < journal.LONGEST):
         raise ValueError(f"timeout is seconds, or None; not {timeout!r}")
+    if key is not None:
+        file_name(key)  # raises UnsafePath if it cannot be one
     if not isinstance(limit, int) or limit < 1:
         raise ValueError(f"limit is how many may run at once, not {limit!r}")

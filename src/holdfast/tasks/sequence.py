@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
+from time import monotonic, sleep
 
 from .. import gate, system
 from .places import IN_A_BUCKET, Places, listed, number_of
 
 LATER = "later"
 _LINE = 32
-_MOST = 1 << 16
+_MOST = 1 << 20
+_A_MOMENT, _PATIENCE = 0.000_05, 1.0  # seconds
 
 
 class Sequence:
@@ -42,45 +44,62 @@ class Sequence:
     @property
     def fd(self) -> int:
         if self._fd < 0 or self._book is not gate.book:
+            if self._book is not gate.book:
+                self._mutex = Lock()  # a thread that is not in this process may have had it
             self._book = gate.book
             fd = system.open_fd(self.path, system.O_LOCK, self._mode)
             gate.book.open_fds.add(fd)
             self._fd = fd
         return self._fd
 
-    def look_again(self) -> None:
-        """Open the file anew if it is another one by now."""
+    def look_again(self) -> bool:
+        """Open the file anew if it is another one by now. True: it is."""
         try:
             st, mine = system.stat(self.path), system.fstat(self.fd)
+            if (st.st_dev, st.st_ino) == (mine.st_dev, mine.st_ino):
+                return False
         except FileNotFoundError:
-            self.close()
-            return
-        if (st.st_dev, st.st_ino) != (mine.st_dev, mine.st_ino):
-            self.close()
+            pass
+        self.close()
+        return True
 
     def read(self) -> bytes:
         """Different whenever something was put since."""
         return system.pread(self.fd, _MOST, 0)
 
-    def put(self, level: int, move: Callable[[int], None]) -> None:
+    def put(self, level: int, move: Callable[[int], object]) -> None:
         """Give `move` the next number of a priority."""
         self._write(str(level), lambda last: 1 + (last or self._highest(level)), move)
 
-    def put_later(self, due: int, now: int, move: Callable[[int], None]) -> None:
+    def put_later(self, due: int, now: int, move: Callable[[int], object]) -> None:
         """Say when something is due, in milliseconds, unless something is sooner."""
         self._write(LATER, lambda soonest: soonest if now < soonest <= due else due, move)
 
-    def _write(self, level: str, choose: Callable[[int], int], move: Callable[[int], None]) -> None:
+    def _write(self, level: str, choose: Callable[[int], int], move: Callable[[int], object]) -> None:
         fd = self.fd
         with self._mutex:
             try:
-                system.lock(fd, system.EX)
+                self._lock(fd)
                 at, number = _find(system.pread(fd, _MOST, 0), level)
                 chosen = choose(number)
                 move(chosen)
                 system.pwrite(fd, b"%-12s%019d\n" % (level.encode(), chosen), at)
             finally:
                 system.lock(fd, system.UN)
+
+    @staticmethod
+    def _lock(fd: int) -> None:
+        """Not for ever: who has it may have been stopped, and nothing rests on it but the order."""
+        pause, until = _A_MOMENT, monotonic() + _PATIENCE
+        while True:
+            try:
+                system.lock(fd, system.EX_NB)
+                return
+            except BlockingIOError:
+                if monotonic() >= until:
+                    return
+            sleep(pause)
+            pause = min(pause * 2, _A_MOMENT * 16)
 
     def _highest(self, level: int) -> int:
         """The file is new, or its beginning is lost: what is waiting says how far it had come."""

@@ -7,18 +7,24 @@ machine, that its lock is gone proves nothing: that one may have been cut off. I
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
 from contextlib import suppress
 from time import monotonic
 
-from .. import owner, system
-from ..errors import CorruptStore
+from .. import owner
+from ..errors import CorruptStore, UnsafePath
+from . import journal
 from .claim import Claim, Desk, Verdict
 from .finder import Finder
 from .journal import Task
 from .limits import Limits
-from .places import Places, file_name, listed, move, name_of, remove, task_id
+from .places import Places, file_name, listed, move, name_of, remove
 
+# What a file can be that somebody has edited, or put there.
+_NOT_A_TASK = (CorruptStore, UnsafePath, ValueError, TypeError, OverflowError, RecursionError)
+_ONLY_THIS_FILE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EINVAL}
+)
 _BETWEEN_LOOKS = 0.5  # seconds after which who is busy looks for tasks of the dead
 
 
@@ -29,49 +35,64 @@ class Taker:
         desk: Desk,
         finder: Finder,
         limits: Limits,
-        read: Callable[[str], Task],
         stale_after: float,
     ) -> None:
         self._places = places
         self._desk = desk
         self.finder = finder
         self._limits = limits
-        self._read = read
         self._stale_after = stale_after
         self._looked_at = 0.0
         self._leases: dict[str, tuple[int, float]] = {}
+        self._said: set[str] = set()
 
     def try_claim(self, *, look: bool = False) -> Claim | None:
         """The next task, if there is one. `look`: in any case also among those of the dead."""
         now = monotonic()
         if look or now - self._looked_at > _BETWEEN_LOOKS:
             self._looked_at = now
+            self.finder.look_for_due()
             claim = self._take_over()
             if claim is not None:
                 return claim
         for source, place in self.finder:
-            try:
-                claim = self._desk.take(source, place, self._limits.admit)
-            except CorruptStore as error:
-                self._put_aside(source, place, error)
-                continue
+            claim = self._try(source, place)
             if claim is not None:
                 self.finder.found()
                 return claim
         return None
+
+    def _try(self, source: str, place: str) -> Claim | None:
+        try:
+            return self._desk.take(source, place, self._limits.admit)
+        except _NOT_A_TASK as error:
+            self._put_aside(source, place, error)
+        except OSError as error:
+            self._pass_over(source, error)
+        return None
+
+    def _pass_over(self, path: str, error: OSError) -> None:
+        """A directory, a link, another user's: it is in nobody's way but its own."""
+        if error.errno not in _ONLY_THIS_FILE:
+            raise error
+        if path not in self._said:
+            self._said.add(path)
+            _log("%s: passed over: %s", path, error)
 
     def _take_over(self) -> Claim | None:
         """One that a dead worker has left."""
         there = listed(self._places.running)
         self._leases = {place: lease for place, lease in self._leases.items() if place in there}
         for place in there:
+            path = f"{self._places.running}/{place}"
             try:
-                claim = self._desk.abandoned(place)
-            except CorruptStore as error:
-                self._put_aside(f"{self._places.running}/{place}", place, error)
-                continue
-            if claim is not None and self._go_on(claim):
-                return claim
+                claim = self._desk.abandoned(place) if name_of(place) else None
+                if claim is not None and self._go_on(claim):
+                    return claim
+            except _NOT_A_TASK as error:
+                self._put_aside(path, place, error)
+            except OSError as error:
+                self._pass_over(path, error)
         self._limits.look()
         return None
 
@@ -115,11 +136,9 @@ class Taker:
             return False
         return monotonic() - since > self._stale_after
 
-    def _put_aside(self, source: str, place: str, error: CorruptStore) -> None:
+    def _put_aside(self, source: str, place: str, error: Exception) -> None:
         """What nobody can do must not be in the way of the others. It is left to a person, in failed/."""
-        import logging
-
-        logging.getLogger("holdfast").warning("%s", error)
+        _log("%s: put aside: %s", source, error)
         try:
             move(source, f"{self._places.failed}/{name_of(place)}")
         except FileNotFoundError:
@@ -127,16 +146,19 @@ class Taker:
 
     # For who supervises others.
 
-    def end_attempt(self, place: str, verdict: Verdict, kill: Callable[[], None]) -> None:
-        """End a task whose worker has to be killed for that. Whoever gets it afterwards does as the verdict says."""
-        try:
-            task = self._read(f"{self._places.running}/{place}")
-        except (FileNotFoundError, CorruptStore):
-            kill()
-            return
+    def running(self) -> dict[str, Task]:
+        """What is being done, by its place in running/."""
+        found = {}
+        for place in listed(self._places.running):
+            with suppress(OSError, CorruptStore):
+                found[place] = journal.read_file(f"{self._places.running}/{place}")
+        return found
+
+    def say_how_it_ends(self, place: str, task: Task, verdict: Verdict) -> None:
+        """Of a task whose worker is about to be killed for that. Whoever gets it afterwards does so."""
+        if not self._desk.shared and not self._desk.is_locked(f"{self._places.running}/{place}"):
+            return  # it has ended
         verdict.write(self._places, task)
-        kill()
-        self.settle_place(place)
 
     def settle_place(self, place: str) -> bool:
         """If its worker is dead, and it was said how this ends."""
@@ -148,20 +170,22 @@ class Taker:
             claim.abandon()
         return settled
 
-    def running(self) -> dict[str, Task]:
-        """What is being done, by its place in running/."""
-        found = {}
-        for place in listed(self._places.running):
-            try:
-                found[place] = self._read(f"{self._places.running}/{place}")
-            except (FileNotFoundError, CorruptStore):
-                pass
-        return found
+    def cancelled(self, tasks: dict[str, Task]) -> list[str]:
+        """Those that somebody wants to be ended."""
+        there = set(listed(self._places.ending))
+        return [
+            place
+            for place, task in tasks.items()
+            if file_name(task.id) in there
+            and (verdict := Verdict.of(self._places, task)) is not None
+            and verdict.state == "cancelled"
+        ]
 
-    def verdicts(self) -> set[tuple[str, int]]:
-        """The ids of tasks that are to be ended, or were, and when that was said."""
-        found = set()
-        for name in listed(self._places.ending):
-            with suppress(FileNotFoundError):
-                found.add((task_id(name), system.stat(f"{self._places.ending}/{name}").st_mtime_ns))
-        return found
+    def any_verdict(self) -> bool:
+        return bool(listed(self._places.ending))
+
+
+def _log(text: str, *said: object) -> None:
+    import logging
+
+    logging.getLogger("holdfast").warning(text, *said)

@@ -6,24 +6,30 @@
 
 What a child works on it holds by a kernel lock. So a child that is killed has let go of its task before anybody knows,
 and the next one takes it. The supervisor needs no word from a child for that, but for timeouts and leases: the child
-says what it begins and ends, in a pipe. That pipe also tells who dies. Another pipe tells the children, by being
-closed, that they are to finish: also if it is the supervisor that dies.
+says what it begins and ends, in a pipe. Another pipe tells the children, by being closed, that they are to finish: also
+if it is the supervisor that dies.
+
+To end a task, its child is stopped first. While it stands still, one sees whether it is still at that task; if so, it
+is written down how this ends, and only then is it killed. So nobody is killed who has just begun the next one, and
+whoever takes the task afterwards knows.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from types import FrameType
 from typing import Any
 
-from .. import owner, system
-from ..paths import mount_at
+from .. import gate, system
+from ..errors import Unsupported
 from .child import Child, Counts, work
 from .claim import Verdict
 from .handler import Command, Handler, runner
@@ -33,7 +39,9 @@ from .queue import TaskQueue
 _TICK = 0.5
 _SOON = 0.2  # seconds: a child that dies so soon, and often, is not started again at once
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_RETRIED, _GIVEN_BACK = 2, 3
+_FAILED, _RETRIED, _GIVEN_BACK = 1, 2, 3
+_BETWEEN_LOOKS = 0.25  # seconds
+_GIVE_BACK = Verdict("pending", "its worker was ended")
 
 
 @dataclass(frozen=True)
@@ -80,53 +88,62 @@ class Worker:
             self._run.ends_itself = threads  # else its supervisor ends it, and whatever it has started
         self._heartbeat = heartbeat
         self._hooks = (on_start, on_done, on_failed)
-        self._children: dict[int, Child] = {}  # by the pipe in which it tells
+        self._children: dict[int, Child] = {}  # by pid
         self._stop_reader, self._stop_writer = -1, -1
+        self._wake_reader, self._wake_writer = -1, -1
         self._asked = 0  # how often it was asked to end
-        self._wake_writer = -1
         self._deaths = 0
         self._starts: list[float] = []
-        self._renewed_at = 0.0
+        self._renewed_at = self._looked_at = 0.0
         self._total = [0, 0, 0, 0]
         self._drain = False
         self._next_scheduled: float | None = None
-        self._known_verdicts: set[tuple[str, int]] = set()
-        mount = mount_at(system.stat(queue.path).st_dev, queue.path)
-        self._needs_lease = not mount.is_ours
+        self._trouble = ""
 
     def stop(self) -> None:
         """Let what runs be finished, and begin nothing more; the second time, give back what runs. From any thread."""
         self._asked += 1
         if self._wake_writer >= 0:
-            os.write(self._wake_writer, b"!")
+            with suppress(BlockingIOError):
+                os.write(self._wake_writer, b"!")
 
     def run(self, drain: bool = False) -> Summary:
         """Work until it is stopped (SIGTERM, SIGINT, `stop`), or, with `drain`, until nothing is left to be done."""
+        if not hasattr(os, "fork"):
+            raise Unsupported("a Worker needs processes that can be forked; use queue.claim() here")
         self._drain = drain
-        self._asked = 0
         self._total = [0, 0, 0, 0]
         self._deaths = 0
-        self._known_verdicts = self.queue.taker.verdicts()
-        wake_reader, self._wake_writer = os.pipe()
-        os.set_blocking(self._wake_writer, False)
-        self._stop_reader, self._stop_writer = os.pipe()
+        _open_standard_files()
+        self._open_pipes()
         before = self._catch_signals()
         try:
+            self.queue.rescue()
             for _ in range(1 if self.threads else self.concurrency):
                 self._start()
             while self._children:
-                self._supervise(wake_reader)
+                self._supervise()
         finally:
+            self._asked = 2
             self._kill_all()
             for kind, handler in before.items():
                 signal.signal(kind, handler)
-            writer, self._wake_writer = self._wake_writer, -1
-            for fd in (wake_reader, writer, self._stop_reader, self._stop_writer):
-                if fd >= 0:
-                    os.close(fd)
-            self._stop_reader = self._stop_writer = -1
+            self._close_pipes()
+            self._asked = 0
         done, failed, retried, given_back = self._total
         return Summary(done, failed, retried, given_back, self._deaths)
+
+    def _open_pipes(self) -> None:
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._stop_reader, self._stop_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        # What the book says is open every forked child closes: ours, those of another worker, whoever else forks.
+        gate.book.open_fds |= {self._wake_reader, self._wake_writer, self._stop_writer}
+
+    def _close_pipes(self) -> None:
+        for fd in (self._wake_reader, self._wake_writer, self._stop_reader, self._stop_writer):
+            _close(fd)
+        self._wake_reader = self._wake_writer = self._stop_reader = self._stop_writer = -1
 
     def _catch_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
@@ -135,7 +152,9 @@ class Worker:
         def stop(number: int, frame: FrameType | None) -> None:
             self.stop()
 
-        return {kind: signal.signal(kind, stop) for kind in _SIGNALS}
+        before: dict[int, Any] = {kind: signal.signal(kind, stop) for kind in _SIGNALS}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nobody is told how they ended
+        return before
 
     # Children.
 
@@ -150,10 +169,6 @@ class Worker:
             try:
                 os.setpgid(0, 0)
                 os.close(reader)
-                os.close(self._stop_writer)
-                os.close(self._wake_writer)
-                for other in self._children:
-                    os.close(other)
                 status = work(
                     self.queue,
                     self._run,
@@ -163,7 +178,7 @@ class Worker:
                     counts,
                     threads=threads,
                     drain=self._drain,
-                    tells=self._needs_lease,
+                    tells=self.queue.is_shared,
                 )
             except BaseException:
                 import traceback
@@ -172,28 +187,45 @@ class Worker:
             finally:
                 os._exit(status)
         os.close(writer)
-        self._children[reader] = Child(pid, reader, counts)
+        with suppress(OSError):
+            os.setpgid(pid, pid)  # whoever of us comes first
+        self._children[pid] = Child(pid, reader, counts)
 
-    def _supervise(self, wake_reader: int) -> None:
+    def _supervise(self) -> None:
         """Wait for the next thing to happen, and see to it."""
         poll = select.poll()
-        for fd in (wake_reader, *self._children):
-            poll.register(fd, select.POLLIN)
-        ready = [fd for fd, _ in poll.poll(int(self._how_long() * 1000) + 1)]
-        if wake_reader in ready:
-            os.read(wake_reader, 4096)
-        for fd in ready:
-            if fd in self._children and not self._children[fd].hear():
-                self._bury(self._children.pop(fd))
+        poll.register(self._wake_reader, select.POLLIN)
+        for child in self._children.values():
+            for fd in child.fds:
+                poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(int(self._how_long() * 1000) + 1)}
+        if self._wake_reader in ready:
+            os.read(self._wake_reader, 4096)
+        for child in list(self._children.values()):
+            if ready.intersection(child.fds):
+                child.hear()
+            self._bury_if_dead(child)
         if self._asked and self._stop_writer >= 0:
-            os.close(self._stop_writer)  # nothing more is begun
+            _close(self._stop_writer)  # nothing more is begun
             self._stop_writer = -1
         if self._asked > 1:
             self._kill_all()
-        self._end_what_is_over()
-        self._renew()
-        if not self._drain:
-            self._next_scheduled = self.queue.put_scheduled()
+        try:
+            self._look_after_tasks()
+        except OSError as error:  # the disk is full, for one. What cannot be done now is tried again
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                logging.getLogger("holdfast").warning("%s", error)
+
+    def _look_after_tasks(self) -> None:
+        self._end_late()
+        now = monotonic()
+        if now - self._looked_at >= _BETWEEN_LOOKS:
+            self._looked_at = now
+            self._end_cancelled()
+            self._renew()
+            if not self._drain:
+                self._next_scheduled = self.queue.put_scheduled()
 
     def _how_long(self) -> float:
         soonest = min((child.deadline for child in self._children.values()), default=float("inf")) - monotonic()
@@ -201,13 +233,13 @@ class Worker:
             soonest = min(soonest, self._next_scheduled - self.queue.clock.now())
         return max(0.0, min(_TICK, soonest))
 
-    def _bury(self, child: Child) -> None:
-        """It has ended: as it was told to, or not."""
-        os.close(child.fd)
-        _, status = os.waitpid(child.pid, 0)
+    def _bury_if_dead(self, child: Child) -> None:
+        code = child.exit_code()
+        if code is None or self._children.pop(child.pid, None) is None:
+            return
+        child.close()
         for kind, number in enumerate(child.counts.total()):
             self._total[kind] += number
-        code = os.waitstatus_to_exitcode(status)
         if code == 0:
             return
         if not child.was_killed:
@@ -221,74 +253,83 @@ class Worker:
         if len(self._starts) > self.concurrency + 5:
             threading.Event().wait(_SOON * 5)
 
-    def _end_what_is_over(self) -> None:
-        """Tasks that take too long, or that somebody has cancelled."""
+    # Ending tasks.
+
+    def _end_late(self) -> None:
         now = monotonic()
         for child in list(self._children.values()):
-            for place, (deadline, timeout) in list(child.tasks.items()):
-                if deadline <= now:
-                    self._end(child, place, Verdict("failed", f"not done within {timeout:g} s"))
-        asked_for = self.queue.taker.verdicts()
-        if asked_for - self._known_verdicts:
-            self._end_cancelled({id for id, _ in asked_for - self._known_verdicts})
-        self._known_verdicts = asked_for
+            late = {
+                place: Verdict("failed", f"not done within {seconds:g} s")
+                for place, (deadline, seconds) in child.tasks.items()
+                if deadline <= now
+            }
+            if late:
+                self._end(child, late)
 
-    def _end_cancelled(self, ids: set[str]) -> None:
-        children = {child.pid: child for child in self._children.values()}
-        for place, task in self.queue.taker.running().items():
-            child = children.get(_pid_of(task))
-            if child is not None and task.id in ids and task.state == "running":
-                self._end(child, place, Verdict("cancelled", "cancelled"))
+    def _end_cancelled(self) -> None:
+        if not self.queue.taker.any_verdict():
+            return
+        running = self.queue.taker.running()
+        cancelled = self.queue.taker.cancelled(running)
+        for child in list(self._children.values()):
+            mine = {place: Verdict("cancelled", "cancelled") for place in cancelled if running[place].by == child.by}
+            if mine:
+                self._end(child, mine)
 
-    def _end(self, child: Child, place: str, verdict: Verdict) -> None:
-        """Kill who does it. What else that one did is given back."""
-        others = [other for other in self._places_of(child) if other != place] if self.threads else []
-        for other in others:
-            self.queue.taker.end_attempt(other, Verdict("pending", "its worker was ended"), lambda: None)
-        self.queue.taker.end_attempt(place, verdict, lambda: self._kill(child))
-        for other in others:
-            self.queue.taker.settle_place(other)
+    def _end(self, child: Child, verdicts: dict[str, Verdict]) -> None:
+        """End what a child does, unless it is not at it any more; no verdicts: in any case. The rest is given back."""
+        with child.standing_still():
+            child.hear()
+            running = self._running_of(child)
+            if verdicts and not running.keys() & verdicts.keys():
+                for place in verdicts:
+                    child.tasks.pop(place, None)
+                return
+            for place, task in running.items():
+                self.queue.taker.say_how_it_ends(place, task, verdicts.get(place, _GIVE_BACK))
+            child.kill()
+        for place, task in running.items():
+            self.queue.taker.settle_place(place)
+            ended_for_good = place in verdicts and task.tried >= task.attempts
+            kind = _FAILED if ended_for_good else _RETRIED if place in verdicts else _GIVEN_BACK
+            self._total[kind] += 1
         child.tasks.clear()
-        self._total[_RETRIED if verdict.state == "failed" else _GIVEN_BACK] += 1
+        self._bury_if_dead(child)
 
-    def _places_of(self, child: Child) -> list[str]:
-        return [place for place, task in self.queue.taker.running().items() if _pid_of(task) == child.pid]
-
-    def _kill(self, child: Child) -> None:
-        child.was_killed = True
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has not come to have a group of its own yet
-            os.kill(child.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # then it has let go of everything
+    def _running_of(self, child: Child) -> dict[str, Task]:
+        return {place: task for place, task in self.queue.taker.running().items() if task.by == child.by}
 
     def _kill_all(self) -> None:
         """Give back whatever is being done."""
-        while self._children:
-            _, child = self._children.popitem()
-            places = self._places_of(child)
-            for place in places:
-                self.queue.taker.end_attempt(place, Verdict("pending", "its worker was ended"), lambda: None)
-            child.hear()
-            self._kill(child)
-            for place in places:
-                self._total[_GIVEN_BACK] += self.queue.taker.settle_place(place)
-            self._bury(child)
+        for child in list(self._children.values()):
+            try:
+                self._end(child, {})
+            except OSError as error:
+                logging.getLogger("holdfast").warning("%s", error)
+            finally:
+                child.kill()
+            self._bury_if_dead(child)
 
     def _renew(self) -> None:
-        if not self._needs_lease or monotonic() - self._renewed_at < self._heartbeat:
+        if not self.queue.is_shared or monotonic() - self._renewed_at < self._heartbeat:
             return
         self._renewed_at = monotonic()
         for child in self._children.values():
             for place in child.tasks:
-                try:
+                with suppress(FileNotFoundError):
                     system.touch(f"{self.queue._places.running}/{place}")
-                except FileNotFoundError:
-                    pass
 
 
-def _pid_of(task: Task) -> int:
-    """Of the worker, if that is on this machine."""
-    pid, _, host = (task.worker or "").partition("@")
-    mine = host == owner.me().host and task.boot == owner.boot_id()
-    return int(pid) if mine and pid.isdigit() else 0
+def _close(fd: int) -> None:
+    if fd >= 0:
+        gate.book.open_fds.discard(fd)
+        os.close(fd)
+
+
+def _open_standard_files() -> None:
+    """Or the next file that is opened would be taken for one of these."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
