@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support import die_before_call, in_child, survives
 
-from holdfast import LockLost, NotLocked, Timeout, UnsafePath
+from holdfast import LockLost, NotLocked, Timeout, UnsafePath, system
 from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue
 
 
@@ -414,3 +415,109 @@ def test_who_puts_dies_before_it_is_in_its_place(queue: TaskQueue, monkeypatch: 
     assert queue.claim() is None
     queue.put("x", id="a")  # says the same again
     assert claim_all(queue) == ["x"]
+
+
+def test_an_editor_that_writes_a_new_file(queue: TaskQueue, jobs: Path) -> None:
+    queue.put("old", id="a")
+    text = (jobs / "tasks/a").read_text()
+    (jobs / "tasks/new").write_text(text.replace("old", "mended"))
+    (jobs / "tasks/new").rename(jobs / "tasks/a")
+    assert claim_all(queue) == ["mended"] and queue.get("a").state == "done"
+
+
+def test_what_is_not_a_task_is_in_nobodys_way(queue: TaskQueue, jobs: Path) -> None:
+    """Whatever somebody has put there, or written into a file."""
+    queue.put("good", id="good")
+    for number, said in enumerate(({"is": []}, {"is": "running", "token": "x"}, {"progress": 3}, {"at": {}})):
+        queue.put("odd", id=f"odd {number}", priority=1)
+        with open(jobs / f"tasks/odd {number}", "a") as file:
+            file.write(json.dumps(said) + "\n")
+    (bucket,) = (jobs / "pending/1").iterdir()
+    (bucket / "no number").touch()
+    (bucket / "000000000009.directory").mkdir()
+    (bucket / "000000000010.link").symlink_to("/etc/passwd")
+    (jobs / "running/000000000001.directory").mkdir()
+    (jobs / "running/.swp").touch()
+    (jobs / "ending/good").mkdir()
+    (jobs / "parked/k").mkdir()
+    (jobs / "parked/k/.swp").touch()
+    (jobs / "sequence").write_text("no number")
+    found = claim_all(queue)
+    assert sorted(map(str, found)) == ["good", *["odd"] * 4]
+
+
+@pytest.mark.parametrize("bad", [{"timeout": 10**400}, {"key": ""}, {"key": "k" * 300}, {"key": "\ud800"}])
+def test_what_no_worker_could_take_is_refused(queue: TaskQueue, bad: dict[str, object]) -> None:
+    with pytest.raises((ValueError, UnsafePath)):
+        queue.put("x", **bad)  # type: ignore[arg-type]
+    deep: object = 1
+    for _ in range(500):
+        deep = [deep]
+    with pytest.raises(ValueError, match="deep"):
+        queue.put(deep)
+
+
+def test_parked_ones_come_back_in_order(queue: TaskQueue) -> None:
+    running = queue.put("first", key="k", priority=20)
+    first = claimed(queue)
+    assert first.id == running
+    for priority in (0, 10, -5, 5):
+        queue.put(priority, key="k", priority=priority)
+    assert queue.claim() is None and queue.stats()["parked"] == 4
+    first.complete()
+    assert claim_all(queue) == [10, 5, 0, -5]
+
+
+CALLS = ("open_fd", "close", "fstat", "stat", "access", "pread", "pwrite", "write", "rename", "unlink", "link", "mkdir")
+ACTIONS = ["put", "later", "retry", "cancel", "claim", "complete", "fail", "give back", "take over"]
+
+
+@pytest.mark.parametrize("what", ACTIONS)
+def test_killed_at_every_call(what: str, in_memory: Path) -> None:
+    """Whoever goes on afterwards finds every task that was acknowledged, once, and none that was cancelled."""
+    number, ended = 0, False
+    while not ended:
+        jobs = in_memory / str(number)
+        queue = TaskQueue(jobs, durable=False, retry_after=0.001)
+        if what not in ("put", "later"):
+            queue.put("x", id="a")
+        if what == "retry":
+            claimed(queue).complete()
+        if what == "take over":
+            in_child(lambda jobs=jobs: claimed(TaskQueue(jobs, durable=False)).id)
+
+        def work(jobs: Path = jobs, number: int = number) -> None:
+            mine = TaskQueue(jobs, durable=False, retry_after=0.001)
+            claim = claimed(mine) if what in ("complete", "fail", "give back") else None
+            die_before_call(number, {system: CALLS})
+            if what in ("put", "later"):
+                mine.put("x", id="a", delay=0.001 * (what == "later"))
+            elif what == "retry":
+                mine.retry("a")
+            elif what == "cancel":
+                mine.cancel("a")
+            elif claim is None:
+                claimed(mine).abandon()
+            elif what == "fail":
+                claim.fail("no")
+            else:
+                claim.complete() if what == "complete" else claim.give_back()
+
+        ended = survives(work)
+        queue = TaskQueue(jobs, durable=False)
+        if what == "retry" and queue.get("a").state == "done":
+            queue.retry("a")
+        if what in ("put", "later", "retry"):
+            queue.put("x", id="a")
+        cancelled = what == "cancel" and queue.get("a").state == "cancelled"
+        ran = []
+        while (claim := queue.claim(timeout=0.05)) is not None:
+            ran.append(claim.payload)
+            claim.complete()
+        states = [said["is"] for said in queue.get("a").history if "is" in said]
+        if cancelled:
+            assert ran == [] and states[-1] == "cancelled", (number, states)
+        else:
+            assert states[-1] == "done" and states.count("done") == (2 if what == "retry" else 1), (number, states)
+        number += 1
+    assert number > 2

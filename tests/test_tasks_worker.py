@@ -291,6 +291,101 @@ def test_stopped_from_another_thread(queue: TaskQueue) -> None:
     assert summaries and summaries[0].done == 1
 
 
+def test_what_is_given_back_is_not_cancelled_by_others(queue: TaskQueue, jobs: Path, in_memory: Path) -> None:
+    """Two workers; one of them is ended, and so are tasks that take too long. Nobody said cancel."""
+    ids = [queue.put(number, attempts=20, timeout=0.4 if number % 2 else None) for number in range(8)]
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "begun", str(task.payload))
+        if task.token == 1:
+            time.sleep(60 if task.payload % 2 else 0.3)
+
+    workers = [Running(lambda: Worker(TaskQueue(jobs, retry_after=0.01), handle, concurrency=2)) for _ in range(2)]
+    until(lambda: len(noted(in_memory / "begun")) >= 4)
+    for _ in range(2):
+        workers[0].kill(signal.SIGTERM)
+        time.sleep(0.02)
+    assert workers[0].end() == 0
+    assert {task.state for task in queue.wait(ids, timeout=30)} == {"done"}
+    workers[1].kill(signal.SIGTERM)
+    assert workers[1].end() == 0
+
+
+def test_who_is_just_in_time_is_not_killed_at_the_next_task(queue: TaskQueue) -> None:
+    for number in range(40):
+        queue.put("timed", id=f"timed {number}", timeout=0.03, attempts=50)
+        queue.put("innocent", id=f"innocent {number}", attempts=1)
+
+    def handle(task: Claim) -> None:
+        time.sleep(0.0295 if task.payload == "timed" else 0.005)
+
+    Worker(queue, handle, concurrency=2).run(drain=True)
+    for number in range(40):
+        task = queue.get(f"innocent {number}")
+        assert (task.state, task.tried) == ("done", 1)
+
+
+def test_a_handler_that_forks_or_closes_everything(queue: TaskQueue, in_memory: Path) -> None:
+    ids = [queue.put(what, attempts=1, timeout=1) for what in ("fork and die", "close", "sleep", "good")]
+
+    def handle(task: Claim) -> None:
+        if task.payload == "fork and die":
+            if os.fork() == 0:
+                time.sleep(60)
+            os._exit(9)
+        if task.payload == "close":
+            os.closerange(3, 200)
+        if task.payload == "sleep":
+            time.sleep(60)
+
+    Worker(queue, handle).run(drain=True)
+    states = [queue.get(id).state for id in ids]
+    assert states[0] == states[2] == "failed" and states[3] == "done"
+
+
+def test_two_workers_in_one_process(jobs: Path) -> None:
+    workers = [Worker(TaskQueue(jobs), lambda task: None) for _ in range(2)]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    queue = TaskQueue(jobs)
+    queue.wait(queue.put("x"), timeout=20)
+    for worker, thread in zip(workers, threads, strict=True):
+        worker.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_who_wants_to_exit_has_failed(queue: TaskQueue, threads: bool) -> None:
+    bad = [queue.put("exit", attempts=1) for _ in range(6)]
+    good = [queue.put("good") for _ in range(6)]
+
+    def handle(task: Claim) -> None:
+        if task.payload == "exit":
+            sys.exit(3)
+
+    def raises(task: Claim) -> None:
+        raise ValueError("a hook")
+
+    summary = Worker(queue, handle, concurrency=3, threads=threads, on_start=raises, on_done=raises).run(drain=True)
+    assert (summary.done, summary.failed, summary.deaths) == (6, 6, 0)
+    assert {queue.get(id).error for id in bad} == {"SystemExit: 3"}
+    assert {queue.get(id).state for id in good} == {"done"}
+
+
+def test_the_command_of_a_killed_process_is_ended_before_it_is_begun_again(queue: TaskQueue, in_memory: Path) -> None:
+    id = queue.put("x")
+    script = f'cd {in_memory}; echo "start $PPID" >> out; [ "$HOLDFAST_TASK_TOKEN" = 2 ] || sleep 60; echo end >> out'
+    worker = Running(lambda: Worker(queue, ["sh", "-c", script]))
+    until(lambda: noted(in_memory / "out"))
+    os.kill(int(noted(in_memory / "out")[0].split()[1]), signal.SIGKILL)
+    assert queue.wait(id, timeout=20)[0].tried == 2
+    assert [line.split()[0] for line in noted(in_memory / "out")] == ["start", "start", "end"]
+    worker.kill(signal.SIGTERM)
+    assert worker.end() == 0
+
+
 def children_of(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

@@ -21,7 +21,7 @@ from .. import gate, system
 from ..errors import LockLost, NotLocked
 from . import journal
 from .journal import Task
-from .places import Places, file_name, move, name_of
+from .places import Places, file_name, make, move, name_of
 
 _A_LITTLE = 0.1  # seconds between two lines that say how far it is
 
@@ -286,6 +286,7 @@ class Verdict:
     def write(self, places: Places, task: Task) -> None:
         name = file_name(task.id)
         private = f"{places.new}/{os.getpid()}.{os.urandom(8).hex()}"
+        make(places.new)
         fd = system.open_fd(private, system.O_NEW, 0o644)
         try:
             system.write(
@@ -345,7 +346,8 @@ class Desk:
             if claim.task.state in journal.ENDED:
                 system.unlink(source)  # it was cancelled while it waited, or waited twice
             elif self._is_replaced(claim, source):
-                pass
+                claim.abandon()
+                return self.take(source, place, admit)
             elif claim.task.key is None or admit(claim.task, source, place):
                 move(source, f"{self.places.running}/{place}")
                 claim.begin()

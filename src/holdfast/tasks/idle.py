@@ -29,6 +29,7 @@ class Watches:
 
     def __init__(self, *wanted: tuple[str, int]) -> None:
         self._watches: list[system.Watch] = []
+        self._book = gate.book
         self.complete = True
         for path, events in wanted:
             try:
@@ -53,14 +54,19 @@ class Watches:
     def close(self) -> None:
         while self._watches:
             watch = self._watches.pop()
-            gate.book.open_fds.discard(watch.fd)
-            watch.close()
+            if self._book is gate.book:  # else a fork has closed it
+                gate.book.open_fds.discard(watch.fd)
+                watch.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Idle:
     """For one who has nothing to do."""
 
     def __init__(self, queue: TaskQueue) -> None:
+        self.book = gate.book
         self._queue = queue
         self._watches: Watches | None = None
         self._pause = FIRST_PAUSE

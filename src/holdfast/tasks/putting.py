@@ -21,7 +21,7 @@ from . import journal
 from .claim import Claim
 from .clock import Clock
 from .errors import QueueFull
-from .places import Places, count, file_name, listed, move, name_of, number_of, remove, sync_folders
+from .places import Places, count, file_name, listed, make, move, name_of, number_of, remove, sync_folders
 from .sequence import Sequence
 
 TWO_NAMES = 2  # its own, and that of its place
@@ -43,7 +43,12 @@ class Putter:
     def put(self, id: str, line: bytes, priority: int, delay: float) -> None:
         name = file_name(id)
         private = self._private()
-        fd = system.open_fd(private, system.O_NEW, self._mode)
+        try:
+            fd = system.open_fd(private, system.O_NEW, self._mode)
+        except FileNotFoundError:
+            for folder in self._places.folders:  # somebody has tidied up
+                make(folder)
+            fd = system.open_fd(private, system.O_NEW, self._mode)
         try:
             rest = line
             while rest:

@@ -7,13 +7,14 @@ file, by who holds the kernel lock on that; a worker that dies lets go of it, an
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from time import monotonic, sleep
 from typing import Any
 
-from .. import system
+from .. import gate, system
 from ..errors import CorruptStore, NotLocked, UnsafePath
 from ..locks import base
 from ..paths import mount_at
@@ -30,7 +31,11 @@ from .schedule import Schedules, timing
 from .sequence import Sequence
 from .taking import Taker
 
-_A_MOMENT = 0.001  # seconds
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .idle import Idle
+
+_A_MOMENT, _PATIENCE = 0.001, 5.0  # seconds
 
 
 class TaskQueue:
@@ -73,6 +78,7 @@ class TaskQueue:
         self.clock = Clock(self.path)
         self.schedules = Schedules(self.path, mode)
         self._put_at: dict[str, float] = {}
+        self._local = threading.local()
         self._putter = Putter(self._places, self._sequence, self.clock, durable=durable, mode=mode, most=max_pending)
         limits = Limits(self._places, self._sequence)
         self._desk = Desk(
@@ -187,10 +193,16 @@ class TaskQueue:
         claim = self.taker.try_claim()
         if claim is not None or timeout == 0:
             return claim
+        return self._idle().wait(None if timeout is None else monotonic() + timeout)
+
+    def _idle(self) -> Idle:
+        """Kept, for each thread: to close what one waits with takes longer than to wait."""
         from .idle import Idle
 
-        with Idle(self) as idle:
-            return idle.wait(None if timeout is None else monotonic() + timeout)
+        idle: Idle | None = getattr(self._local, "idle", None)
+        if idle is None or idle.book is not gate.book:
+            idle = self._local.idle = Idle(self)
+        return idle
 
     def reopened(self) -> TaskQueue:
         """The same queue, for another process or thread."""
@@ -317,7 +329,8 @@ class TaskQueue:
 
     def cancel(self, id: str) -> bool:
         """Have a task not be done. False: it has ended already. If it runs, its worker ends it."""
-        while True:
+        deadline = monotonic() + _PATIENCE
+        while monotonic() < deadline:
             task = self.get(id)
             if task.state in journal.ENDED:
                 return False
@@ -339,6 +352,10 @@ class TaskQueue:
                     return True
             except (NotLocked, FileNotFoundError):
                 continue  # somebody was quicker: look again
+        text = (
+            f"{self.path}: task {id!r} is locked, and nobody says that it runs: its process has been stopped, perhaps"
+        )
+        raise NotLocked(text, path=self.path)
 
     def purge(self, older_than: float = 0) -> int:
         """Remove tasks that have ended more than so many seconds ago. Gives how many."""

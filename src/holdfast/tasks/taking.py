@@ -54,6 +54,7 @@ class Taker:
             self.finder.look_for_due()
             claim = self._take_over()
             if claim is not None:
+                self._looked_at = 0.0  # there may be more
                 return claim
         for source, place in self.finder:
             claim = self._try(source, place)
