@@ -13,6 +13,7 @@ import pytest
 
 from holdfast import LockLost, NotLocked, Timeout, UnsafePath
 from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue
+from holdfast.tasks.journal import STATES
 
 
 @pytest.fixture
@@ -414,3 +415,26 @@ def test_who_puts_dies_before_it_is_in_its_place(queue: TaskQueue, monkeypatch: 
     assert queue.claim() is None
     queue.put("x", id="a")  # says the same again
     assert claim_all(queue) == ["x"]
+
+
+def test_the_ids_in_a_state(queue: TaskQueue) -> None:
+    for id in ("done", "failed.x", "cancelled"):
+        queue.put(1, id=id, attempts=1)
+    claimed(queue).complete()
+    claimed(queue).fail("no")
+    queue.cancel("cancelled")
+    queue.put(1, id="low", priority=-5)
+    queue.put(1, id="a/b")
+    queue.put(1, id="high.5", priority=10)
+    queue.put(1, id="la.ter", priority=3, delay=600)
+    queue.put(1, id="running", priority=20, key="k")
+    queue.put(1, id="par.ked", priority=19, key="k")
+    running = claimed(queue)
+    claimed(queue).give_back()  # which has the other one parked
+    assert queue.ids("running") == ["running"] and queue.ids("done") == ["done"]
+    assert queue.ids("failed") == ["failed.x"] and queue.ids("cancelled") == ["cancelled"]
+    assert queue.ids("pending") == ["high.5", "a/b", "low", "la.ter", "par.ked"]
+    assert {state: len(queue.ids(state)) for state in STATES} == {state: queue.stats()[state] for state in STATES}
+    with pytest.raises(ValueError, match="not 'ready'"):
+        queue.ids("ready")
+    running.complete()
