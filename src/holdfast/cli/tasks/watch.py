@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from time import sleep
@@ -10,6 +9,7 @@ from time import sleep
 from ...errors import HoldfastError, Unsupported
 from ...tasks import Task, TaskQueue
 from .. import arguments, output
+from ..listing import relative
 from .text import age_of, as_json, in_a_line, payload_of, progress_of, queue_at
 
 TYPE_CHECKING = False
@@ -120,7 +120,7 @@ def call(options: argparse.Namespace) -> int:
         raise Unsupported(
             "holdfast tasks watch needs Textual: pip install 'holdfast[top]'. --once shows the same, once."
         ) from None
-    Screen(view, os.path.relpath(options.path), every).run()
+    Screen(view, relative(options.path), every).run()
     return 0
 
 
