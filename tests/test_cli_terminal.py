@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from support import NO_PROCESS, Peer, until
+from support import NO_PROCESS, Peer, end_workers, until
 
 from holdfast import Lock, LockFile, TaskQueue
 
@@ -295,8 +295,10 @@ def test_top_without_textual_says_what_to_install(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def jobs(in_memory: Path) -> TaskQueue:
-    return TaskQueue(in_memory / "jobs", durable=False)
+def jobs(in_memory: Path, terminal: object) -> Iterator[TaskQueue]:
+    queue = TaskQueue(in_memory / "jobs", durable=False)
+    yield queue
+    end_workers(queue)
 
 
 HANDLER = """
