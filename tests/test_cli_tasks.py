@@ -384,6 +384,17 @@ def test_a_python_function(jobs: Path, queue: TaskQueue, in_memory: Path) -> Non
         assert done.returncode == 2 and complaint in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_lines_that_handlers_print_are_not_mixed_up(jobs: Path, queue: TaskQueue, in_memory: Path) -> None:
+    (in_memory / "mymodule.py").write_text(
+        "def handle(task):\n    for _ in range(2000): print(task.payload, task.payload, task.payload)\n"
+    )
+    queue.put_all("abcd")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    words = ["work", jobs, "--drain", "-q", "-j", 4, "--python", "mymodule:handle"]
+    done = run(*words, cwd=in_memory, env=environment)
+    assert sorted(set(done.stdout.splitlines())) == ["a a a", "b b b", "c c c", "d d d"]
+
+
 def test_work_with_wrong_words(jobs: Path) -> None:
     assert "which command? Put it after --" in call("work", jobs, status=2)
     assert "a command or --python" in call("work", jobs, "--python", "a:b", "--", "true", status=2)

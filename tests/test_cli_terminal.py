@@ -342,10 +342,11 @@ def test_what_commands_print_is_above_the_bar(jobs: TaskQueue, terminal: Callabl
     """Also without a newline at its end; and many lines, over the end of the screen. The bar is there once."""
     gate = os.path.join(jobs.path, "..", "gate")
     os.mkfifo(gate)
-    jobs.put_all(range(1, 31))
+    for number in range(1, 31):
+        jobs.put(number, id=f"task-{number}")
     script = f"echo line {{}}; printf %s 'end of {{}}'; if [ {{}} = 30 ]; then read x < {gate}; fi; true"
     worker = terminal("tasks", "work", jobs.path, "--", "sh", "-c", script, lines=12)
-    text = worker.until_shows("29 of 30 done", "end of 29")
+    text = worker.until_shows("29 of 30 done", "end of 29", "  task-30  ")
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     assert lines[-5:-2] == ["end of 28", "line 29", "end of 29"] and lines[-2].startswith("[####")
     assert text.count("of 30 done") == 1

@@ -121,6 +121,11 @@ class Worker:
             with suppress(BlockingIOError):
                 os.write(self._wake_writer, b"!")
 
+    @property
+    def is_ending(self) -> bool:
+        """Was it stopped, so that nothing more is begun?"""
+        return self._asked > 0 and self._stop_writer < 0
+
     def run(self, drain: bool = False) -> Summary:
         """Work until it is stopped (SIGTERM, SIGINT, `stop`), or, with `drain`, until nothing is left to be done."""
         if not hasattr(os, "fork"):

@@ -23,6 +23,7 @@ from .text import in_a_line, payload_of, progress_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ...tasks import Claim, Task, TaskQueue
@@ -70,7 +71,8 @@ class Teller:
             os.dup2(pipe, fd)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+                # A line at a time, also with PYTHONUNBUFFERED: pieces of lines would meet those of other children.
+                stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 
     def done(self, claim: Claim) -> None:
         self._tell("done", claim, monotonic() - self._here.began)
@@ -110,7 +112,8 @@ class Attempt:
 class Board:
     def __init__(self, queue: TaskQueue, teller: Teller, *, json: bool, quiet: bool) -> None:
         self.counts = dict.fromkeys(("done", "failed", "retry", "given back", "cancelled"), 0)
-        self.asked = 0  # how often the worker was told to end
+        # How often the worker was told to end, once it begins nothing more.
+        self.asked: Callable[[], int] = lambda: 0
         self._queue = queue
         self._teller = teller
         self._json = json
@@ -153,8 +156,8 @@ class Board:
         self._hear()
         self._lines.hear()
         self._heard_at = monotonic()
-        if self._said_asked < self.asked:
-            self._said_asked = self.asked
+        if self._said_asked < self.asked():
+            self._said_asked = self.asked()
             self._say_asked()
         now = monotonic()
         if now - self._looked_at > _LONG:
@@ -248,7 +251,7 @@ class Board:
         running = len(self._attempts)
         if self._json or self._quiet:
             return
-        if self.asked > 1:
+        if self._said_asked > 1:
             self._lines.say("giving back what runs", output.YELLOW)
         elif running:
             self._lines.say(f"finishing {running} that run; a second signal gives them back", output.YELLOW)
@@ -282,9 +285,9 @@ class Board:
             text += f", {self.counts['failed']} failed"
         if rate:
             text += f", {rate:.1f}/s" + (f", {output.duration(left / rate)} left" if left else "")
-        if self.asked:
-            text += ", finishing"
-        return text + (", waiting for tasks" if not left and not self.asked else "")
+        if self._said_asked:
+            return text + ", finishing"
+        return text + ("" if left else ", waiting for tasks")
 
 
 def outcome(task: Task, token: int) -> dict[str, Any] | None:

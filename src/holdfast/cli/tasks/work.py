@@ -50,12 +50,12 @@ def configure(name: str, parser: arguments.Parser) -> None:
 
 
 class _Worker(Worker):
-    """One whose board knows how often it was told to end."""
+    """One that counts how often it was told to end."""
 
-    board: Board
+    asked = 0
 
     def stop(self) -> None:
-        self.board.asked += 1
+        self.asked += 1
         super().stop()
 
 
@@ -74,11 +74,11 @@ def call(options: argparse.Namespace) -> int:
             on_failed=teller.failed,
             observer=board,
         )
-        worker.board = board
+        board.asked = lambda: worker.asked if worker.is_ending else 0
         worker.run(drain=options.drain)
     if board.counts["failed"]:
         return FAILED
-    return UNFINISHED if options.drain and board.asked and not queue.is_empty() else 0
+    return UNFINISHED if options.drain and worker.asked and not queue.is_empty() else 0
 
 
 def _handler(options: argparse.Namespace, teller: Teller) -> Handler:
