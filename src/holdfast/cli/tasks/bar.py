@@ -1,10 +1,7 @@
 """What `holdfast tasks work` shows: a bar and a line for each task that runs on a terminal, plain lines anywhere else.
 
-    Teller    in the children of the worker: says in a pipe what is begun and how it ended, and what commands printed
-    Board     in the supervisor: reads that and is the only one to write, so that nothing is mixed up
-
-Each message is a line of JSON of at most PIPE_BUF bytes, which is written as a whole or not at all. An attempt that is
-ended by force says nothing any more: then, and for progress, the board looks into the file of the task.
+The board is in the supervisor, hears what the children say (`teller`), and is the only one to write, so that nothing is
+mixed up. An attempt that is ended by force says nothing any more: then, and for progress, it reads the task's file.
 """
 
 from __future__ import annotations
@@ -12,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
-from binascii import a2b_base64, b2a_base64
+from binascii import a2b_base64
 from collections import deque
 from time import monotonic, sleep
 
 from ...errors import HoldfastError
 from .. import output
+from .lines import Lines
 from .text import in_a_line, payload_of, progress_of
 
 TYPE_CHECKING = False
@@ -26,71 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ...tasks import Claim, Task, TaskQueue
+    from ...tasks import Task, TaskQueue
+    from .teller import Teller
 
-_A_PIECE = 2000  # bytes of what a command printed, in one message
 _AT_ONCE = 0.005  # seconds
 _LONG = 0.3  # seconds after which one wants to know more of a task than that it runs
 _BETWEEN_DRAWINGS = 0.1
 _BETWEEN_COUNTS = 0.5
 _RATE_OVER = 10.0
-_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
-
-
-class Teller:
-    """What the children of a worker call."""
-
-    def __init__(self) -> None:
-        self.reader, self._writer = os.pipe()
-        os.set_blocking(self.reader, False)
-        self._instead: list[tuple[int, int]] = []
-        self._pid = os.getpid()
-        self._mutex = threading.Lock()
-        self._here = threading.local()
-
-    def close(self) -> None:
-        os.close(self.reader)
-        os.close(self._writer)
-
-    def redirect(self, fds: list[int], writer: int) -> None:
-        """What else a child prints on these goes into a pipe, too."""
-        self._instead = [(writer, fd) for fd in fds]
-
-    def started(self, claim: Claim) -> None:
-        with self._mutex:
-            if self._pid != os.getpid():
-                self._settle_in()
-        self._here.claim, self._here.began = claim, monotonic()
-        self._tell("start", claim, claim.task.tried, claim.task.attempts)
-
-    def _settle_in(self) -> None:
-        """This is a new process."""
-        self._pid = os.getpid()
-        os.close(self.reader)  # or nobody would notice that the supervisor is gone
-        for pipe, fd in self._instead:
-            os.dup2(pipe, fd)
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                # A line at a time, also with PYTHONUNBUFFERED: pieces of lines would meet those of other children.
-                stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-
-    def done(self, claim: Claim) -> None:
-        self._tell("done", claim, monotonic() - self._here.began)
-
-    def failed(self, claim: Claim, error: BaseException) -> None:
-        self._tell("ended", claim)
-
-    def printed(self, said: bytes, errors: bytes) -> None:
-        for stream, data in ((1, said), (2, errors)):
-            for start in range(0, len(data), _A_PIECE):
-                piece = b2a_base64(data[start : start + _A_PIECE], newline=False).decode()
-                self._tell("printed", self._here.claim, stream, piece)
-
-    def _tell(self, kind: str, claim: Claim, *rest: object) -> None:
-        try:
-            os.write(self._writer, json.dumps([kind, claim.id, claim.token, *rest]).encode() + b"\n")
-        except OSError:
-            pass  # the supervisor is gone; the task goes on
 
 
 class Attempt:
@@ -338,68 +278,3 @@ class Left:
             self._first = ended
         self._finished = max(0, ended - self._first)
         self._total = self._finished + counted["pending"] + counted["running"]
-
-
-class Lines:
-    """Lines at the end of the terminal that are drawn again and again. What is printed takes their place."""
-
-    def __init__(self, live: bool) -> None:
-        self._live = live
-        self._drawn: list[str] = []
-        self._rest = b""
-        self.reader, self.writer = os.pipe() if live else (-1, -1)
-        if live:
-            os.set_blocking(self.reader, False)
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        return (self.reader,) if self._live else ()
-
-    @property
-    def are_drawn(self) -> bool:
-        return bool(self._drawn)
-
-    def draw(self, lines: list[str]) -> None:
-        if lines != self._drawn:
-            output.write_error(self._clearing() + _NO_WRAP + "\n".join(lines) + _WRAP)
-            self._drawn = lines
-
-    def _clearing(self) -> str:
-        up = len(self._drawn) - 1
-        return ("\r" + (f"\x1b[{up}A" if up > 0 else "") + "\x1b[J") if self._drawn else ""
-
-    def _clear(self) -> None:
-        if self._drawn:
-            output.write_error(self._clearing())
-            self._drawn = []
-
-    def say(self, text: str, colour: str) -> None:
-        self._clear()
-        output.complain(output.coloured(text, colour, sys.stderr) if colour else text)
-
-    def print(self, data: bytes, *, to_stderr: bool) -> None:
-        """What somebody else has printed."""
-        if not data:
-            return
-        self._clear()
-        if self._live and not data.endswith(b"\n"):
-            data += b"\n"
-        output.write_bytes(data, to_stderr=to_stderr)
-
-    def hear(self) -> None:
-        """What handlers print while they run."""
-        while self._live:
-            try:
-                data = os.read(self.reader, 1 << 16)
-            except BlockingIOError:
-                return
-            whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
-            self.print(whole + newline, to_stderr=True)
-
-    def end(self) -> None:
-        self.hear()
-        self.print(self._rest, to_stderr=True)
-        self._clear()
-        if self._live:
-            os.close(self.reader)
-            os.close(self.writer)

@@ -1,4 +1,4 @@
-"""`holdfast tasks work`: a worker, whose children tell what they do (`bar.Teller`), and `bar.Board` shows it."""
+"""`holdfast tasks work`: a worker, whose children tell what they do (`teller`), and `bar` shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 from ...tasks import TaskQueue, Worker
 from ...tasks.handler import Command, Handler
 from .. import arguments
-from .bar import Board, Teller
+from .bar import Board
+from .teller import Teller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
