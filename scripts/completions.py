@@ -19,11 +19,20 @@ def whole_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, (_, does) in cli.COMMANDS.items():
         sub = cli.parser_of(name, into=commands.add_parser(name, help=does))
-        sub.epilog = None
-        for action in sub._actions:
-            if action.metavar in PATHS:
-                action.complete = PATHS[str(action.metavar)]  # type: ignore[attr-defined]
+        _prepare(sub)
     return parser
+
+
+def _prepare(parser: Parser) -> None:
+    parser.epilog = None
+    if parser.actions:
+        parser._actions[:] = [action for action in parser._actions if action.dest != "action"]
+        commands = parser.add_subparsers(metavar="ACTION")
+        for name, (does, _) in parser.actions.items():
+            _prepare(parser.action(name, into=commands.add_parser(name, help=does)))
+    for action in parser._actions:
+        if action.metavar in PATHS:
+            action.complete = PATHS[str(action.metavar)]  # type: ignore[attr-defined]
 
 
 def script(shell: str) -> str:

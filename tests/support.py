@@ -156,6 +156,14 @@ def begin_together(peers: list[Peer], code: str) -> None:
         peer.begin(code)
 
 
+def end_workers(queue: Any) -> None:
+    """Kill who is still at the tasks of a queue, with whatever it has started, after a test that failed."""
+    for id in queue.ids("running"):
+        pid = int(queue.get(id).worker.partition("@")[0])
+        if pid != os.getpid() and queue.get(id).state == "running":
+            os.killpg(pid, signal.SIGKILL)
+
+
 def until(condition: Any, seconds: float = PATIENCE) -> None:
     """Look until `condition()` holds: for what can be seen but sends no event."""
     deadline = time.monotonic() + seconds

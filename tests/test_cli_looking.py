@@ -381,6 +381,8 @@ def test_the_completion_scripts_are_those_of_the_parsers(tmp_path: Path) -> None
         ("holdfast run --sha", "--shared"),
         ("holdfast completion z", "zsh"),
         ("holdfast st", "status"),
+        ("holdfast tasks wo", "work"),
+        ("holdfast tasks work --dr", "--drain"),
     ],
 )
 def test_bash_completes(line: str, expected: str) -> None:

@@ -14,9 +14,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from support import NO_PROCESS, Peer, until
+from support import NO_PROCESS, Peer, end_workers, until
 
-from holdfast import Lock, LockFile
+from holdfast import Lock, LockFile, TaskQueue
 
 pyte = pytest.importorskip("pyte")
 
@@ -30,7 +30,9 @@ PATIENCE = 40.0
 class Terminal:
     """A program in a terminal, and what one would see there."""
 
-    def __init__(self, *words: object, columns: int = 80, lines: int = 24, cwd: object = None) -> None:
+    def __init__(
+        self, *words: object, columns: int = 80, lines: int = 24, cwd: object = None, TERM: str = "xterm-256color"
+    ) -> None:
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
@@ -39,7 +41,7 @@ class Terminal:
             try:
                 if cwd is not None:
                     os.chdir(str(cwd))
-                environment = {**os.environ, "TERM": "xterm-256color"}
+                environment = {**os.environ, "TERM": TERM}
                 os.execve(sys.executable, [sys.executable, "-m", "holdfast", *map(str, words)], environment)
             finally:
                 os._exit(125)
@@ -285,5 +287,127 @@ def test_top_without_textual_says_what_to_install(tmp_path: Path) -> None:
     script = script.replace("import sys;", "import sys; from holdfast.cli import output; output.on_terminal = bool;")
     done = subprocess.run(
         [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False, timeout=40
+    )
+    assert done.returncode == 3 and "pip install 'holdfast[top]'" in done.stderr and done.stderr.count("\n") == 1
+
+
+# tasks
+
+
+@pytest.fixture
+def jobs(in_memory: Path, terminal: object) -> Iterator[TaskQueue]:
+    queue = TaskQueue(in_memory / "jobs", durable=False)
+    yield queue
+    end_workers(queue)
+
+
+HANDLER = """
+import os, sys
+def handle(task):
+    print("hello", task.payload)
+    task.progress(3, 10, "third page")
+    with open(f"gate-{task.payload}") as gate:
+        gate.read()
+    if task.payload == "b":
+        raise ValueError("it is broken")
+"""
+
+
+def test_the_bar_of_a_worker(jobs: TaskQueue, in_memory: Path, terminal: Callable[..., Terminal]) -> None:
+    (in_memory / "mymodule.py").write_text(HANDLER)
+    for name in "abc":
+        os.mkfifo(in_memory / f"gate-{name}")
+        jobs.put(name, id=f"task-{name}", attempts=1)
+    words = ("tasks", "work", "jobs", "--drain", "-j", "2", "--python", "mymodule:handle")
+    worker = terminal(*words, cwd=in_memory)
+    text = worker.until_shows("[--------------------] 0 of 3 done", "  task-a  ", "  task-b  ", "3/10 third page")
+    lines = text.splitlines()
+    assert sorted(lines[:2]) == sorted([f"hello {name}".ljust(80) for name in "ab"]), "above the bar"
+    assert lines[2].startswith("[----") and {line.split()[0] for line in lines[3:5]} == {"task-a", "task-b"}
+    before = next(line for line in lines if "task-a" in line)
+    worker.until(lambda screen: "task-a" in screen and before not in screen, "counted the seconds")
+    (in_memory / "gate-b").write_text("")
+    text = worker.until_shows("[######--------------] 1 of 3 done, 1 failed", "  task-c  ")
+    assert "failed task-b (attempt 1 of 1): ValueError: it is broken" in text
+    assert text.count("[###") == 1 and "  task-b  " not in text and text.count("task-a") == 1
+    for name in "ac":
+        (in_memory / f"gate-{name}").write_text("")
+    assert worker.wait() == 1
+    lines = [line.rstrip() for line in worker.text().splitlines() if line.strip()]
+    assert lines[-1].startswith("2 done, 1 failed in ") and len(lines) == 5, "the bar is gone, and nothing else is"
+    assert sorted(line for line in lines if line.startswith("hello")) == ["hello a", "hello b", "hello c"]
+
+
+def test_what_commands_print_is_above_the_bar(jobs: TaskQueue, terminal: Callable[..., Terminal]) -> None:
+    """Also without a newline at its end; and many lines, over the end of the screen. The bar is there once."""
+    gate = os.path.join(jobs.path, "..", "gate")
+    os.mkfifo(gate)
+    for number in range(1, 31):
+        jobs.put(number, id=f"task-{number}")
+    script = f"echo line {{}}; printf %s 'end of {{}}'; if [ {{}} = 30 ]; then read x < {gate}; fi; true"
+    worker = terminal("tasks", "work", jobs.path, "--", "sh", "-c", script, lines=12)
+    text = worker.until_shows("29 of 30 done", "end of 29", "  task-30  ")
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    assert lines[-5:-2] == ["end of 28", "line 29", "end of 29"] and lines[-2].startswith("[####")
+    assert text.count("of 30 done") == 1
+    with open(gate, "w"):
+        pass
+    text = worker.until_shows("end of 30", "30 of 30 done", "waiting for tasks")
+    worker.press("\x03")
+    assert worker.wait() == 0
+    assert worker.text().rstrip().splitlines()[-1].startswith("30 done in ")
+
+
+def test_control_c_twice_gives_back_what_runs(
+    jobs: TaskQueue, in_memory: Path, terminal: Callable[..., Terminal]
+) -> None:
+    os.mkfifo(in_memory / "gate")
+    jobs.put("a long story " * 20, id="x")
+    worker = terminal("tasks", "work", "jobs", "--", "cat", "gate", cwd=in_memory, columns=40)
+    text = worker.until_shows("  x  ", "a long story")
+    assert [len(line.rstrip()) for line in text.splitlines() if "  x  " in line] == [39], "it is cut, not wrapped"
+    worker.press("\x03")
+    worker.until_shows("finishing 1 that run")
+    worker.press("\x03")
+    assert worker.wait() == 0
+    assert "given back x: its worker was ended" in worker.text() and jobs.get("x").state == "pending"
+
+
+def test_no_bar_on_a_dumb_terminal(jobs: TaskQueue, terminal: Callable[..., Terminal]) -> None:
+    jobs.put("a", id="a")
+    worker = terminal("tasks", "work", jobs.path, "--drain", "--", "true", TERM="dumb")
+    assert worker.wait() == 0
+    assert b"\x1b" not in worker.raw and b"done a in 0." in worker.raw
+
+
+def test_watch(jobs: TaskQueue, terminal: Callable[..., Terminal]) -> None:
+    pytest.importorskip("textual")
+    watch = terminal("tasks", "watch", jobs.path, "--every", "0.1", columns=100)
+    watch.until_shows("0 running, 0 pending, 0 done, 0 failed, 0 cancelled", "nothing has failed for good", "q quit")
+    jobs.put("x [b]", id="first", attempts=1)
+    jobs.put("y", id="second", delay=100)
+    watch.until_shows("2 pending (1 delayed)")
+    claim = jobs.claim()
+    assert claim is not None
+    text = watch.until_shows("1 running", "first", "x [b]", "1/1", f"{os.getpid()}@")
+    assert "RUNNING" in text and "PROGRESS" in text
+    claim.progress(1, 2, "half of it")
+    watch.until_shows("1/2 half of it")
+    claim.fail("it is broken")
+    text = watch.until_shows("0 running", "1 failed", "failed first", "ago: it is broken")
+    assert "half of it" not in text
+    watch.press("q")
+    assert watch.wait() == 0
+
+
+def test_watch_without_textual_says_what_to_install(jobs: TaskQueue) -> None:
+    import subprocess
+
+    script = (
+        "import sys; sys.modules['textual'] = None; from holdfast.cli import main, output; output.on_terminal = bool;"
+        "sys.exit(main(['tasks', 'watch', sys.argv[1]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, jobs.path], capture_output=True, text=True, check=False, timeout=40
     )
     assert done.returncode == 3 and "pip install 'holdfast[top]'" in done.stderr and done.stderr.count("\n") == 1

@@ -14,6 +14,7 @@ from support import die_before_call, in_child, survives
 
 from holdfast import LockLost, NotLocked, Timeout, UnsafePath, system
 from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue
+from holdfast.tasks.journal import STATES
 
 
 @pytest.fixture
@@ -521,3 +522,26 @@ def test_killed_at_every_call(what: str, in_memory: Path) -> None:
             assert states[-1] == "done" and states.count("done") == (2 if what == "retry" else 1), (number, states)
         number += 1
     assert number > 2
+
+
+def test_the_ids_in_a_state(queue: TaskQueue) -> None:
+    for id in ("done", "failed.x", "cancelled"):
+        queue.put(1, id=id, attempts=1)
+    claimed(queue).complete()
+    claimed(queue).fail("no")
+    queue.cancel("cancelled")
+    queue.put(1, id="low", priority=-5)
+    queue.put(1, id="a/b")
+    queue.put(1, id="high.5", priority=10)
+    queue.put(1, id="la.ter", priority=3, delay=600)
+    queue.put(1, id="running", priority=20, key="k")
+    queue.put(1, id="par.ked", priority=19, key="k")
+    running = claimed(queue)
+    claimed(queue).give_back()  # which has the other one parked
+    assert queue.ids("running") == ["running"] and queue.ids("done") == ["done"]
+    assert queue.ids("failed") == ["failed.x"] and queue.ids("cancelled") == ["cancelled"]
+    assert queue.ids("pending") == ["high.5", "a/b", "low", "la.ter", "par.ked"]
+    assert {state: len(queue.ids(state)) for state in STATES} == {state: queue.stats()[state] for state in STATES}
+    with pytest.raises(ValueError, match="not 'ready'"):
+        queue.ids("ready")
+    running.complete()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -94,7 +95,7 @@ def test_a_command(queue: TaskQueue) -> None:
     assert (summary.done, summary.failed) == (2, 1)
     assert queue.get(good).result == f"{good} got hello world"
     assert queue.get(thing).result == f'{thing} got {{"n": 1}}'
-    assert queue.get(bad).error == "holdfast.tasks.handler.CommandFailed: sh ended with status 3: broken"
+    assert queue.get(bad).error == "sh ended with status 3: broken"
 
 
 def test_a_command_that_takes_too_long_is_ended_with_all_it_started(queue: TaskQueue, in_memory: Path) -> None:
@@ -261,6 +262,47 @@ def test_hooks_and_results_that_cannot_be_kept(queue: TaskQueue, in_memory: Path
         "failed odd TypeError",
     ]
     assert [queue.get(id).state for id in (good, bad, odd)] == ["done", "failed", "failed"]
+
+
+def test_an_observer_in_the_supervisor(queue: TaskQueue) -> None:
+    reader, writer = os.pipe()
+    heard, pids = [], set()
+
+    class Observer:
+        fds = (reader,)
+
+        def look(self) -> None:
+            pids.add(os.getpid())
+            if select.select([reader], [], [], 0)[0]:
+                heard.append(os.read(reader, 100))
+                os.write(answered, b"!")
+
+    asked, answered = os.pipe()
+
+    def handle(task: Claim) -> int:
+        os.write(writer, b"hello")
+        began = time.monotonic()
+        os.read(asked, 1)  # the supervisor was woken for it
+        return time.monotonic() - began < 0.4
+
+    ids = [queue.put(number) for number in range(3)]
+    Worker(queue, handle, observer=Observer()).run(drain=True)
+    assert heard == [b"hello"] * 3 and pids == {os.getpid()} and any(queue.get(id).result for id in ids)
+    for fd in (reader, writer, asked, answered):
+        os.close(fd)
+
+
+def test_what_is_printed_is_printed_once(jobs: Path) -> None:
+    code = (
+        "import sys; from holdfast.tasks import *; print('before')\n"
+        "Worker(TaskQueue(sys.argv[1]), lambda task: print('task', task.payload), concurrency=2).run(drain=True)"
+    )
+    TaskQueue(jobs).put_all("abc")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, jobs], stdout=subprocess.PIPE, text=True, check=True, env=environment
+    )
+    assert sorted(done.stdout.splitlines()) == ["before", "task a", "task b", "task c"]
 
 
 def test_an_idle_worker_wakes(queue: TaskQueue, in_memory: Path) -> None:

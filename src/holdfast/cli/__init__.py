@@ -23,6 +23,7 @@ COMMANDS = {
     "run": ("run", "hold a lock while a command runs"),
     "dir": ("directories", "replace or edit a directory as a whole, or not at all"),
     "events": ("events", "append to an event store, read and follow it"),
+    "tasks": ("tasks", "put tasks into a queue, and have workers do them"),
     "fd": ("descriptor", "lock a descriptor that the calling script has open"),
     "try": ("sema", "take a lock file if it is free"),
     "acquire": ("sema", "wait for a lock file and take it"),
@@ -67,7 +68,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     name = words[0] if words else ""
     if name in ("", "-h", "--help", "help"):
         if len(words) > 1 and name == "help":
-            return _main([words[1], "--help"])
+            return _main([*words[1:], "--help"])
         output.say(OVERVIEW.format(commands="\n".join(f"  {key:11} {does}" for key, (_, does) in COMMANDS.items())))
         return 0 if words else 2
     if name in ("-V", "--version"):

@@ -12,7 +12,7 @@ from . import output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
 
 
@@ -27,6 +27,8 @@ class Parser(argparse.ArgumentParser):
         self.failure = 3
         self.takes_command = False
         self.own_words = 1  # before the command begins, options not counted
+        # What the first word of a group of commands may be: what that does, and who adds its options.
+        self.actions: dict[str, tuple[str, Callable[[Parser], None]]] = {}
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         """With a width, which argparse would import shutil to find out, for every option."""
@@ -37,12 +39,24 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(self.misuse)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        if words and words[0] in self.actions:
+            parser = self.action(words[0])
+            # Options may stand among the words, of which there may be any number.
+            return parser.parse(words[1:]) if parser.takes_command else parser.parse_intermixed_args(words[1:])
         if not self.takes_command:
             return self.parse_args(words)
         own, command = self._split(list(words))
         options = self.parse_args(own)
         options.command = command
         return options
+
+    def action(self, name: str, into: Parser | None = None) -> Parser:
+        """The parser of one of the `actions`."""
+        does, configure = self.actions[name]
+        parser = into or Parser(prog=f"{self.prog} {name}")
+        parser.description = does[0].upper() + does[1:] + "."
+        configure(parser)
+        return parser
 
     def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Our words and those of the command: after `--`, or else from the first on that is neither option nor ours."""
@@ -90,6 +104,27 @@ def seconds(text: str) -> float:
 
 
 seconds.__name__ = "number of seconds"
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def span(text: str) -> float:
+    unit = _UNITS.get(text[-1:], 0)
+    return seconds(text[:-1]) * unit if unit else seconds(text)
+
+
+span.__name__ = "time (30, 1.5s, 5m, 2h, 7d)"
+
+
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+at_least_one.__name__ = "number from 1 on"
 
 
 def exit_status(text: str) -> int:

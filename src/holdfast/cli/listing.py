@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from ..errors import HoldfastError
@@ -54,22 +53,8 @@ def call(options: argparse.Namespace) -> int:
             return code
         output.complain("no locks here" if options.recursive else "no locks here (-r looks in directories too)")
         return 0
-    rows = [_row(status) for status in found]
-    widths = [max(len(row[column]) for row in [_HEADINGS, *rows]) for column in range(len(_HEADINGS))]
-    output.say(output.coloured(_line(_HEADINGS, widths), output.BOLD))
-    for status, row in zip(found, rows, strict=True):
-        output.say(output.coloured(_line(row, widths), _colour(status)))
+    output.table(_HEADINGS, [_row(status) for status in found], [_colour(status) for status in found])
     return code
-
-
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    if not output.on_terminal(sys.stdout):
-        return text
-    try:
-        return output.shortened(text, os.get_terminal_size(1).columns)
-    except OSError:
-        return text
 
 
 def _colour(status: Status) -> str:

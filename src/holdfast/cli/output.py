@@ -40,18 +40,19 @@ def _fill_standard_descriptors() -> None:
     os.close(fd)
 
 
-def say(text: str) -> None:
-    _write(sys.stdout, text + "\n")
+def say(text: str) -> bool:
+    """False: nobody reads it."""
+    return _write(sys.stdout, text + "\n")
 
 
 def complain(text: str) -> None:
     _write(sys.stderr, text + "\n")
 
 
-def say_json(value: object, *, to_stderr: bool = False) -> None:
+def say_json(value: object, *, to_stderr: bool = False) -> bool:
     import json
 
-    _write(sys.stderr if to_stderr else sys.stdout, json.dumps(value) + "\n")
+    return _write(sys.stderr if to_stderr else sys.stdout, json.dumps(value) + "\n")
 
 
 def write_error(text: str) -> None:
@@ -59,14 +60,23 @@ def write_error(text: str) -> None:
     _write(sys.stderr, text)
 
 
-def _write(stream: TextIOWrapper | object, text: str) -> None:
+def write_bytes(data: bytes, *, to_stderr: bool = False) -> None:
+    """What somebody else has printed, as it is."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    if stream is not None:
+        _write(stream.buffer, data)
+
+
+def _write(stream: TextIOWrapper | object, text: str | bytes) -> bool:
     if stream is None:  # closed by the caller
-        return
+        return False
     try:
         stream.write(text)  # type: ignore[attr-defined]
         stream.flush()  # type: ignore[attr-defined]
+        return True
     except (OSError, ValueError):  # nobody reads any more, or the disk is full: the exit status still tells
         _discard(stream)
+        return False
 
 
 def _discard(stream: object) -> None:
@@ -100,11 +110,37 @@ def on_terminal(stream: object) -> bool:
         return False
 
 
+def can_redraw(stream: object) -> bool:
+    """Is it a terminal on which lines can be drawn again?"""
+    return on_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
 def coloured(text: str, colour: str, stream: object = None) -> str:
     stream = sys.stdout if stream is None else stream
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not on_terminal(stream):
         return text
     return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def table(headings: tuple[str, ...], rows: list[tuple[str, ...]], colours: list[str]) -> None:
+    """Columns as wide as they need to be; on a terminal lines are cut, not wrapped."""
+    widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
+    for row, colour in zip([headings, *rows], [BOLD, *colours], strict=True):
+        text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        say(coloured(_fitting(text), colour))
+
+
+def _fitting(text: str) -> str:
+    return shortened(text, terminal_size(1)[0]) if on_terminal(sys.stdout) else text
+
+
+def terminal_size(fd: int) -> tuple[int, int]:
+    """Columns and lines."""
+    try:
+        size = os.get_terminal_size(fd)
+    except OSError:
+        return 80, 24
+    return max(20, size.columns or 80), max(4, size.lines or 24)
 
 
 def duration(seconds: float) -> str:

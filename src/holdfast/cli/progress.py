@@ -30,7 +30,7 @@ class Progress:
         self._lock = lock
         self._json = json
         self._done = Event()
-        self._live = not json and output.on_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+        self._live = not json and output.can_redraw(sys.stderr)
         self._quiet = quiet or (only_live and not self._live)
         self._thread: Thread | None = None
 
@@ -63,7 +63,7 @@ class Progress:
         while not self._done.wait(pause):
             text = describe(self._lock.path, self._lock.status())
             # With room for the ^C that a terminal shows: a line that wraps cannot be cleared.
-            output.write_error(_CLEAR + output.shortened(text, _columns() - 4))
+            output.write_error(_CLEAR + output.shortened(text, output.terminal_size(2)[0] - 4))
             pause = _NEXT_LOOK
 
     def _show_once(self) -> None:
@@ -72,13 +72,6 @@ class Progress:
             output.say_json({"event": "waiting", **status.as_dict()}, to_stderr=True)
         else:
             output.complain(describe(self._lock.path, status))
-
-
-def _columns() -> int:
-    try:
-        return max(20, os.get_terminal_size(2).columns)
-    except OSError:
-        return 80
 
 
 def describe(path: str, status: Status) -> str:

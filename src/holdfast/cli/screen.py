@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -61,11 +61,60 @@ class Question(ModalScreen[bool]):
         self.dismiss(yes)
 
 
-class Screen(App[None]):
-    """A table of locks that is looked at anew every so many seconds, and more about the one under the cursor."""
+Found = TypeVar("Found")
+
+
+class Live(App[None], Generic[Found]):
+    """A screen that looks anew every so many seconds: `find` does, in a thread, and `show` draws what it found."""
+
+    ENABLE_COMMAND_PALETTE = False
+    QUIETLY: ClassVar = [Binding("ctrl+c", "quit", "quit", show=False, priority=True)]
+
+    def __init__(self, every: float) -> None:
+        super().__init__()
+        self._every = every
+        self._looking = False
+        self._ending = False
+
+    def find(self) -> Found:
+        raise NotImplementedError
+
+    def show(self, found: Found) -> None:
+        raise NotImplementedError
+
+    def on_ready(self) -> None:
+        self._look()
+        self.set_interval(self._every, self._look)
+
+    def _look(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self.run_worker(self._find, thread=True, exit_on_error=False)
+
+    def _find(self) -> None:
+        """In a thread: a directory may be slow to read."""
+        found = None
+        try:
+            found = self.find()
+        except (HoldfastError, OSError):
+            pass  # it may be there again the next time
+        if not self._ending:
+            self.call_from_thread(self._found, found)
+
+    def _found(self, found: Found | None) -> None:
+        self._looking = False
+        if found is not None:
+            self.show(found)
+
+    async def action_quit(self) -> None:
+        self._ending = True
+        self.exit()
+
+
+class Screen(Live["list[Status]"]):
+    """A table of locks, and more about the one under the cursor."""
 
     TITLE = "holdfast top"
-    ENABLE_COMMAND_PALETTE = False
     CSS = """
     #head { height: 1; background: $primary; color: $text; padding: 0 1; }
     #table { height: 1fr; }
@@ -79,22 +128,19 @@ class Screen(App[None]):
         Binding("b", "break", "break"),
         Binding("q", "quit", "quit"),
         Binding("escape", "clear", "clear", show=False),
-        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+        *Live.QUIETLY,
     ]
 
     def __init__(self, directories: list[str], recursive: bool, every: float) -> None:
-        super().__init__()
+        super().__init__(every)
         self._directories = directories
         self._recursive = recursive
-        self._every = every
-        self._found: list[Status] = []
+        self._locks: list[Status] = []
         self._shown: list[Status] = []
         self._order = "state"
         self._held_only = False
         self._wanted = ""
-        self._looking = False
         self._looked = False
-        self._ending = False
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -109,8 +155,6 @@ class Screen(App[None]):
             table.add_column(name, width=width, key=name)
         table.focus()
         self._draw_rest()
-        self._look()
-        self.set_interval(self._every, self._look)
 
     def on_resize(self) -> None:
         table, more = self.query_one(DataTable), max(0, self.size.width - sum(_COLUMNS.values()))
@@ -120,29 +164,21 @@ class Screen(App[None]):
             columns["HOLDER"].width = _COLUMNS["HOLDER"] + more - more // 3
             self._draw()
 
-    def _look(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self.run_worker(self._find, thread=True, exit_on_error=False)
-
-    def _find(self) -> None:
-        """In a thread: a directory may be slow to read."""
+    def find(self) -> list[Status]:
         try:
-            found = listing.all_locks(self._directories, self._recursive, quiet=True, stop=lambda: self._ending)
+            return listing.all_locks(self._directories, self._recursive, quiet=True, stop=lambda: self._ending)
         except OSError:
-            found = []
-        if not self._ending:
-            self.call_from_thread(self._show, found)
+            return []
 
-    def _show(self, found: list[Status]) -> None:
-        self._looking, self._looked = False, True
-        self._found = found
+    def show(self, found: list[Status]) -> None:
+        self._looked = True
+        self._locks = found
         self._draw()
 
     def _draw(self) -> None:
         table = self.query_one(DataTable)
         under_cursor = self._chosen()
-        self._shown = sorted(filter(self._is_wanted, self._found), key=_ORDERS[self._order])
+        self._shown = sorted(filter(self._is_wanted, self._locks), key=_ORDERS[self._order])
         row = table.cursor_row
         table.clear()
         for status in self._shown:
@@ -176,16 +212,16 @@ class Screen(App[None]):
         return [Text(text, style=_COLOURS.get(state, ""), no_wrap=True, overflow="ellipsis") for text in texts]
 
     def _draw_rest(self) -> None:
-        held = sum(status.held for status in self._found)
-        waiting = sum(len(status.waiters) for status in self._found)
-        text = f"holdfast top   {len(self._found)} locks, {held} held, {waiting} waiting   by {self._order}"
+        held = sum(status.held for status in self._locks)
+        waiting = sum(len(status.waiters) for status in self._locks)
+        text = f"holdfast top   {len(self._locks)} locks, {held} held, {waiting} waiting   by {self._order}"
         if self._held_only:
             text += "   held only"
         if self._wanted and not self.query_one("#filter").display:  # the field itself shows it, as long as it is open
             text += f"   containing {self._wanted!r}"
         self.query_one("#head", Static).update(Text(text))
         chosen = self._chosen()
-        nothing = "looking…" if not self._looked else "nothing to show" if self._found else "no locks here"
+        nothing = "looking…" if not self._looked else "nothing to show" if self._locks else "no locks here"
         about = _details(chosen) if chosen is not None else nothing
         self.query_one("#more", Static).update(Text(about))
 
@@ -207,10 +243,6 @@ class Screen(App[None]):
         self.query_one("#filter").display = False
         self.set_focus(self.query_one(DataTable))
         self._draw_rest()
-
-    async def action_quit(self) -> None:
-        self._ending = True
-        self.exit()
 
     def action_sort(self) -> None:
         names = list(_ORDERS)

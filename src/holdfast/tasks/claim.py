@@ -421,8 +421,8 @@ class Desk:
 
 
 def _describe(error: BaseException | str) -> dict[str, object]:
-    if isinstance(error, str):
-        return {"because": error}
+    if isinstance(error, str) or getattr(error, "says_all", False):
+        return {"because": str(error)}
     from traceback import format_exception, format_exception_only
 
     text = "".join(format_exception_only(type(error), error)).strip()

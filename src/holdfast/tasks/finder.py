@@ -66,7 +66,7 @@ class Finder:
             if LATER in changed:
                 self._hear_of_due(known[LATER] / 1000)
             level = self._level
-            if self._names and level is not None and any(int(one) > level for one in changed if _is_number(one)):
+            if self._names and level is not None and any(int(one) > level for one in changed if is_number(one)):
                 self._names = []
         if self.next_due is not None and self._clock.now() >= self.next_due:
             self._move_due()
@@ -74,7 +74,7 @@ class Finder:
     def _list(self, tried: set[str]) -> bool:
         """The names in the first directory that has any that were not tried just now."""
         pending = self._places.pending
-        for level in sorted(map(int, filter(_is_number, listed(pending))), reverse=True):
+        for level in sorted(map(int, filter(is_number, listed(pending))), reverse=True):
             folder = f"{pending}/{level}"
             buckets = listed(folder)
             for bucket in buckets:
@@ -132,12 +132,12 @@ class Finder:
 
     def _make_pending(self, source: str, rest: str) -> None:
         priority_text, _, name = rest.partition(".")
-        priority = int(priority_text) if _is_number(priority_text) else 0
+        priority = int(priority_text) if is_number(priority_text) else 0
         try:
             self._numbers.put(priority, lambda number: move(source, self._places.waiting(priority, number, name)))
         except FileNotFoundError:
             pass  # another one has moved it
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     return text.removeprefix("-").isdigit() and text.isascii()

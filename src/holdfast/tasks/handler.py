@@ -21,6 +21,8 @@ _MOST_KEPT = 1 << 16
 class TaskTimeout(Exception):
     """The task took longer than it may."""
 
+    says_all = True  # no traceback of ours tells more
+
 
 def runner(handler: Handler) -> Callable[[Claim], object]:
     """A function that does the work and gives its result."""
@@ -57,6 +59,8 @@ class Coroutine:
 
 class CommandFailed(Exception):
     """A command ended with a status other than 0."""
+
+    says_all = True
 
 
 class Command:

@@ -29,6 +29,7 @@ _A_CHUNK = 1 << 16
 LARGEST = 10**9  # priority
 LONGEST = 1e10  # seconds
 _DEEPEST = 200
+STATES = ("running", "pending", "failed", "cancelled", "done")
 ENDED = frozenset({"done", "failed", "cancelled"})
 
 

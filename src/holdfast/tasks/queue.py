@@ -22,10 +22,10 @@ from . import about, journal
 from .claim import Claim, Desk, Verdict
 from .clock import Clock
 from .errors import NoSuchTask
-from .finder import Finder
+from .finder import Finder, is_number
 from .journal import Task
 from .limits import Limits
-from .places import Places, count, file_name, listed, names_in, remove
+from .places import Places, count, file_name, listed, name_of, names_in, remove, task_id
 from .putting import TWO_NAMES, Putter
 from .schedule import Schedules, timing
 from .sequence import Sequence
@@ -246,6 +246,36 @@ class TaskQueue:
             if task.state == "running":
                 object.__setattr__(task, "state", "pending")  # its worker is dead, and the next one takes it
         return task
+
+    def ids(self, state: str) -> list[str]:
+        """Of the tasks in a state, by where they are: no file is read. Those that wait come in their order."""
+        if state not in journal.STATES:
+            raise ValueError(f"a task is {', '.join(journal.STATES)}; not {state!r}")
+        return [task_id(name) for name in self._names(state)]
+
+    def _names(self, state: str) -> list[str]:
+        """Of the files of those tasks."""
+        places = self._places
+        if state == "running":
+            return [name_of(place) for place in listed(places.running)]
+        if state == "pending":
+            gone = set(listed(places.cancelled))  # and perhaps still where they waited
+            return [name for name in self._names_waiting() if name not in gone]
+        if state == "done":
+            others = {name for other in journal.STATES if other != "done" for name in self._names(other)}
+            return [name for name in listed(places.tasks) if name not in others]
+        return listed(places.failed if state == "failed" else places.cancelled)
+
+    def _names_waiting(self) -> list[str]:
+        places = self._places
+        levels = sorted(filter(is_number, listed(places.pending)), key=int, reverse=True)
+        found = [name_of(place) for level in levels for _, place in names_in(f"{places.pending}/{level}", 1)]
+        parts = {places.delayed: 2, places.parked: 3}  # before the name
+        return found + [
+            place.split(".", parts[folder])[-1]
+            for folder, depth in places.put_off
+            for _, place in names_in(folder, depth)
+        ]
 
     def stats(self) -> dict[str, int]:
         """How many tasks are in which state. `delayed` and `parked` are among the pending ones."""

@@ -20,13 +20,14 @@ import logging
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from .. import gate, system
 from ..errors import Unsupported
@@ -55,6 +56,16 @@ class Summary:
     deaths: int = 0  # of its processes
 
 
+class Observer(Protocol):
+    """One who shows what a worker does, in the process of its supervisor: `look` is called when one of `fds` can be
+    read, when something else has happened, and every half a second."""
+
+    @property
+    def fds(self) -> tuple[int, ...]: ...
+
+    def look(self) -> None: ...
+
+
 class Worker:
     """Does the tasks of a queue with a handler: a function of the task (sync or async), or a command, a list of words.
 
@@ -62,6 +73,7 @@ class Worker:
     threads: in threads of one process instead of one process each
     heartbeat: seconds between renewals of what runs, for workers on other machines
     on_start, on_done, on_failed: called with the task, and on_failed with the error, where the handler runs
+    observer: see `Observer`
     """
 
     def __init__(
@@ -75,6 +87,7 @@ class Worker:
         on_start: Callable[..., object] | None = None,
         on_done: Callable[..., object] | None = None,
         on_failed: Callable[..., object] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is how many tasks are done at a time, not {concurrency!r}")
@@ -88,6 +101,7 @@ class Worker:
             self._run.ends_itself = threads  # else its supervisor ends it, and whatever it has started
         self._heartbeat = heartbeat
         self._hooks = (on_start, on_done, on_failed)
+        self._observer = observer
         self._children: dict[int, Child] = {}  # by pid
         self._stop_reader, self._stop_writer = -1, -1
         self._wake_reader, self._wake_writer = -1, -1
@@ -106,6 +120,11 @@ class Worker:
         if self._wake_writer >= 0:
             with suppress(BlockingIOError):
                 os.write(self._wake_writer, b"!")
+
+    @property
+    def is_ending(self) -> bool:
+        """Was it stopped, so that nothing more is begun?"""
+        return self._asked > 0 and self._stop_writer < 0
 
     def run(self, drain: bool = False) -> Summary:
         """Work until it is stopped (SIGTERM, SIGINT, `stop`), or, with `drain`, until nothing is left to be done."""
@@ -163,6 +182,7 @@ class Worker:
         threads = self.concurrency if self.threads else 1
         counts = Counts(threads)
         self._starts.append(monotonic())
+        _flush()  # else the child has a copy of what is still to be printed, and prints it, too
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -185,6 +205,7 @@ class Worker:
 
                 traceback.print_exc()
             finally:
+                _flush()
                 os._exit(status)
         os.close(writer)
         with suppress(OSError):
@@ -195,9 +216,9 @@ class Worker:
         """Wait for the next thing to happen, and see to it."""
         poll = select.poll()
         poll.register(self._wake_reader, select.POLLIN)
-        for child in self._children.values():
-            for fd in child.fds:
-                poll.register(fd, select.POLLIN)
+        observed = () if self._observer is None else self._observer.fds
+        for fd in (*observed, *(fd for child in self._children.values() for fd in child.fds)):
+            poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(int(self._how_long() * 1000) + 1)}
         if self._wake_reader in ready:
             os.read(self._wake_reader, 4096)
@@ -216,6 +237,8 @@ class Worker:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 logging.getLogger("holdfast").warning("%s", error)
+        if self._observer is not None:
+            self._observer.look()
 
     def _look_after_tasks(self) -> None:
         self._end_late()
@@ -333,3 +356,9 @@ def _open_standard_files() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # there is none, or nobody reads it any more
+            stream.flush()

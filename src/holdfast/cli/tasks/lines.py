@@ -1,0 +1,75 @@
+"""The lower end of a terminal: lines that are drawn again and again below what is printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .. import output
+
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
+
+
+class Lines:
+    """Lines at the end of the terminal that are drawn again and again. What is printed takes their place."""
+
+    def __init__(self, live: bool) -> None:
+        self._live = live
+        self._drawn: list[str] = []
+        self._rest = b""
+        self.reader, self.writer = os.pipe() if live else (-1, -1)
+        if live:
+            os.set_blocking(self.reader, False)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return (self.reader,) if self._live else ()
+
+    @property
+    def are_drawn(self) -> bool:
+        return bool(self._drawn)
+
+    def draw(self, lines: list[str]) -> None:
+        if lines != self._drawn:
+            output.write_error(self._clearing() + _NO_WRAP + "\n".join(lines) + _WRAP)
+            self._drawn = lines
+
+    def _clearing(self) -> str:
+        up = len(self._drawn) - 1
+        return ("\r" + (f"\x1b[{up}A" if up > 0 else "") + "\x1b[J") if self._drawn else ""
+
+    def _clear(self) -> None:
+        if self._drawn:
+            output.write_error(self._clearing())
+            self._drawn = []
+
+    def say(self, text: str, colour: str) -> None:
+        self._clear()
+        output.complain(output.coloured(text, colour, sys.stderr) if colour else text)
+
+    def print(self, data: bytes, *, to_stderr: bool) -> None:
+        """What somebody else has printed."""
+        if not data:
+            return
+        self._clear()
+        if self._live and not data.endswith(b"\n"):
+            data += b"\n"
+        output.write_bytes(data, to_stderr=to_stderr)
+
+    def hear(self) -> None:
+        """What handlers print while they run."""
+        while self._live:
+            try:
+                data = os.read(self.reader, 1 << 16)
+            except BlockingIOError:
+                return
+            whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+            self.print(whole + newline, to_stderr=True)
+
+    def end(self) -> None:
+        self.hear()
+        self.print(self._rest, to_stderr=True)
+        self._clear()
+        if self._live:
+            os.close(self.reader)
+            os.close(self.writer)
