@@ -225,12 +225,12 @@ def _several(quick: bool, room: str, line: bytes, many: int, target: float) -> R
 
 
 @contextmanager
-def journalled(directory: str) -> Iterator[str | None]:
+def journalled(directory: str, megabytes: int = 512) -> Iterator[str | None]:
     """A file system ext4 with a journal, where that can be mounted."""
     image, where = f"{directory}/ext4.image", f"{directory}/ext4"
     os.mkdir(where)
     with open(image, "wb") as file:
-        file.truncate(512 << 20)
+        file.truncate(megabytes << 20)
     made = os.geteuid() == 0 and shutil.which("mkfs.ext4") is not None
     made = made and subprocess.run(["mkfs.ext4", "-q", "-F", image], check=False).returncode == 0
     made = made and subprocess.run(["mount", "-o", "loop", image, where], check=False).returncode == 0

@@ -17,6 +17,7 @@ import directories
 import events
 import handoff
 import imports
+import tasks
 import uncontended
 from measure import Place, Row, Table
 
@@ -43,6 +44,9 @@ SECTIONS: dict[str, Section] = {
     "events-processes": events.processes,
     "events-peers": lambda quick, places: iter([events.side_by_side(quick, places[0])]),
     "events-million": lambda quick, places: iter([events.million(quick, places[0])]),
+    "tasks": tasks.section,
+    "tasks-wake": _everywhere(tasks.wake),
+    "tasks-many": lambda quick, places: iter([tasks.many(quick, places[0])]),
     "waiters": lambda quick, places: iter([contention.waiters(quick, places[0])]),
 }
 
