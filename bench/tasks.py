@@ -369,6 +369,7 @@ class Samples:
     put: list[float] = field(default_factory=list)  # seconds for one
     done: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)  # the smaller one
+    cpu: list[float] = field(default_factory=list)  # of the CPU time, what the process with the smaller share had
     counts: list[int] = field(default_factory=list)
 
 
@@ -387,13 +388,13 @@ def fill(kind: Any, path: str, durable: bool, number: int) -> float:
     return taken / number
 
 
-def race(kind: Any, path: str, durable: bool, number: int) -> tuple[float, list[int]]:
-    """Seconds for one, and how many each process has done."""
+def race(kind: Any, path: str, durable: bool, number: int) -> tuple[float, list[int], list[float]]:
+    """Seconds for one, how many each process has done, and the CPU time of each."""
     processes = getattr(kind, "processes", PROCESSES)
     done = memoryview(mmap.mmap(-1, 8 * PROCESSES)).cast("q")
     ready = memoryview(mmap.mmap(-1, 8 * PROCESSES)).cast("q")
 
-    def work(me: int) -> tuple[float, float, int]:
+    def work(me: int) -> tuple[float, float, int, float]:
         queue = kind(path, durable)
         step = queue.step
         for _ in range(WARM_UP * PROCESSES // processes):
@@ -401,23 +402,24 @@ def race(kind: Any, path: str, durable: bool, number: int) -> tuple[float, list[
         ready[me] = 1
         while sum(ready) < processes:
             time.sleep(0)
+        used = time.process_time()
         began = ended = clock()
         while True:
             if step():
                 done[me] += 1
                 ended = clock()
             elif sum(done) >= number:
-                return began, ended, done[me]
+                return began, ended, done[me], time.process_time() - used
             elif clock() - ended > 5:
                 raise RuntimeError(f"{number - sum(done)} of {number} tasks are not found any more")
 
     results = run_children(processes, work, limit=120)
-    taken = max(end for _, end, _ in results) - min(begin for begin, _, _ in results)
-    counts = [count for _, _, count in results]
-    return taken / sum(counts), counts
+    taken = max(end for _, end, _, _ in results) - min(begin for begin, _, _, _ in results)
+    counts = [count for _, _, count, _ in results]
+    return taken / sum(counts), counts, [cpu for _, _, _, cpu in results]
 
 
-def race_of_worker(path: str, durable: bool) -> tuple[float, list[int]]:
+def race_of_worker(path: str, durable: bool) -> tuple[float, list[int], list[float]]:
     """The same with a `Worker`. Its processes begin when both have a task; what they do before is opening the queue."""
     times = memoryview(mmap.mmap(-1, 24 * PROCESSES)).cast("q")  # of each process: first, last, how many
     tickets, giver = os.pipe()
@@ -444,7 +446,7 @@ def race_of_worker(path: str, durable: bool) -> tuple[float, list[int]]:
     counts = list(times[2::3])
     assert done == sum(counts), (done, counts)
     first, last = min(times[::3]), max(times[1::3])
-    return (last - first) / 1e9 / sum(counts), counts
+    return (last - first) / 1e9 / sum(counts), counts, []
 
 
 def compete(quick: bool, directory: str, kinds: dict[str, Any], durable: bool, number: int) -> dict[str, Samples]:
@@ -455,13 +457,15 @@ def compete(quick: bool, directory: str, kinds: dict[str, Any], durable: bool, n
         for name, kind in order[turn:] + order[:turn]:
             path = f"{directory}/{durable}-{turn}-{name}"
             put = fill(kind, path, durable, number)
-            done, counts = race_of_worker(path, durable) if name == WORKER else race(kind, path, durable, number)
+            done, counts, cpu = race_of_worker(path, durable) if name == WORKER else race(kind, path, durable, number)
             if turn:  # the first one warms up
                 mine = samples[name]
                 mine.put.append(put)
                 mine.done.append(done)
                 mine.shares.append(min(counts) / sum(counts))
                 mine.counts.append(sum(counts))
+                if cpu:
+                    mine.cpu.append(cpu[counts.index(min(counts))] / sum(cpu))
     return samples
 
 
@@ -498,7 +502,10 @@ def _done_table(title: str, samples: dict[str, Samples], number: int, target: fl
             row.check(f"{lost} lost", lost == 0)
             share = median(mine.shares)
             row.check(_split(share) + f", at worst {_split(SMALLEST_SHARE)}", share >= SMALLEST_SHARE)
-            row.note = f"worst round {_split(min(mine.shares))}"
+            worst = min(range(len(mine.shares)), key=mine.shares.__getitem__)
+            row.note = f"worst round {_split(mine.shares[worst])}"
+            if mine.cpu:
+                row.note += f", of the CPU time {_split(mine.cpu[worst])}"
         else:
             row.ratio = paired_ratio(mine.done, samples[OURS].done)
             worker = paired_ratio(mine.done, samples[WORKER].done)
