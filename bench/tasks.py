@@ -665,9 +665,10 @@ def wake(quick: bool, place: Place) -> Table:
 def many(quick: bool, place: Place) -> Table:
     """Claims with 100 and with 100,000 waiting.
 
-    A new process opens the queue and claims and completes 50 tasks, again and again; before each 50 it puts as many
-    as are missing, which is not timed. `fresh` are the first 1,000 claims of the process, `steady` the next ones.
-    Opening the queue and the very first claim, which are in neither but in `fresh`, have a row of their own.
+    A new process opens the queue and claims and completes 50 tasks, again and again; before each 50 but the first it
+    puts as many as are missing, which is not timed. `fresh` are its first 1,000 claims, with a `TaskQueue` that knows
+    nothing yet; `steady` are the next 2,000. What it takes a process to open the queue and claim one task for the very
+    first time, imports apart, has a row of its own.
     """
     paths = {count: f"{place.directory}/{count}" for count in (FEW, MANY)}
     for count, path in paths.items():
