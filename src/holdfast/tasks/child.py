@@ -163,8 +163,10 @@ class Loop:
         self._counts = counts
 
     def work(self) -> None:
+        stop = select.poll()
+        stop.register(self._stop, select.POLLIN)
         with Idle(self._queue) as idle:
-            while not _readable(self._stop):
+            while not stop.poll(0):
                 claim = self._queue.taker.try_claim() or self._wait(idle)
                 if claim is None:
                     return
@@ -275,12 +277,6 @@ def work(
 
 def _do_nothing(number: int, frame: object) -> None:
     pass
-
-
-def _readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _log(error: BaseException) -> None:

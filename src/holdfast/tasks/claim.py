@@ -173,10 +173,8 @@ class Claim:
         """Write down that we do it now."""
         task = self.task
         self._add(journal.running_line(task.token + 1))
-        begun = object.__new__(Task)
-        begun.__dict__.update(task.__dict__)
-        begun.__dict__.update(state="running", tried=task.tried + 1, token=task.token + 1)
-        self.task = begun
+        # It was made for this claim, and nobody else has seen it yet.
+        task.__dict__.update(state="running", tried=task.tried + 1, token=task.token + 1)
 
     def say(self, **said: object) -> None:
         """Add a line."""

@@ -24,7 +24,8 @@ from ..errors import CorruptStore
 from ..record import depth_of
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
-_A_CHUNK = 1 << 16
+_decode = json.JSONDecoder().decode
+_A_CHUNK = 1 << 12  # more than most have; a buffer as large is made for each
 
 LARGEST = 10**9  # priority
 LONGEST = 1e10  # seconds
@@ -144,7 +145,7 @@ def read(fd: int) -> bytes:
         return text
     parts = [text]
     while text:
-        text = system.pread(fd, _A_CHUNK * 16, sum(map(len, parts)))
+        text = system.pread(fd, _A_CHUNK * 256, sum(map(len, parts)))
         parts.append(text)
     return b"".join(parts)
 
@@ -171,14 +172,18 @@ def parse(text: bytes, path: str) -> Task:
         "payload": said["payload"],
         "priority": max(-LARGEST, min(LARGEST, _integer(said.get("priority"), 0))),
         "attempts": _integer(said.get("attempts"), 3),
-        "timeout": _seconds(said.get("timeout")) or None,
-        "key": said["key"] if isinstance(said.get("key"), str) else None,
-        "limit": max(1, _integer(said.get("limit"), 1)),
-        "delay": _seconds(said.get("delay")),
         "put": said.get("put"),
     }
+    if "timeout" in said:
+        known["timeout"] = _seconds(said["timeout"]) or None
+    if isinstance(said.get("key"), str):
+        known["key"], known["limit"] = said["key"], max(1, _integer(said.get("limit"), 1))
+    if "delay" in said:
+        known["delay"] = _seconds(said["delay"])
     if not any(rest):
-        return Task(**known)
+        task = object.__new__(Task)  # what it does not say is as the class says
+        task.__dict__.update(known)
+        return task
     return _with_history(known, [one for one in map(_object, rest) if one is not None])
 
 
@@ -215,7 +220,7 @@ def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
 
 def _object(text: bytes) -> dict[str, Any] | None:
     try:
-        said = json.loads(text)
+        said = _decode(text.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) else None

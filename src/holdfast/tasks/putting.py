@@ -14,7 +14,7 @@ import os
 from itertools import count as counter
 from time import monotonic, sleep
 
-from .. import system
+from .. import gate, system
 from ..errors import CorruptStore
 from ..wait import FIRST_PAUSE, LONGEST_PAUSE
 from . import journal
@@ -39,6 +39,8 @@ class Putter:
         self._most = most
         self._room = 0  # so many may be put before one has to count
         self._new_name = counter().__next__
+        self._beginning = ""  # of such a name
+        self._book: gate.Book | None = None
 
     def put(self, id: str, line: bytes, priority: int, delay: float) -> None:
         name = file_name(id)
@@ -64,7 +66,10 @@ class Putter:
             system.close(fd)
 
     def _private(self) -> str:
-        return f"{self._places.new}/{os.getpid()}.{self._new_name()}.{os.urandom(4).hex()}"
+        if self._book is not gate.book:  # this is another process
+            self._beginning = f"{self._places.new}/{os.getpid()}.{os.urandom(8).hex()}."
+            self._book = gate.book  # last: there are threads
+        return f"{self._beginning}{self._new_name()}"
 
     def _put_file(self, private: str, name: str, priority: int, delay: float) -> list[str]:
         """Under its own name, which must be free, and then in its place. Gives the directories that have it now."""

@@ -19,7 +19,7 @@ from .places import IN_A_BUCKET, Places, listed, number_of
 
 LATER = "later"
 _LINE = 32
-_MOST = 1 << 20
+_USUALLY, _MOST = 1 << 10, 1 << 20
 _A_MOMENT, _PATIENCE = 0.000_05, 1.0  # seconds
 
 
@@ -65,7 +65,7 @@ class Sequence:
 
     def read(self) -> bytes:
         """Different whenever something was put since."""
-        return system.pread(self.fd, _MOST, 0)
+        return _read(self.fd)
 
     def put(self, level: int, move: Callable[[int], object]) -> None:
         """Give `move` the next number of a priority."""
@@ -80,7 +80,7 @@ class Sequence:
         with self._mutex:
             try:
                 self._lock(fd)
-                at, number = _find(system.pread(fd, _MOST, 0), level)
+                at, number = _find(_read(fd), level)
                 chosen = choose(number)
                 move(chosen)
                 system.pwrite(fd, b"%-12s%019d\n" % (level.encode(), chosen), at)
@@ -108,6 +108,11 @@ class Sequence:
         return max((number_of(name) for name in names), default=int(buckets[-1]) * IN_A_BUCKET if buckets else 0)
 
 
+def _read(fd: int) -> bytes:
+    text = system.pread(fd, _USUALLY, 0)  # a buffer as large is made for it
+    return text if len(text) < _USUALLY else system.pread(fd, _MOST, 0)
+
+
 def levels(text: bytes) -> dict[str, int]:
     """The numbers by priority."""
     found = {}
@@ -126,6 +131,8 @@ def _parse(line: bytes) -> tuple[str, int]:
 def _find(text: bytes, level: str) -> tuple[int, int]:
     """Where the line of a priority is or is to be, and its number."""
     begin = b"%-12s" % level.encode()
+    if len(text) == _LINE and text.startswith(begin) and text[12:31].isdigit():
+        return 0, int(text[12:31])  # nobody has used another priority
     at = 0
     while at < len(text):
         if text.startswith(begin, at):
