@@ -266,6 +266,19 @@ def test_cancelling(queue: TaskQueue) -> None:
     assert claim_all(queue) == [1]
 
 
+def test_what_was_cancelled_while_it_waited(queue: TaskQueue) -> None:
+    for delay in (0, 100):
+        id = queue.put("x", delay=delay)
+        queue.cancel(id)
+        assert queue.stats()["pending"] == 0 and queue.is_empty()
+        assert queue.purge() == 1 and queue.is_empty() and queue.stats()["pending"] == 0
+    id = queue.put("y")
+    queue.cancel(id)
+    queue.retry(id)
+    assert queue.stats()["pending"] == 1 and queue.stats()["cancelled"] == 0
+    assert claim_all(queue) == ["y"] and queue.is_empty()
+
+
 def test_purging(queue: TaskQueue, jobs: Path) -> None:
     for number in range(5):
         queue.put(number, id=f"{number}", attempts=1)

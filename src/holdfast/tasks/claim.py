@@ -190,6 +190,10 @@ class Claim:
         return (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino)
 
     @property
+    def inode(self) -> int:
+        return system.fstat(self._fd).st_ino
+
+    @property
     def renewed(self) -> int:
         """Changes whenever its worker gives a sign of life."""
         return system.fstat(self._fd).st_mtime_ns

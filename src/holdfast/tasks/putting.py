@@ -120,12 +120,9 @@ class Putter:
             return False
         if task.state != "pending":
             return False
-        unplaced = [path for path in self._unplaced() if _inode(path) == st.st_ino]
-        others = sum(
-            _inode(f"{folder}/{name}") == st.st_ino for folder in (self._places.failed, self._places.cancelled)
-        )
-        if st.st_nlink - len(unplaced) - others > 1:
-            return False  # it has a place, besides its own name
+        unplaced = self._unplaced_of(st.st_ino)
+        if self._has_place(name, st, len(unplaced)):
+            return False
         delay = 0 if task.history else task.delay
         if not unplaced:
             unplaced.append(self._private())
@@ -135,6 +132,15 @@ class Putter:
         except FileNotFoundError:
             return False  # it has just been moved
         return True
+
+    def _has_place(self, name: str, st: os.stat_result, unplaced: int) -> bool:
+        """Besides its own name, those in new/, and that of how it ended."""
+        ended = (self._places.failed, self._places.cancelled)
+        others = sum(_inode(f"{folder}/{name}") == st.st_ino for folder in ended)
+        return st.st_nlink - unplaced - others > 1
+
+    def _unplaced_of(self, inode: int) -> list[str]:
+        return [path for path in self._unplaced() if _inode(path) == inode]
 
     def _unplaced(self) -> list[str]:
         return [f"{self._places.new}/{name}" for name in listed(self._places.new)]

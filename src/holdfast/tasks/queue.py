@@ -341,6 +341,7 @@ class TaskQueue:
                 return
             if claim.task.state not in journal.ENDED:
                 raise NotLocked(f"{self.path}: task {id!r} has not ended, it is {claim.task.state}", path=self.path)
+            self._remove_places({claim.inode} & self._cancelled_in_place())
             self._putter.put_again(claim)
 
     @contextmanager
@@ -392,6 +393,7 @@ class TaskQueue:
         import time
 
         removed = 0
+        waiting, gone = self._cancelled_in_place(), set()
         for name in listed(self._places.tasks):
             try:
                 claim = self._desk.open(f"{self._places.tasks}/{name}", "")
@@ -402,10 +404,20 @@ class TaskQueue:
                 age = older_than if ended is None else time.time() - ended.timestamp()
                 if claim.task.state in journal.ENDED and age >= older_than:
                     self._remove(name)
+                    gone.add(claim.inode)
                     removed += 1
                 claim.abandon()
+        self._remove_places(gone & waiting)
         self._remove_what_was_never_put()
         return removed
+
+    def _remove_places(self, inodes: set[int]) -> None:
+        """Of what was cancelled while it waited."""
+        for folder, depth in ((self._places.pending, 2), *self._places.put_off) if inodes else ():
+            for where, name in names_in(folder, depth):
+                with suppress(FileNotFoundError):
+                    if system.stat(f"{where}/{name}").st_ino in inodes:
+                        system.unlink(f"{where}/{name}")
 
     def _remove(self, name: str) -> None:
         for folder in (self._places.failed, self._places.cancelled, self._places.ending, self._places.tasks):
