@@ -1023,7 +1023,7 @@ def test_a_follower_without_news_ends(shop: Path) -> None:
 
 def test_where_other_machines_write_too(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without shared memory: synced inside the lock, and every look asks the server."""
-    monkeypatch.setattr(store_module, "mount_at", lambda *_: Mount("nfs"))
+    monkeypatch.setattr(store_module, "mount_at", lambda *_: Mount("cifs", options="nolease"))
     one, other = EventStore(shop, segment_size=600), EventStore(shop, durable=False, segment_size=600)
     for number in range(1, 20, 2):
         assert one.append(orders(number)) == number and other.append(orders(number + 1)) == number + 1
@@ -1033,6 +1033,13 @@ def test_where_other_machines_write_too(shop: Path, monkeypatch: pytest.MonkeyPa
     assert positions(other.read()) == list(range(1, 21)) and not (shop / "ledger").exists()
     assert positions(other.follow(after=18, timeout=0.1)) == [19, 20]
     assert EventStore(shop).verify().ok
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4"])
+def test_where_events_would_be_lost(shop: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(store_module, "mount_at", lambda *_: Mount(kind, "/mnt"))
+    with pytest.raises(holdfast.Unsupported, match=f"/mnt is {kind}, whose clients"):
+        EventStore(shop)
 
 
 # Copies.

@@ -387,6 +387,20 @@ def test_a_directory_that_is_half_deleted(queue: TaskQueue, jobs: Path) -> None:
     assert sorted(claim_all(queue), key=str) == [0, 1, 2, 3, 4, "new"]
 
 
+def test_dead_letters_are_found_again(queue: TaskQueue, jobs: Path) -> None:
+    import shutil
+
+    queue.put("f", id="f", attempts=1)
+    claimed(queue).fail("no")
+    queue.put("c", id="c")
+    queue.cancel("c")
+    for name in ("failed", "cancelled", "pending"):
+        shutil.rmtree(jobs / name)
+    queue = TaskQueue(jobs)
+    assert queue.recover() == 2 and queue.recover() == 0
+    assert (queue.stats()["failed"], queue.stats()["cancelled"], queue.stats()["done"]) == (1, 1, 0)
+
+
 def test_while_it_is_used(queue: TaskQueue, jobs: Path) -> None:
     import shutil
 

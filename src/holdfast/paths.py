@@ -41,7 +41,18 @@ _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used a
 class Mount:
     """How to lock on one mounted file system."""
 
-    __slots__ = ("blocks", "events", "has_inodes", "is_ours", "kind", "ranged", "refusal", "removes", "where")
+    __slots__ = (
+        "blocks",
+        "events",
+        "has_inodes",
+        "is_ours",
+        "kind",
+        "ranged",
+        "reads_old",
+        "refusal",
+        "removes",
+        "where",
+    )
 
     def __init__(self, kind: str = "", where: str = "/", options: str = "") -> None:
         self.kind = kind
@@ -56,12 +67,24 @@ class Mount:
         # A wait in the kernel for an SMB server may miss the death of the holder, and ends in EBADF when interrupted.
         self.blocks = kind not in _SMB
         self.ranged = kind in _BY_RANGE
+        # A client may read what it remembers of a file or a directory, although it has got the lock since.
+        self.reads_old = kind in ("nfs", "nfs4")
         self.refusal = _NO_LOCKS.get(kind)
         if self.ranged:
             given = set(options.split(","))
             self.refusal = next((why for option, why in _LOCAL_ONLY_OPTIONS.items() if option in given), None)
             if kind in ("cifs", "smb3") and "nolease" not in given:
                 self.refusal = self.refusal or _LEASES
+
+    def check_reading(self, path: str) -> None:
+        """Raise Unsupported where what another machine wrote under a lock may not be seen by who has it next."""
+        if self.reads_old:
+            raise Unsupported(
+                f"{path}: {self.where} is {self.kind}, whose clients read what they remember of a file: two machines "
+                "were seen to overwrite each other's events there. Keep it on a disk of one machine, or on CIFS with "
+                "the mount option nolease.",
+                path=path,
+            )
 
     def refuse(self, path: str) -> Unsupported:
         return Unsupported(

@@ -339,7 +339,15 @@ def _found(reader: Peer, look: str, text: str) -> bool:
 
 
 def events_are_appended_from_both_hosts(hosts: Hosts) -> dict[str, float]:
-    """Two processes on each: every position once, every condition won once, and what was acknowledged is there."""
+    """Two processes on each: every position once, every condition won once, and what was acknowledged is there.
+
+    On NFS it is refused: without that, this check failed there, with events that were acknowledged and overwritten.
+    """
+    if hosts.mount.startswith("nfs"):
+        refused = raised(hosts.a, "from holdfast.events import *; EventStore(path('shop'))")
+        assert refused.name == "Unsupported"
+        hosts.a.do("import shutil; shutil.rmtree(path('shop'))")
+        return {}
     hosts.a.do("from holdfast.events import *; EventStore(path('shop')); None")
     code = (
         "from holdfast.events import *\nstore = EventStore(path('shop'), lock_timeout=100, segment_size=3000)\n"
@@ -364,7 +372,11 @@ def events_are_appended_from_both_hosts(hosts: Hosts) -> dict[str, float]:
     assert sorted(data for _, kind, data in found if kind == "W") == list(range(12))
     assert sum(peer.do("won") for peer in peers.values()) == 12
     places = {data: position for position, kind, data in found if kind == "T"}
-    assert {key: at for peer in peers.values() for key, at in peer.do("said").items()} == places and len(places) == 48
+    said = {key: at for peer in peers.values() for key, at in peer.do("said").items()}
+    assert len(said) == 48
+    assert said == places, (
+        f"told {sorted(said.items() - places.items())}, found {sorted(places.items() - said.items())}"
+    )
     assert hosts.a.do("EventStore(path('shop')).verify().ok") is True
     assert hosts.a.do("[e.position for e in EventStore(path('shop')).read(Query.of(tags={'race:3'}))].__len__()") == 1
     for peer in peers.values():

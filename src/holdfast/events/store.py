@@ -75,7 +75,9 @@ class EventStore:
         self.id = about.open_directory(self.path, durable, mode)
         self._tag = tag = about.tag_of(self.id)
         self._mode = mode
-        shared = not mount_at(system.stat(self.path).st_dev, self.path).is_ours
+        mount = mount_at(system.stat(self.path).st_dev, self.path)
+        mount.check_reading(self.path)
+        shared = not mount.is_ours
         self._view = View(self.path, tag, mode, shared=shared)
         self._committer = Committer(
             self.path,

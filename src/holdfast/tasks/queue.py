@@ -73,6 +73,7 @@ class TaskQueue:
         mount = mount_at(system.stat(self.path).st_dev, self.path)
         if mount.refusal:
             raise mount.refuse(self.path)
+        mount.check_reading(self.path)
         self.is_shared = not mount.is_ours
         self._sequence = Sequence(self._places, mode)
         self.clock = Clock(self.path)
@@ -435,6 +436,19 @@ class TaskQueue:
             except FileNotFoundError:
                 pass
 
+    def _file_again(self, name: str) -> bool:
+        """A task that has failed, or was cancelled, and is not where these are."""
+        own = f"{self._places.tasks}/{name}"
+        try:
+            state = journal.read_file(own).state
+            folder = {"failed": self._places.failed, "cancelled": self._places.cancelled}.get(state)
+            if folder is None:
+                return False
+            system.link(own, f"{folder}/{name}")
+        except (FileExistsError, FileNotFoundError, CorruptStore):
+            return False
+        return True
+
     def rescue(self) -> None:
         """Bring to its place what somebody was putting who died. Workers do so when they begin."""
         self._putter.rescue_unplaced()
@@ -443,7 +457,7 @@ class TaskQueue:
         """Give a place to what has none, because somebody died, or removed it by hand. Gives how many."""
         found = 0
         for name in listed(self._places.tasks):
-            found += self._putter.rescue(name)
+            found += self._putter.rescue(name) or self._file_again(name)
         return found
 
 

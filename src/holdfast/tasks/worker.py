@@ -40,7 +40,7 @@ from .queue import TaskQueue
 _TICK = 0.5
 _SOON = 0.2  # seconds: a child that dies so soon, and often, is not started again at once
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_FAILED, _RETRIED, _GIVEN_BACK = 1, 2, 3
+_FAILED, _RETRIED, _GIVEN_BACK, _CANCELLED = 1, 2, 3, 4
 _BETWEEN_LOOKS = 0.25  # seconds
 _GIVE_BACK = Verdict("pending", "its worker was ended")
 
@@ -53,6 +53,7 @@ class Summary:
     failed: int = 0  # for good
     retried: int = 0
     given_back: int = 0
+    cancelled: int = 0
     deaths: int = 0  # of its processes
 
 
@@ -109,7 +110,7 @@ class Worker:
         self._deaths = 0
         self._starts: list[float] = []
         self._renewed_at = self._looked_at = 0.0
-        self._total = [0, 0, 0, 0]
+        self._total = [0, 0, 0, 0, 0]
         self._drain = False
         self._next_scheduled: float | None = None
         self._trouble = ""
@@ -131,13 +132,14 @@ class Worker:
         if not hasattr(os, "fork"):
             raise Unsupported("a Worker needs processes that can be forked; use queue.claim() here")
         self._drain = drain
-        self._total = [0, 0, 0, 0]
+        self._total = [0, 0, 0, 0, 0]
         self._deaths = 0
         _open_standard_files()
         self._open_pipes()
         before = self._catch_signals()
         try:
             self.queue.rescue()
+            self.queue.put_scheduled()
             for _ in range(1 if self.threads else self.concurrency):
                 self._start()
             while self._children:
@@ -149,8 +151,8 @@ class Worker:
                 signal.signal(kind, handler)
             self._close_pipes()
             self._asked = 0
-        done, failed, retried, given_back = self._total
-        return Summary(done, failed, retried, given_back, self._deaths)
+        done, failed, retried, given_back, cancelled = self._total
+        return Summary(done, failed, retried, given_back, cancelled, self._deaths)
 
     def _open_pipes(self) -> None:
         self._wake_reader, self._wake_writer = os.pipe()
@@ -313,9 +315,11 @@ class Worker:
             child.kill()
         for place, task in running.items():
             self.queue.taker.settle_place(place)
-            ended_for_good = place in verdicts and task.tried >= task.attempts
-            kind = _FAILED if ended_for_good else _RETRIED if place in verdicts else _GIVEN_BACK
-            self._total[kind] += 1
+            state = verdicts.get(place, _GIVE_BACK).state
+            if state == "failed":
+                self._total[_FAILED if task.tried >= task.attempts else _RETRIED] += 1
+            else:
+                self._total[_CANCELLED if state == "cancelled" else _GIVEN_BACK] += 1
         child.tasks.clear()
         self._bury_if_dead(child)
 
