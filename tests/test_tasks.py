@@ -435,6 +435,21 @@ def test_a_line_that_is_not_whole(queue: TaskQueue, jobs: Path) -> None:
     assert queue.get(id).state == "done" and queue.get(id).tried == 2
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 60, b'{"id": "a", "pay'])
+@pytest.mark.parametrize("found_first", [False, True])
+def test_the_power_fails_before_it_is_on_disk(queue: TaskQueue, jobs: Path, left: bytes, found_first: bool) -> None:
+    """Its names are there, and not what is in it. Nobody was told that it is; who puts it again is."""
+    queue.put("lost", id="a")
+    (jobs / "tasks/a").write_bytes(left)
+    if found_first:
+        assert queue.claim() is None
+    queue.put("again", id="a")
+    assert claim_all(queue) == ["again"] and queue.get("a").state == "done"
+    (jobs / "tasks/b").write_text("somebody's work, with a mistake in it\n")
+    queue.put("b", id="b")
+    assert (jobs / "tasks/b").read_text() == "somebody's work, with a mistake in it\n"
+
+
 def test_who_puts_dies_before_it_is_in_its_place(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(queue._putter, "enqueue", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

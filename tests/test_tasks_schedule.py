@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
-from holdfast.tasks import TaskQueue
+from holdfast.tasks import TaskQueue, Worker
 from holdfast.tasks.schedule import Cron, Every
 
 
@@ -84,3 +85,43 @@ def test_what_is_wrong_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     queue.schedule("good", every=3600)
     (tmp_path / "jobs/schedules/bad.json").write_text("{")
     assert queue.put_scheduled() is not None and "bad.json is no schedule" in caplog.text
+
+
+@pytest.mark.timeout(20)
+def test_years_in_which_nobody_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = TaskQueue(tmp_path / "jobs")
+    now = [moment("2020-01-01T00:00:00")]
+    monkeypatch.setattr(queue.clock, "now", lambda: now[0])
+    queue.schedule("minute", cron="* * * * *")
+    queue.schedule("second", every=1)
+    queue.schedule("year", cron="0 0 1 jan *")
+    now[0] = moment("2026-06-01T12:00:30")
+    assert queue.put_scheduled() == now[0] + 1
+    assert sorted(task.id for task in queue) == [
+        "minute@2026-06-01T12:00:00Z",
+        "second@2026-06-01T12:00:30Z",
+        "year@2026-01-01T00:00:00Z",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change", [{"options": {"delay": 3}}, {"options": 7}, {"since": "x"}, {"name": None}, {"every": []}]
+)
+def test_a_schedule_that_somebody_has_edited(
+    tmp_path: Path, change: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = TaskQueue(tmp_path / "jobs")
+    queue.schedule("x", every=3600)
+    path = tmp_path / "jobs/schedules/x.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    (tmp_path / "jobs/schedules").touch()
+    assert TaskQueue(tmp_path / "jobs").put_scheduled() is None and "is no schedule" in caplog.text
+
+
+def test_a_full_queue_is_no_reason_to_stop(tmp_path: Path) -> None:
+    queue = TaskQueue(tmp_path / "jobs", max_pending=1)
+    queue.schedule("x", every=1)
+    path = tmp_path / "jobs/schedules/x.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "since": 0}))
+    queue.put("waits")
+    assert Worker(queue, lambda task: None).run(drain=True).done == 1

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Child, unpacked, until
+from support import Child, descriptors, unpacked, until
 
 from holdfast import Lock
 from holdfast.tasks import Claim, TaskQueue, Worker
@@ -50,6 +50,15 @@ class Running(Child):
 
     def kill(self, number: int) -> None:
         os.kill(self.pid, number)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM, and wait until it was heard: the pipe that tells its children so is closed then."""
+        before = self._pipes()
+        self.kill(signal.SIGTERM)
+        until(lambda: self._pipes() < before)
+
+    def _pipes(self) -> int:
+        return sum(target.startswith("pipe:") for target in descriptors(self.pid).values())
 
     def end(self) -> int:  # type: ignore[override]
         """Its exit code. Not what it said: its own children may live on."""
@@ -165,8 +174,7 @@ def test_sigterm_finishes_what_runs(queue: TaskQueue, in_memory: Path) -> None:
 
     worker = Running(lambda: Worker(queue, handle, concurrency=2))
     until(lambda: len(noted(in_memory / "begun")) == 2)
-    worker.kill(signal.SIGTERM)
-    time.sleep(0.1)  # for it to do something wrong
+    worker.ask_to_stop()
     (in_memory / "go").touch()
     assert worker.end() == 0
     assert sorted(noted(in_memory / "done")) == ["0", "1"] and len(noted(in_memory / "begun")) == 2
@@ -182,8 +190,7 @@ def test_the_second_sigterm_gives_it_back(queue: TaskQueue, in_memory: Path) -> 
 
     worker = Running(lambda: Worker(queue, handle, concurrency=2))
     until(lambda: noted(in_memory / "begun"))
-    worker.kill(signal.SIGTERM)
-    time.sleep(0.05)
+    worker.ask_to_stop()
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
     task = queue.get(id)
@@ -344,9 +351,8 @@ def test_what_is_given_back_is_not_cancelled_by_others(queue: TaskQueue, jobs: P
 
     workers = [Running(lambda: Worker(TaskQueue(jobs, retry_after=0.01), handle, concurrency=2)) for _ in range(2)]
     until(lambda: len(noted(in_memory / "begun")) >= 4)
-    for _ in range(2):
-        workers[0].kill(signal.SIGTERM)
-        time.sleep(0.02)
+    workers[0].ask_to_stop()
+    workers[0].kill(signal.SIGTERM)
     assert workers[0].end() == 0
     assert {task.state for task in queue.wait(ids, timeout=30)} == {"done"}
     workers[1].kill(signal.SIGTERM)

@@ -159,6 +159,15 @@ def read_file(path: str) -> Task:
         system.close(fd)
 
 
+def was_never_put(path: str) -> bool:
+    """Is it not even one line? Then the power failed before it was on disk, and nobody was told that it is there."""
+    fd = system.open_fd(path, system.O_READ)
+    try:
+        return b"\n" not in read(fd).strip(b"\0")
+    finally:
+        system.close(fd)
+
+
 def parse(text: bytes, path: str) -> Task:
     """What the lines say. CorruptStore: the first one does not say what there is to do."""
     first, *rest = text.split(b"\n")
@@ -231,8 +240,9 @@ def _integer(value: object, otherwise: int) -> int:
 
 
 def _seconds(value: object) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LONGEST
-    return value if good else 0  # type: ignore[return-value]
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LONGEST:
+        return value
+    return 0
 
 
 def _datetime(text: object) -> datetime | None:

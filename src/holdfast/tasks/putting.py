@@ -77,15 +77,33 @@ class Putter:
         try:
             system.link(private, own)
         except FileExistsError:
-            remove(private)
-            self.rescue(name)
-            return []
+            if not self._replace_never_put(private, name):
+                remove(private)
+                self.rescue(name)
+                return []
         try:
             return self.enqueue(private, name, priority, delay)
         except FileNotFoundError:
             if not system.access(own, 0):
                 raise
             return []  # somebody who put the same has helped us
+
+    def _replace_never_put(self, private: str, name: str) -> bool:
+        """What a power failure has left of somebody else's put of the same, of which nobody was told."""
+        own = f"{self._places.tasks}/{name}"
+        try:
+            if not journal.was_never_put(own):
+                return False
+        except FileNotFoundError:
+            return False
+        inode = _inode(own)
+        for folder in (self._places.failed, self._places.cancelled):
+            if _inode(f"{folder}/{name}") == inode:
+                remove(f"{folder}/{name}")
+        again = self._private()
+        system.link(private, again)
+        system.rename(again, own)
+        return True
 
     def enqueue(self, source: str, name: str, priority: int, delay: float) -> list[str]:
         """Bring a task to its place. Gives the directories that have a new name in them."""
@@ -162,7 +180,9 @@ class Putter:
         claim.say(**{"is": "pending", "again": True})
         for folder in (self._places.failed, self._places.cancelled):
             remove(f"{folder}/{name}")
-        self.enqueue(link, name, claim.task.priority, 0)
+        folders = self.enqueue(link, name, claim.task.priority, 0)
+        if self._durable:
+            sync_folders(*folders)
 
     def put_back(self, place: str, priority: int, delay: float) -> None:
         """From running/ to where it waits: for a time, or in its old place."""

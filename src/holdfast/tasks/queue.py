@@ -27,7 +27,7 @@ from .journal import Task
 from .limits import Limits
 from .places import Places, count, file_name, listed, name_of, names_in, remove, task_id
 from .putting import TWO_NAMES, Putter
-from .schedule import Schedules, timing
+from .schedule import OPTIONS, Schedules, last_due, timing
 from .sequence import Sequence
 from .taking import Taker
 
@@ -35,6 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .idle import Idle
 
+_USUAL: dict[str, Any] = {"priority": 0, "attempts": 3, "delay": 0, "timeout": None, "key": None, "limit": 1}
 _A_MOMENT, _PATIENCE = 0.001, 5.0  # seconds
 
 
@@ -150,9 +151,10 @@ class TaskQueue:
         """
         file_name(name)
         said = {"name": name, "payload": payload, "cron": cron, "every": every, "options": options}
-        unknown = set(options) - {"priority", "attempts", "timeout", "key", "limit"}
+        unknown = set(options) - OPTIONS
         if unknown:
             raise TypeError(f"a schedule cannot have {', '.join(sorted(unknown))}")
+        _check(**{**_USUAL, **options})
         self.schedules.write(name, {**said, "since": self.clock.now()})
 
     def unschedule(self, name: str) -> bool:
@@ -162,21 +164,16 @@ class TaskQueue:
     def put_scheduled(self) -> float | None:
         """Put what is due by its schedule, once, whoever looks. Gives when the next one is; None: never."""
         now = self.clock.now()
-        soonest = None
+        moments = []
         for name, said in self.schedules.all().items():
             when = timing(said)
-            last = self._put_at.get(name, float(said.get("since", now)))
-            due = when.after(last)
-            if due is not None and due <= now:
-                while (later := when.after(due)) is not None and later <= now:
-                    due = later  # only the last one that was missed
+            due = last_due(when, self._put_at.get(name, said["since"]), now)
+            if due is not None:
                 moment = datetime.fromtimestamp(due, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-                self.put(said.get("payload"), id=f"{name}@{moment}", **said.get("options", {}))
+                self.put(said["payload"], id=f"{name}@{moment}", **said["options"])
                 self._put_at[name] = due
-                due = when.after(due)
-            if due is not None and (soonest is None or due < soonest):
-                soonest = due
-        return soonest
+            moments.append(when.after(now))
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def _delay_after(self, tried: int) -> float:
         from random import uniform

@@ -35,6 +35,8 @@ _ALIASES = {
     "@yearly": "0 0 1 1 *",
 }
 _A_MINUTE = timedelta(minutes=1)
+OPTIONS = frozenset({"priority", "attempts", "timeout", "key", "limit"})  # of `put`
+_SPANS = (60.0, 3600.0, 86_400.0, 86_400.0 * 31, 86_400.0 * 366 * 5)
 _LONGEST_SEARCH = 366 * 5  # days; the 29th of February is never further away than that, but for one century
 
 
@@ -74,8 +76,8 @@ class Cron:
 
 class Every:
     def __init__(self, seconds: float) -> None:
-        if not seconds > 0:
-            raise ValueError(f"every is a number of seconds, not {seconds!r}")
+        if not isinstance(seconds, int | float) or not seconds >= 1:
+            raise ValueError(f"every is a number of seconds, at least 1, not {seconds!r}")
         self._seconds = seconds
 
     def after(self, moment: float) -> float:
@@ -103,6 +105,20 @@ def _number(text: str, names: tuple[str, ...], least: int) -> int:
     if text in names:
         return names.index(text) + least
     return int(text) if text.isascii() and text.isdigit() else -1
+
+
+def last_due(when: Cron | Every, after: float, now: float) -> float | None:
+    """The last moment that has come since `after`. Looked for from its end, and so not through a year of minutes."""
+    for back in _SPANS:
+        begin = max(after, now - back)
+        due = when.after(begin)
+        if due is not None and due <= now:
+            while (later := when.after(due)) is not None and later <= now:
+                due = later
+            return due
+        if begin == after:
+            break
+    return None
 
 
 class Schedules:
@@ -154,7 +170,10 @@ class Schedules:
             with open(f"{self.folder}/{name}", "rb") as file:
                 said = json.loads(file.read())
             timing(said)
-            self._known[str(said["name"])] = said
+            complete = isinstance(said["since"], int | float) and "payload" in said and set(said["options"]) <= OPTIONS
+            if not complete or not isinstance(said["name"], str):
+                raise ValueError("it does not have what a schedule has")
+            self._known[said["name"]] = said
         except (OSError, ValueError, KeyError, TypeError) as error:
             import logging
 

@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from .. import gate, system
-from ..errors import Unsupported
+from ..errors import HoldfastError, Unsupported
 from .child import Child, Counts, work
 from .claim import Verdict
 from .handler import Command, Handler, runner
@@ -139,7 +139,7 @@ class Worker:
         before = self._catch_signals()
         try:
             self.queue.rescue()
-            self.queue.put_scheduled()
+            self._put_scheduled()
             for _ in range(1 if self.threads else self.concurrency):
                 self._start()
             while self._children:
@@ -236,9 +236,7 @@ class Worker:
         try:
             self._look_after_tasks()
         except OSError as error:  # the disk is full, for one. What cannot be done now is tried again
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                logging.getLogger("holdfast").warning("%s", error)
+            self._say_trouble(error)
         if self._observer is not None:
             self._observer.look()
 
@@ -250,7 +248,20 @@ class Worker:
             self._end_cancelled()
             self._renew()
             if not self._drain:
-                self._next_scheduled = self.queue.put_scheduled()
+                self._put_scheduled()
+
+    def _put_scheduled(self) -> None:
+        """What is wrong with one of them, or that the queue is full, is no reason to stop working."""
+        try:
+            self._next_scheduled = self.queue.put_scheduled()
+        except (OSError, TypeError, ValueError, HoldfastError) as error:
+            self._say_trouble(error)
+
+    def _say_trouble(self, error: Exception) -> None:
+        """Once."""
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            logging.getLogger("holdfast").warning("%s", error)
 
     def _how_long(self) -> float:
         soonest = min((child.deadline for child in self._children.values()), default=float("inf")) - monotonic()
