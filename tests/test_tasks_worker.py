@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from support import Child, descriptors, unpacked, until
 
 from holdfast import Lock
 from holdfast.tasks import Claim, TaskQueue, Worker
+from holdfast.tasks.claim import Verdict
 
 
 @pytest.fixture
@@ -371,6 +373,60 @@ def test_who_is_just_in_time_is_not_killed_at_the_next_task(queue: TaskQueue) ->
     for number in range(40):
         task = queue.get(f"innocent {number}")
         assert (task.state, task.tried) == ("done", 1)
+
+
+def test_nobody_is_killed_for_what_it_does_not_do(
+    queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a supervisor were late: its child has ended that task, and is at the next one."""
+    id = queue.put("innocent", attempts=1)
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "begun", "x")
+        until((in_memory / "looked").exists)
+
+    def late(worker: Worker) -> None:
+        if noted(in_memory / "begun") and not (in_memory / "looked").exists():
+            for child in list(worker._children.values()):
+                worker._end(child, {"000000000000.another": Verdict("failed", "not done in time")})
+            (in_memory / "looked").touch()
+
+    monkeypatch.setattr(Worker, "_end_late", late)
+    summary = Worker(queue, handle).run(drain=True)
+    assert noted(in_memory / "begun") == ["x"] and queue.get(id).tried == 1
+    assert (summary.done, summary.given_back, summary.deaths) == (1, 0, 0)
+
+
+def test_only_a_cancellation_of_this_attempt_cancels_it(queue: TaskQueue) -> None:
+    queue.put("x")
+    claim = queue.claim()
+    assert claim is not None
+    for state, token, cancelled in (
+        ("failed", 1, False),
+        ("pending", 1, False),
+        ("cancelled", 0, False),
+        ("cancelled", 1, True),
+    ):
+        Verdict(state, "").write(queue._places, replace(claim.task, token=token))
+        assert bool(queue.taker.cancelled(queue.taker.running())) is claim.cancelled is cancelled
+
+
+def test_a_command_that_outlives_everybody_keeps_its_task(queue: TaskQueue, in_memory: Path) -> None:
+    """Its worker is killed, supervisor and all. The task is begun again when the command has ended, not before."""
+    id = queue.put("x")
+    script = f"cd {in_memory}; echo start $PPID >> out; until [ -e go ]; do sleep 0.02; done; echo end >> out"
+    worker = Running(lambda: Worker(queue, ["sh", "-c", script]))
+    until(lambda: noted(in_memory / "out"))
+    worker.kill(signal.SIGKILL)
+    worker.end()
+    child = int(noted(in_memory / "out")[0].split()[1])
+    os.kill(child, signal.SIGKILL)
+    until(lambda: not is_alive(child))
+    assert queue.claim() is None and queue.get(id).state == "running"
+    (in_memory / "go").touch()
+    again = queue.claim(timeout=20)
+    assert again is not None and again.token == 2
+    assert [line.split()[0] for line in noted(in_memory / "out")] == ["start", "end"]
 
 
 def test_a_handler_that_forks_or_closes_everything(queue: TaskQueue, in_memory: Path) -> None:
