@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,6 +51,20 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for 300 kB."""
+    room = tmp_path / "small"
+    room.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", room]
+    if os.geteuid() != 0 or subprocess.run(command, check=False).returncode:
+        pytest.skip("cannot mount")
+    try:
+        yield room
+    finally:
+        subprocess.run(["umount", "--lazy", room], check=True)
 
 
 @pytest.fixture

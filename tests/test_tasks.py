@@ -425,6 +425,27 @@ def test_what_is_no_task_is_put_aside(
     assert os.listdir(jobs / "failed") == ["broken"] and "broken" in caplog.text
 
 
+def test_a_full_disk(small_disk: Path) -> None:
+    """What was put is there, what was not is not; what cannot be written down is not done, until there is room."""
+    (small_disk / "ballast").write_bytes(b"x" * 60_000)
+    queue = TaskQueue(small_disk / "jobs")
+    ids = [queue.put("x" * 2000)]
+    first = claimed(queue)
+    with pytest.raises(OSError, match="No space left"):  # noqa: PT012
+        while True:
+            ids.append(queue.put("x" * 2000))
+    assert len(ids) > 20 and os.listdir(f"{queue.path}/new") == []
+    with pytest.raises(OSError, match="No space left"):
+        first.complete("y" * 100_000)
+    first.abandon()
+    assert queue.get(ids[0]).state == "pending"
+    with pytest.raises(OSError, match="No space left"):
+        TaskQueue(queue.path).claim()
+    os.unlink(small_disk / "ballast")
+    assert len(claim_all(TaskQueue(queue.path))) == len(ids)
+    assert {task.id: task.state for task in queue} == dict.fromkeys(ids, "done")
+
+
 def test_a_line_that_is_not_whole(queue: TaskQueue, jobs: Path) -> None:
     id = queue.put("x")
     claimed(queue).fail("no", delay=0)

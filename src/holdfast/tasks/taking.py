@@ -88,7 +88,7 @@ class Taker:
             path = f"{self._places.running}/{place}"
             try:
                 claim = self._desk.abandoned(place) if name_of(place) else None
-                if claim is not None and self._go_on(claim):
+                if claim is not None and self._goes_on(claim):
                     return claim
             except _NOT_A_TASK as error:
                 self._put_aside(path, place, error)
@@ -97,8 +97,15 @@ class Taker:
         self._limits.look()
         return None
 
-    def _go_on(self, claim: Claim) -> bool:
+    def _goes_on(self, claim: Claim) -> bool:
         """With what somebody left. True: by doing it, now."""
+        try:
+            return self._go_on(claim)
+        except BaseException:
+            claim.abandon()  # the disk is full, for one; whoever comes next tries again
+            raise
+
+    def _go_on(self, claim: Claim) -> bool:
         task = claim.task
         if not self._is_over(claim):
             claim.abandon()
