@@ -147,6 +147,76 @@ def test_put_a_wrong_thing(jobs: Path, in_memory: Path) -> None:
     assert "Not a directory" in call("put", in_memory / "other" / "thing", "a", status=3)
 
 
+def test_put_lines_as_they_come(jobs: Path, begin: Callable[..., subprocess.Popen[str]]) -> None:
+    process = begin("put", jobs, "first", "-", "last", stdin=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    said = [process.stdout.readline().strip()]
+    for text in ("one\ntwo\nth", "ree\r\n\nfour"):
+        process.stdin.write(text)
+        process.stdin.flush()
+        said.append(process.stdout.readline().strip())
+    process.stdin.close()
+    process.stdin = None
+    status, rest, _ = ended(process)
+    queue = TaskQueue(jobs)
+    assert status == 0 and [queue.get(id).payload for id in [*said[:2], *said[2:], *rest.split()]] == [
+        queue.get(id).payload for id in queue.ids("pending")
+    ]
+    assert [queue.get(id).payload for id in queue.ids("pending")] == ["first", "one", "two", "three", "four", "last"]
+
+
+def test_put_until_a_line_is_wrong(jobs: Path) -> None:
+    said = call("put", jobs, "-", "--parse", text='{"a": 1}\n[2]\n{no\n4\n', status=2)
+    assert "is no JSON" in said and "2 tasks put before" in said
+    assert [task.payload for task in TaskQueue(jobs)] != [] and TaskQueue(jobs).stats()["pending"] == 2
+
+
+def test_schedules(jobs: Path) -> None:
+    assert "next 20" in call("schedule", jobs, "nightly", "report", "--cron", "0 3 * * *", "--attempts", 5)
+    call("schedule", jobs, "often", "[1]", "--parse", "--every", "90s", "--key", "k")
+    table = call("schedule", jobs).splitlines()
+    assert table[0].split() == ["NAME", "WHEN", "NEXT", "PAYLOAD"]
+    assert [line.split("  ")[0] for line in table[1:]] == ["nightly", "often"]
+    assert "03:00:00 UTC" in table[1] and "report" in table[1] and "every 1m" in table[2] and "[1]" in table[2]
+    found = json.loads(call("schedule", jobs, "--json"))
+    assert [(one["name"], one["cron"], one["every"], one["payload"]) for one in found] == [
+        ("nightly", "0 3 * * *", None, "report"),
+        ("often", None, 90, [1]),
+    ]
+    assert found[0]["options"]["attempts"] == 5 and found[1]["options"]["key"] == "k" and found[0]["next"]
+    assert call("unschedule", jobs, "often") == "often: not put any more\n"
+    assert "no such schedule" in call("unschedule", jobs, "often", status=1)
+    assert len(json.loads(call("schedule", jobs, "--json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["x"], "either --every T or --cron"),
+        (["x", "--every", "1m", "--cron", "* * * * *"], "either --every T or --cron"),
+        (["x", "--cron", "61 * * * *"], "no minute"),
+        (["x", "--every", "0.1s"], "at least 1"),
+        (["x", "--parse", "{", "--every", "1m"], "no JSON"),
+    ],
+)
+def test_a_wrong_schedule(jobs: Path, words: list[str], says: str) -> None:
+    assert says in call("schedule", jobs, *words, status=2)
+    assert not (jobs / "schedules").exists()
+
+
+def test_a_scheduled_task_is_done(jobs: Path) -> None:
+    call("schedule", jobs, "soon", "hello", "--every", "1s")
+    queue = TaskQueue(jobs, durable=False)
+    process = subprocess.Popen([*HOLDFAST, "work", str(jobs), "--", "echo", "{}"], stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: queue.stats()["done"] >= 1)
+    finally:
+        process.terminate()
+        process.wait()
+    done = next(task for task in queue if task.state == "done")
+    assert done.id.startswith("soon@") and done.result == "hello"
+
+
 def test_nothing_is_made_for_a_wrong_put(jobs: Path) -> None:
     for words in ([], ["--parse", "{"], ["a", "b", "--id", "x"]):
         call("put", jobs, *words, status=2)
@@ -257,7 +327,7 @@ def test_retry(jobs: Path, queue: TaskQueue) -> None:
     first, second, third = queue.ids("pending")
     for _ in range(2):
         queue.claim().fail("no")  # type: ignore[union-attr]
-    assert call("retry", jobs, first) == f"{first}: is done again\n"
+    assert call("retry", jobs, first) == f"{first}: waits again\n"
     assert f"task '{third}' has not ended, it is pending" in call("retry", jobs, third, status=1)
     answer = json.loads(call("retry", jobs, "--failed", "nobody", "--json", status=1))
     assert answer["retried"] == [second] and "there is no task 'nobody'" in answer["errors"]["nobody"]

@@ -295,6 +295,74 @@ def test_purging(queue: TaskQueue, jobs: Path) -> None:
     assert claim_all(queue) == ["again"]
 
 
+def test_purge_only_some(queue: TaskQueue) -> None:
+    for id in ("good", "bad", "gone"):
+        queue.put(id, id=id, attempts=1)
+    claimed(queue).complete()
+    claimed(queue).fail("no")
+    queue.cancel("gone")
+    with pytest.raises(ValueError, match="not 'pending'"):
+        queue.purge(states=["done", "pending"])
+    assert queue.purge(states=["done", "cancelled"]) == 2
+    assert [task.id for task in queue] == ["bad"]
+
+
+def test_many_with_one_wait_for_the_disk(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = TaskQueue(jobs)
+    syncs: list[int] = []
+    monkeypatch.setattr(system, "fsync", lambda fd: pytest.fail("that is slow"))
+    monkeypatch.setattr(system, "sync_file_system", lambda path: syncs.append(queue.stats()["pending"]))
+    ids = queue.put_all(range(1500), priority=2)
+    assert syncs == [1000, 1500]  # when all of them are there
+    assert queue.ids("pending") == ids and queue.get(ids[7]).priority == 2
+    with pytest.raises(TypeError):
+        queue.put_all([*range(20), object()])  # before anything is put
+    assert queue.stats()["pending"] == 1500
+
+
+def test_many_until_one_cannot_be_put(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before it are there, and on disk."""
+    queue = TaskQueue(jobs)
+    syncs: list[int] = []
+    monkeypatch.setattr(system, "sync_file_system", lambda path: syncs.append(queue.stats()["pending"]))
+    link, links = system.link, iter(range(12))
+
+    def fails_at_last(*words: object, **options: object) -> None:
+        if next(links, None) is None:
+            raise OSError(28, "No space left on device")
+        link(*words, **options)
+
+    monkeypatch.setattr(system, "link", fails_at_last)
+    with pytest.raises(OSError, match="No space"):
+        queue.put_all(range(20))
+    assert syncs == [12] and os.listdir(jobs / "new") == []
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_many_where_the_file_system_cannot_be_synced(jobs: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
+    """Or where that would take longer than to sync each."""
+    queue = TaskQueue(jobs)
+    fsync, syncs = system.fsync, []
+    monkeypatch.setattr(system, "fsync", lambda fd: (syncs.append(fd), fsync(fd)))
+    monkeypatch.setattr(system, "sync_file_system", pytest.fail if few else None)
+    number = 3 if few else 20
+    assert len(queue.put_all(range(number))) == number and len(syncs) >= 3 * number
+
+
+def test_what_cannot_be_begun_now(queue: TaskQueue) -> None:
+    queue.put(0, id="now")
+    queue.put(0, id="later", delay=100)
+    queue.put(0, id="first.of.key", key="k")
+    queue.put(0, id="second.of.key", key="k")
+    one, other = claimed(queue), claimed(queue)
+    assert queue.claim() is None
+    put_off = queue.put_off()
+    assert put_off["second.of.key"] is None and 90 < put_off["later"] <= 100 and len(put_off) == 2
+    one.complete()
+    other.complete()
+    assert list(queue.put_off()) == ["later"]
+
+
 def test_waiting_for_the_end(queue: TaskQueue, jobs: Path) -> None:
     ids = queue.put_all(["a", "b"])
     with pytest.raises(Timeout, match="still pending"):
@@ -608,3 +676,22 @@ def test_the_ids_in_a_state(queue: TaskQueue) -> None:
     with pytest.raises(ValueError, match="not 'ready'"):
         queue.ids("ready")
     running.complete()
+
+
+def test_what_is_on_its_way_is_not_done(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for id in ("back", "new"):
+        queue.put(0, id=id)
+    claim = claimed(queue)
+
+    # Given back after we looked for what waits, and before we look at what runs.
+    waiting = queue._names_waiting()
+    monkeypatch.setattr(queue, "_names_waiting", lambda: waiting)
+    claim.give_back()
+    assert queue.stats()["done"] == 0 and queue.ids("done") == []
+    monkeypatch.undo()
+
+    # Put by somebody who has been stopped before it had a place.
+    [place] = jobs.glob("pending/*/*/*.new")
+    place.rename(jobs / "new" / "x")
+    assert queue.stats()["done"] == 0 and queue.ids("done") == []
+    assert queue.stats()["pending"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import signal
 import subprocess
@@ -226,6 +227,7 @@ def test_who_kills_its_worker_every_time(queue: TaskQueue) -> None:
 
     summary = Worker(queue, handle).run(drain=True)
     assert queue.get(other).state == "done" and summary.deaths == 3
+    assert (summary.done, summary.retried, summary.failed) == (1, 2, 1)
     assert queue.get(poison).state == "failed" and "the worker died" in queue.get(poison).error
 
 
@@ -244,6 +246,44 @@ def test_the_supervisor_is_killed(queue: TaskQueue, in_memory: Path) -> None:
     (in_memory / "go").touch()
     until(lambda: not is_alive(int(noted(in_memory / "pids")[0])))
     assert queue.stats()["done"] == 1 and queue.stats()["pending"] == 4
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine", "command"])
+def test_a_late_task_is_ended_also_if_the_supervisor_is_dead(queue: TaskQueue, in_memory: Path, kind: str) -> None:
+    """By the kernel: a handler may hold the interpreter lock, which `re` does for some days here."""
+    id = queue.put("x", timeout=0.3, attempts=2)
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "pids", str(os.getpid()))
+        re.match("(a+)+$", "a" * 60 + "b")
+
+    async def handle_later(task: Claim) -> None:
+        handle(task)
+
+    script = f"echo $$ >> {in_memory}/pids; sleep 60 & wait"
+    handler = {"function": handle, "coroutine": handle_later, "command": ["sh", "-c", script]}[kind]
+    worker = Running(lambda: Worker(queue, handler))
+    until(lambda: noted(in_memory / "pids"))
+    worker.kill(signal.SIGKILL)
+    worker.end()
+    assert queue.get(id).state == "running"
+    began = time.monotonic()
+    again = queue.claim(timeout=20)
+    assert again is not None and again.token == 2 and time.monotonic() - began < 10
+    until(lambda: not is_alive(int(noted(in_memory / "pids")[0])))
+    again.complete()
+
+
+def test_a_worker_of_a_path(jobs: Path) -> None:
+    TaskQueue(jobs).put_all("ab")
+    assert Worker(jobs, lambda task: None).run(drain=True).done == 2
+
+
+def test_what_a_command_printed_before_it_failed(queue: TaskQueue) -> None:
+    id = queue.put("x", attempts=1)
+    Worker(queue, ["sh", "-c", "echo half; echo why >&2; exit 3"]).run(drain=True)
+    task = queue.get(id)
+    assert (task.state, task.output, task.error) == ("failed", "half", "sh ended with status 3: why")
 
 
 def test_hooks_and_results_that_cannot_be_kept(queue: TaskQueue, in_memory: Path) -> None:

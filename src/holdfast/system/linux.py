@@ -129,6 +129,19 @@ def _renameat2(one: str, other: str, at: int, flags: int) -> None:
         raise _last_error(one)
 
 
+def _sync_file_system(path: str) -> None:
+    """Wait until everything on the file system of `path` is on disk."""
+    fd = os.open(path, O_READ)
+    try:
+        if _load_libc().syncfs(fd):
+            raise _last_error(path)
+    finally:
+        os.close(fd)
+
+
+sync_file_system = _sync_file_system
+
+
 def clone(reader: int, writer: int) -> None:
     """Let a new file share the blocks of another one, until either is written to."""
     ioctl(writer, _FICLONE, reader)

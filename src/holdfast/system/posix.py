@@ -16,6 +16,10 @@ import os
 import struct
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 EX, SH, NB, UN = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB, fcntl.LOCK_UN
 EX_NB, SH_NB = EX | NB, SH | NB
 
@@ -51,6 +55,7 @@ fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has none
 ftruncate = os.ftruncate
 fchmod = os.fchmod
 touch = os.utime
+sync_file_system: Callable[[str], None] | None = None  # all at once, where that can be asked for
 lock = fcntl.flock
 
 HAS_FIFOS = True
@@ -106,6 +111,11 @@ def _try_range(fd: int, start: int, length: int) -> bool:
 def lock_range(fd: int, op: int) -> None:
     """What `lock` does, with a byte range: for file systems whose flock does not reach the other machines."""
     _range(fd, op, RANGE_START, RANGE_LENGTH)
+
+
+def lock_past_end(fd: int, op: int) -> None:
+    """What `lock` does, with the liveness byte: where a range that is locked cannot be read by others (CIFS)."""
+    _range(fd, op, LIVENESS_BYTE, 1)
 
 
 def range_taken(fd: int) -> bool:

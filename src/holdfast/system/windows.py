@@ -48,6 +48,7 @@ rmdir = os.rmdir
 write = os.write
 fsync = os.fsync
 fdatasync = os.fsync
+sync_file_system = None
 ftruncate = os.ftruncate
 
 HAS_FIFOS = False
@@ -331,6 +332,7 @@ def lock(fd: int, op: int) -> None:
 
 
 lock_range = lock
+lock_past_end = lock
 
 
 def range_taken(fd: int) -> bool:

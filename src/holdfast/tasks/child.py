@@ -14,6 +14,7 @@ from time import monotonic
 from .. import gate, owner
 from ..errors import HoldfastError
 from .claim import Claim
+from .handler import IF_NOBODY_ELSE_DOES
 from .idle import Idle
 from .queue import TaskQueue
 
@@ -152,6 +153,7 @@ class Loop:
         *,
         drain: bool,
         tells: bool,
+        ends_with_task: bool,
     ) -> None:
         self._queue = queue
         self._run = run
@@ -160,6 +162,7 @@ class Loop:
         self._tell = tell
         self._drain = drain
         self._tells = tells
+        self._ends_with_task = ends_with_task  # there is nothing else that this process does
         self._counts = counts
 
     def work(self) -> None:
@@ -181,6 +184,7 @@ class Loop:
         if tells:
             longest = (task.timeout or _NEVER) + (_GRACE if getattr(self._run, "ends_itself", False) else 0)
             self._tell(f"begin {task.timeout or _NEVER} {longest} {_quote(claim.place)}")
+            self._end_by_alarm(longest)
         try:
             self._call(self._on_start, claim)
             result = self._run(claim)
@@ -190,7 +194,13 @@ class Loop:
             self._completed(claim, result)
         finally:
             if tells:
+                self._end_by_alarm(_NEVER)
                 self._tell(f"end {_quote(claim.place)}")
+
+    def _end_by_alarm(self, longest: float) -> None:
+        """Ending it is up to the supervisor. If that is dead the kernel does it, whatever the handler does."""
+        if self._ends_with_task:
+            signal.setitimer(signal.ITIMER_REAL, 0 if longest == _NEVER else longest + IF_NOBODY_ELSE_DOES)
 
     def _completed(self, claim: Claim, result: object) -> None:
         try:
@@ -241,6 +251,7 @@ def work(
     """All that a child does. Gives its exit status."""
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, _do_nothing)  # its supervisor says when it is time. (What it starts does not inherit this.)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     me = os.getpid()
     gate.book.open_fds |= {stop, tell}  # what a handler forks must not have these
@@ -261,7 +272,17 @@ def work(
             raise
 
     loops = [
-        Loop(queue.reopened(), run, hooks, stop, say, counts.of(thread), drain=drain, tells=tells)
+        Loop(
+            queue.reopened(),
+            run,
+            hooks,
+            stop,
+            say,
+            counts.of(thread),
+            drain=drain,
+            tells=tells,
+            ends_with_task=threads == 1,
+        )
         for thread in range(threads)
     ]
     if threads == 1:

@@ -249,11 +249,14 @@ class Claim:
             self._progress_at = -1
 
     def _is_ours(self) -> bool:
-        """Did nobody add a line? A locked file can only be written by who broke in, which is what we look for."""
+        """Did nobody add a line? A locked file can only be written by who broke in, which is what we look for.
+
+        By reading: the size may be one that this machine remembers.
+        """
         return (
             self._open
             and self._book is gate.book
-            and (not self._desk.shared or system.fstat(self._fd).st_size == self._end)
+            and (not self._desk.shared or not system.pread(self._fd, 1, self._end))
         )
 
     def _lost(self) -> LockLost:
@@ -333,7 +336,7 @@ class Desk:
         self.places = places
         self.durable = durable
         self.shared = shared  # other machines may be at it, too
-        self.lock = system.lock_range if ranged else system.lock
+        self.lock = system.lock_past_end if ranged else system.lock
         self.put_back = put_back
         self.ended = ended
         self.delay_after = delay_after
@@ -424,7 +427,8 @@ class Desk:
 
 def _describe(error: BaseException | str) -> dict[str, object]:
     if isinstance(error, str) or getattr(error, "says_all", False):
-        return {"because": str(error)}
+        output = getattr(error, "output", "")
+        return {"because": str(error), **({"output": output} if output else {})}
     from traceback import format_exception, format_exception_only
 
     text = "".join(format_exception_only(type(error), error)).strip()

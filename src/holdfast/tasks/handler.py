@@ -16,6 +16,7 @@ from .claim import Claim
 Handler = Callable[[Claim], object] | Sequence[str]
 
 _MOST_KEPT = 1 << 16
+IF_NOBODY_ELSE_DOES = 2.0  # seconds after which a process ends itself that its supervisor should have ended
 
 
 class TaskTimeout(Exception):
@@ -62,6 +63,10 @@ class CommandFailed(Exception):
 
     says_all = True
 
+    def __init__(self, text: str, output: str = "") -> None:
+        super().__init__(text)
+        self.output = output
+
 
 class Command:
     """A command, in which `{}` stands for the payload. What it prints is its result; the end of it is kept.
@@ -75,6 +80,10 @@ class Command:
         self._words = list(words)
         self._report = report
         self.ends_itself = False
+
+    def _patience(self, timeout: float | None) -> float | None:
+        """Somebody else ends it in time, and us with it, unless that one is dead."""
+        return timeout if timeout is None or self.ends_itself else timeout + IF_NOBODY_ELSE_DOES / 2
 
     def __call__(self, task: Claim) -> object:
         payload = task.payload if isinstance(task.payload, str) else json.dumps(task.payload, ensure_ascii=False)
@@ -95,9 +104,10 @@ class Command:
             pass_fds=[task.fileno()],  # as long as it runs, the task is locked, also if we are killed
         ) as process:
             try:
-                said, errors = process.communicate(timeout=task.task.timeout if self.ends_itself else None)
+                said, errors = process.communicate(timeout=self._patience(task.task.timeout))
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                # Where we are the first of a group, so is everything that the command has started in it.
+                os.killpg(process.pid if self.ends_itself else os.getpid(), signal.SIGKILL)
                 raise TaskTimeout(f"not done within {task.task.timeout:g} s") from None
             except BaseException:
                 process.kill()
@@ -105,8 +115,12 @@ class Command:
         if self._report is not None:
             self._report(said, errors)
         if process.returncode:
-            raise CommandFailed(_why(words, process.returncode, errors))
-        return said[-_MOST_KEPT:].decode(errors="replace").rstrip("\n") or None
+            raise CommandFailed(_why(words, process.returncode, errors), _kept(said))
+        return _kept(said) or None
+
+
+def _kept(said: bytes) -> str:
+    return said[-_MOST_KEPT:].decode(errors="replace").rstrip("\n")
 
 
 def _why(words: Sequence[str], status: int, errors: bytes) -> str:

@@ -55,6 +55,7 @@ class Task:
     result: Any = None
     error: str | None = None
     traceback: str | None = field(default=None, repr=False)
+    output: str | None = field(default=None, repr=False)  # of a command that failed, what it had printed
     progress: tuple[float, float | None, str] | None = None
     put: str | None = field(default=None, repr=False)
     started: str | None = field(default=None, repr=False)
@@ -224,6 +225,7 @@ def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
         if state != "running":  # a running task still says what went wrong the last time
             known["error"] = said.get("because")
             known["traceback"] = said.get("traceback")
+            known["output"] = said.get("output")
     return Task(**known, tried=tried, token=token, history=tuple(history))
 
 

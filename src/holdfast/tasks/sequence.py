@@ -24,10 +24,11 @@ _A_MOMENT, _PATIENCE = 0.000_05, 1.0  # seconds
 
 
 class Sequence:
-    def __init__(self, places: Places, mode: int) -> None:
+    def __init__(self, places: Places, mode: int, *, ranged: bool = False) -> None:
         self.path = f"{places.root}/sequence"
         self._places = places
         self._mode = mode
+        self._set_lock = system.lock_past_end if ranged else system.lock
         self._mutex = Lock()
         self._fd = -1
         self._book = gate.book
@@ -85,15 +86,14 @@ class Sequence:
                 move(chosen)
                 system.pwrite(fd, b"%-12s%019d\n" % (level.encode(), chosen), at)
             finally:
-                system.lock(fd, system.UN)
+                self._set_lock(fd, system.UN)
 
-    @staticmethod
-    def _lock(fd: int) -> None:
+    def _lock(self, fd: int) -> None:
         """Not for ever: who has it may have been stopped, and nothing rests on it but the order."""
         pause, until = _A_MOMENT, monotonic() + _PATIENCE
         while True:
             try:
-                system.lock(fd, system.EX_NB)
+                self._set_lock(fd, system.EX_NB)
                 return
             except BlockingIOError:
                 if monotonic() >= until:

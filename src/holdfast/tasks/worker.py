@@ -54,7 +54,7 @@ class Summary:
     retried: int = 0
     given_back: int = 0
     cancelled: int = 0
-    deaths: int = 0  # of its processes
+    deaths: int = 0  # of its processes; what each was at counts as retried, or failed
 
 
 class Observer(Protocol):
@@ -79,7 +79,7 @@ class Worker:
 
     def __init__(
         self,
-        queue: TaskQueue,
+        queue: TaskQueue | str | os.PathLike[str],
         handler: Handler,
         *,
         concurrency: int = 1,
@@ -92,6 +92,8 @@ class Worker:
     ) -> None:
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is how many tasks are done at a time, not {concurrency!r}")
+        if not isinstance(queue, TaskQueue):
+            queue = TaskQueue(queue)
         if heartbeat >= queue.stale_after:
             raise ValueError(f"a heartbeat every {heartbeat} s is too late for {queue.stale_after} s of stale_after")
         self.queue = queue
@@ -273,6 +275,7 @@ class Worker:
         code = child.exit_code()
         if code is None or self._children.pop(child.pid, None) is None:
             return
+        child.hear()
         child.close()
         for kind, number in enumerate(child.counts.total()):
             self._total[kind] += number
@@ -280,6 +283,8 @@ class Worker:
             return
         if not child.was_killed:
             self._deaths += 1
+            for task in self._running_of(child).values():  # whoever takes it next goes on with it so
+                self._total[_FAILED if task.tried >= task.attempts else _RETRIED] += 1
         if not self._asked:
             self._wait_if_they_die_at_once()
             self._start()

@@ -50,8 +50,8 @@ function _shtab_holdfast_using
   test "$_shtab_holdfast_cmdpath" = "$argv"
 end
 
-set -g _shtab_holdfast_commands run dir events tasks 'tasks put' 'tasks work' 'tasks ls' 'tasks show' 'tasks watch' 'tasks stats' 'tasks retry' 'tasks cancel' 'tasks purge' 'tasks recover' fd try acquire release status wait ls top clean break doctor completion
-set -g _shtab_holdfast_opts_with_value --after --attempts --busy-code --delay --every --grace --id --jobs --json-line --keep --key --kind --limit --lock-timeout --max-pending --older-than --permits --pid --policy --priority --python --retry-after --stale --state --tag --timeout --to --type --unless-tag --unless-type --wait -E -c -j -t -w
+set -g _shtab_holdfast_commands run dir events tasks 'tasks put' 'tasks work' 'tasks ls' 'tasks show' 'tasks watch' 'tasks stats' 'tasks retry' 'tasks cancel' 'tasks purge' 'tasks schedule' 'tasks unschedule' 'tasks recover' fd try acquire release status wait ls top clean break doctor completion
+set -g _shtab_holdfast_opts_with_value --after --attempts --busy-code --cron --delay --every --grace --id --jobs --json-line --keep --key --kind --limit --lock-timeout --max-pending --older-than --permits --pid --policy --priority --python --retry-after --stale --state --tag --timeout --to --type --unless-tag --unless-type --wait -E -c -j -t -w
 
 complete -c holdfast -e
 complete -c holdfast -f
@@ -111,17 +111,17 @@ complete -c holdfast -n '_shtab_holdfast_using; and test $_shtab_holdfast_npos -
 complete -c holdfast -n '_shtab_holdfast_using tasks' -s h -l help -d 'show this help message and exit'
 complete -c holdfast -n '_shtab_holdfast_using tasks; and test $_shtab_holdfast_npos -eq 0' -a put -d 'Add tasks, given as words or one per line; print their ids.'
 complete -c holdfast -n '_shtab_holdfast_using tasks put' -s h -l help -d 'show this help message and exit'
-complete -c holdfast -n '_shtab_holdfast_using tasks put' -l parse -d 'the payloads are JSON, not text'
 complete -c holdfast -n '_shtab_holdfast_using tasks put' -l id -x -d 'its name; a task that is there already by this name is not put again'
-complete -c holdfast -n '_shtab_holdfast_using tasks put' -l priority -x -d 'higher ones are done first (0)'
 complete -c holdfast -n '_shtab_holdfast_using tasks put' -l delay -x -d 'not before so long from now'
+complete -c holdfast -n '_shtab_holdfast_using tasks put' -l max-pending -x -d 'put none if so many wait: exit status 75'
+complete -c holdfast -n '_shtab_holdfast_using tasks put' -l wait -x -d 'but first wait so long for room (inf: for ever)'
+complete -c holdfast -n '_shtab_holdfast_using tasks put' -l no-durable -d 'do not wait for the disk'
+complete -c holdfast -n '_shtab_holdfast_using tasks put' -l parse -d 'the payloads are JSON, not text'
+complete -c holdfast -n '_shtab_holdfast_using tasks put' -l priority -x -d 'higher ones are done first (0)'
 complete -c holdfast -n '_shtab_holdfast_using tasks put' -l attempts -x -d 'how often to try it (3)'
 complete -c holdfast -n '_shtab_holdfast_using tasks put' -l timeout -x -d 'end an attempt after so long'
 complete -c holdfast -n '_shtab_holdfast_using tasks put' -l key -x -d 'tasks with the same key are done one after the other'
 complete -c holdfast -n '_shtab_holdfast_using tasks put' -l limit -x -d 'or so many at a time (with --key)'
-complete -c holdfast -n '_shtab_holdfast_using tasks put' -l max-pending -x -d 'put none if so many wait: exit status 75'
-complete -c holdfast -n '_shtab_holdfast_using tasks put' -l wait -x -d 'but first wait so long for room (inf: for ever)'
-complete -c holdfast -n '_shtab_holdfast_using tasks put' -l no-durable -d 'do not wait for the disk'
 complete -c holdfast -n '_shtab_holdfast_using tasks put' -s j -l json -d 'print JSON'
 complete -c holdfast -n '_shtab_holdfast_using tasks put' -s q -l quiet -d 'say nothing; the exit status tells'
 complete -c holdfast -n '_shtab_holdfast_using tasks put; and test $_shtab_holdfast_npos -eq 0' -ka "(__fish_complete_directories)" -d 'the directory of the queue'
@@ -170,9 +170,28 @@ complete -c holdfast -n '_shtab_holdfast_using tasks cancel; and test $_shtab_ho
 complete -c holdfast -n '_shtab_holdfast_using tasks; and test $_shtab_holdfast_npos -eq 0' -a purge -d 'Remove tasks that have ended: done, failed and cancelled ones.'
 complete -c holdfast -n '_shtab_holdfast_using tasks purge' -s h -l help -d 'show this help message and exit'
 complete -c holdfast -n '_shtab_holdfast_using tasks purge' -l older-than -x -d 'ended so long ago (0; 90s, 5m, 2h, 7d)'
+complete -c holdfast -n '_shtab_holdfast_using tasks purge' -l state -xka "cancelled done failed" -d 'only these; more than once'
 complete -c holdfast -n '_shtab_holdfast_using tasks purge' -s j -l json -d 'print JSON'
 complete -c holdfast -n '_shtab_holdfast_using tasks purge' -s q -l quiet -d 'say nothing; the exit status tells'
 complete -c holdfast -n '_shtab_holdfast_using tasks purge; and test $_shtab_holdfast_npos -eq 0' -ka "(__fish_complete_directories)" -d 'the directory of the queue'
+complete -c holdfast -n '_shtab_holdfast_using tasks; and test $_shtab_holdfast_npos -eq 0' -a schedule -d 'Have a task put again and again; without a name, list what is.'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -s h -l help -d 'show this help message and exit'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -l every -x -d 'again and again after so long'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -l cron -x -d 'minute hour day month weekday, in UTC, as one word'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -l parse -d 'the payloads are JSON, not text'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -l priority -x -d 'higher ones are done first (0)'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -l attempts -x -d 'how often to try it (3)'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -l timeout -x -d 'end an attempt after so long'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -l key -x -d 'tasks with the same key are done one after the other'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -l limit -x -d 'or so many at a time (with --key)'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -s j -l json -d 'print JSON'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -s q -l quiet -d 'say nothing; the exit status tells'
+complete -c holdfast -n '_shtab_holdfast_using tasks schedule; and test $_shtab_holdfast_npos -eq 0' -ka "(__fish_complete_directories)" -d 'the directory of the queue'
+complete -c holdfast -n '_shtab_holdfast_using tasks; and test $_shtab_holdfast_npos -eq 0' -a unschedule -d 'End that.'
+complete -c holdfast -n '_shtab_holdfast_using tasks unschedule' -s h -l help -d 'show this help message and exit'
+complete -c holdfast -n '_shtab_holdfast_using tasks unschedule' -s j -l json -d 'print JSON'
+complete -c holdfast -n '_shtab_holdfast_using tasks unschedule' -s q -l quiet -d 'say nothing; the exit status tells'
+complete -c holdfast -n '_shtab_holdfast_using tasks unschedule; and test $_shtab_holdfast_npos -eq 0' -ka "(__fish_complete_directories)" -d 'the directory of the queue'
 complete -c holdfast -n '_shtab_holdfast_using tasks; and test $_shtab_holdfast_npos -eq 0' -a recover -d 'Find tasks that a crash left where nobody sees them.'
 complete -c holdfast -n '_shtab_holdfast_using tasks recover' -s h -l help -d 'show this help message and exit'
 complete -c holdfast -n '_shtab_holdfast_using tasks recover' -s j -l json -d 'print JSON'

@@ -1,6 +1,7 @@
 """`holdfast tasks`: a queue of tasks from the shell.
 
-commands    the short ones: put, ls, show, retry, cancel, purge, stats, recover
+put         put, schedule, unschedule
+commands    the short ones: ls, show, retry, cancel, purge, stats, recover
 work        a worker; what it shows is `bar`
 watch       the live view; on a terminal `screen` draws it
 text        a task in few words, for all of them
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 # In the order of the overview: the module, and what it does.
 ACTIONS = {
-    "put": ("commands", "add tasks, given as words or one per line; print their ids"),
+    "put": ("put", "add tasks, given as words or one per line; print their ids"),
     "work": ("work", "do the tasks, with a command for each or a Python function"),
     "ls": ("commands", "list tasks"),
     "show": ("commands", "tell everything about a task"),
@@ -25,6 +26,8 @@ ACTIONS = {
     "retry": ("commands", "have tasks that have ended done again"),
     "cancel": ("commands", "have tasks not be done; one that runs is ended"),
     "purge": ("commands", "remove tasks that have ended: done, failed and cancelled ones"),
+    "schedule": ("put", "have a task put again and again; without a name, list what is"),
+    "unschedule": ("put", "end that"),
     "recover": ("commands", "find tasks that a crash left where nobody sees them"),
 }
 
@@ -48,13 +51,14 @@ examples:
   holdfast tasks ls /tmp/jobs --state failed --state running
   holdfast tasks watch /tmp/jobs --once
   holdfast tasks retry /tmp/jobs --failed
+  holdfast tasks schedule /tmp/jobs nightly report --cron '0 3 * * *'
   holdfast tasks purge /tmp/jobs --older-than 7d
 """
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
     parser.usage = "holdfast tasks ACTION DIR …     holdfast tasks ACTION --help tells more"
-    parser.epilog = EXAMPLES.format(actions="\n".join(f"{key:9} {does}" for key, (_, does) in ACTIONS.items()))
+    parser.epilog = EXAMPLES.format(actions="\n".join(f"{key:11}{does}" for key, (_, does) in ACTIONS.items()))
     parser.actions = {key: (does, _configuring(key)) for key, (_, does) in ACTIONS.items()}
     parser.add_argument("action", choices=tuple(ACTIONS), metavar="ACTION", help="what to do, one of those below")
 

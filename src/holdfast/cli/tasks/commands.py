@@ -1,31 +1,27 @@
-"""`put`, `ls`, `show`, `stats`, `retry`, `cancel`, `purge`, `recover`."""
+"""`ls`, `show`, `stats`, `retry`, `cancel`, `purge`, `recover`."""
 
 from __future__ import annotations
 
 import json
-import sys
-from itertools import chain, islice
 
 from ...errors import NotLocked
-from ...tasks import NoSuchTask, QueueFull, Task, TaskQueue
-from ...tasks.journal import STATES
+from ...tasks import NoSuchTask, Task
+from ...tasks.journal import ENDED, STATES
 from .. import arguments, output
 from .text import COLOURS, age_of, as_json, in_a_line, many, payload_of, progress_of, queue_at, seconds_since, tasks_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-PROBLEM, FULL = 1, 75
+PROBLEM = 1
 
 _HEADINGS = ("ID", "STATE", "PRIO", "TRIED", "AGE", "WORKER", "PROGRESS", "PAYLOAD", "ERROR")
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    if name == "put":
-        _configure_put(parser)
-    elif name == "ls":
+    if name == "ls":
         parser.add_argument(
             "--state", dest="states", action="append", choices=STATES, help="only these; may be given more than once"
         )
@@ -38,83 +34,15 @@ def configure(name: str, parser: arguments.Parser) -> None:
         parser.add_argument(
             "--older-than", metavar="T", type=arguments.span, default=0.0, help="ended so long ago (0; 90s, 5m, 2h, 7d)"
         )
+        parser.add_argument(
+            "--state", dest="states", action="append", choices=sorted(ENDED), help="only these; more than once"
+        )
     if name == "retry":
         parser.add_argument("--failed", action="store_true", help="all that have failed for good")
     arguments.add_json(parser)
-    if name in ("put", "retry", "cancel", "purge", "recover"):
+    if name in ("retry", "cancel", "purge", "recover"):
         arguments.add_quiet(parser)
     parser.set_defaults(call=_CALLS[name])
-
-
-def _configure_put(parser: arguments.Parser) -> None:
-    words = "what there is to do, a task each; - reads one per line from the standard input"
-    parser.add_argument("payloads", metavar="PAYLOAD", nargs="*", help=words)
-    parser.add_argument("--parse", action="store_true", help="the payloads are JSON, not text")
-    parser.add_argument("--id", help="its name; a task that is there already by this name is not put again")
-    parser.add_argument("--priority", metavar="N", type=int, default=0, help="higher ones are done first (0)")
-    parser.add_argument("--delay", metavar="T", type=arguments.span, default=0.0, help="not before so long from now")
-    parser.add_argument(
-        "--attempts", metavar="N", type=arguments.at_least_one, default=3, help="how often to try it (3)"
-    )
-    parser.add_argument("--timeout", metavar="T", type=arguments.span, help="end an attempt after so long")
-    parser.add_argument("--key", help="tasks with the same key are done one after the other")
-    parser.add_argument(
-        "--limit", metavar="N", type=arguments.at_least_one, default=1, help="or so many at a time (with --key)"
-    )
-    parser.add_argument(
-        "--max-pending", metavar="N", type=arguments.at_least_one, help="put none if so many wait: exit status 75"
-    )
-    parser.add_argument(
-        "--wait", metavar="T", type=arguments.span, default=0.0, help="but first wait so long for room (inf: for ever)"
-    )
-    parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
-
-
-def put(options: argparse.Namespace) -> int:
-    if not options.payloads:
-        raise ValueError("which tasks? Give their payloads, or - to read one per line from the standard input")
-    if options.id is not None and (len(options.payloads) > 1 or options.payloads == ["-"]):
-        raise ValueError("--id names one task, so there can be one payload")
-    payloads = _payloads(options)
-    first = list(islice(payloads, 1))  # if that is wrong, no queue is made
-    queue = TaskQueue(options.path, durable=options.durable, max_pending=options.max_pending)
-    names = ("id", "priority", "delay", "attempts", "timeout", "key", "limit", "wait")
-    more = {name: getattr(options, name) for name in names}
-    ids = []
-    try:
-        for payload in chain(first, payloads):
-            ids.append(queue.put(payload, **more))
-            if not options.json and not options.quiet:
-                output.say(output.shown(ids[-1]))
-    except QueueFull:
-        wait = "" if options.wait else "; --wait T waits for room"
-        text = f"{options.max_pending} tasks wait already{wait}. {many(len(ids))} put before"
-        output.complain(f"holdfast tasks: {output.shown(options.path)}: {text}")
-        return FULL
-    finally:
-        if options.json:
-            output.say_json({"ids": ids})
-    return 0
-
-
-def _payloads(options: argparse.Namespace) -> Iterator[object]:
-    for word in options.payloads:
-        if word != "-":
-            yield _payload(word, options)
-            continue
-        for line in sys.stdin.buffer:
-            text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
-            if text:
-                yield _payload(text, options)
-
-
-def _payload(text: str, options: argparse.Namespace) -> object:
-    if not options.parse:
-        return text
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is no JSON: {error}") from None
 
 
 def ls(options: argparse.Namespace) -> int:
@@ -124,7 +52,8 @@ def ls(options: argparse.Namespace) -> int:
     if options.json:
         output.say_json([as_json(task) for task in found])
     elif found:
-        output.table(_HEADINGS, [_row(task) for task in found], [COLOURS[task.state] for task in found])
+        put_off = queue.put_off()
+        output.table(_HEADINGS, [_row(task, put_off) for task in found], [COLOURS[task.state] for task in found])
     else:
         output.complain(f"no {' or '.join(options.states)} tasks here" if options.states else "no tasks here")
     return 0
@@ -136,7 +65,16 @@ def _order(task: Task) -> tuple[object, ...]:
     return (STATES.index(task.state), priority, task.put_at is None, task.put_at and task.put_at.timestamp())
 
 
-def _row(task: Task) -> tuple[str, ...]:
+def _why_not_yet(task: Task, put_off: dict[str, float | None]) -> str:
+    """Of one that waits and cannot be begun now."""
+    if task.state != "pending" or task.id not in put_off:
+        return ""
+    seconds = put_off[task.id]
+    return f"for key {task.key}" if seconds is None else f"due in {output.duration(seconds)}"
+
+
+def _row(task: Task, put_off: dict[str, float | None]) -> tuple[str, ...]:
+    progress = _why_not_yet(task, put_off) or progress_of(task)
     return (
         output.shown(task.id),
         task.state,
@@ -144,7 +82,7 @@ def _row(task: Task) -> tuple[str, ...]:
         f"{task.tried}/{task.attempts}",
         age_of(task),
         output.shown(task.worker or "-"),
-        output.shortened(progress_of(task), 30) or "-",
+        output.shortened(output.shown(progress), 30) or "-",
         in_a_line(payload_of(task), 30),
         in_a_line(task.error, 80),
     )
@@ -160,7 +98,7 @@ def show(options: argparse.Namespace) -> int:
     if options.json:
         output.say_json(as_json(task, whole=True))
     else:
-        output.say("\n".join(_lines(task)))
+        output.say("\n".join(_lines(task, queue.put_off() if task.state == "pending" else {})))
     return 0
 
 
@@ -169,10 +107,10 @@ def _complain_about(error: Exception, options: argparse.Namespace) -> None:
     output.complain(f"holdfast tasks: {output.shown(f'{error}{advice}')}")
 
 
-def _lines(task: Task) -> list[str]:
+def _lines(task: Task, put_off: dict[str, float | None]) -> list[str]:
     facts: dict[str, object] = {
         "Task": task.id,
-        "State": task.state,
+        "State": ", ".join(filter(None, (task.state, _why_not_yet(task, put_off)))),
         "Payload": payload_of(task),
         "Priority": task.priority,
         "Tried": f"{task.tried} of {task.attempts}",
@@ -188,7 +126,7 @@ def _lines(task: Task) -> list[str]:
         "Result": None if task.result is None else json.dumps(task.result, ensure_ascii=False),
     }
     lines = [f"{name}: {output.shown(str(value))}" for name, value in facts.items() if value is not None]
-    for name, text in (("Error", task.error), ("Traceback", task.traceback)):
+    for name, text in (("Error", task.error), ("Output", task.output), ("Traceback", task.traceback)):
         if text:
             inside = [f"  {output.shown(line)}" for line in text.strip().splitlines()]
             lines += [f"{name}: {inside[0].strip()}"] if len(inside) == 1 else [f"{name}:", *inside]
@@ -216,7 +154,7 @@ def stats(options: argparse.Namespace) -> int:
 
 def retry(options: argparse.Namespace) -> int:
     queue = queue_at(options.path)
-    return _for_each(options, queue.ids("failed") if options.failed else [], queue.retry, "retried", "is done again")
+    return _for_each(options, queue.ids("failed") if options.failed else [], queue.retry, "retried", "waits again")
 
 
 def cancel(options: argparse.Namespace) -> int:
@@ -257,7 +195,7 @@ def _for_each(
 
 
 def purge(options: argparse.Namespace) -> int:
-    number = queue_at(options.path).purge(options.older_than)
+    number = queue_at(options.path).purge(options.older_than, states=options.states or ENDED)
     return _say_number("purged", f"Purged: {many(number)}", number, options)
 
 
@@ -275,7 +213,6 @@ def _say_number(name: str, text: str, number: int, options: argparse.Namespace) 
 
 
 _CALLS = {
-    "put": put,
     "ls": ls,
     "show": show,
     "stats": stats,
