@@ -132,7 +132,8 @@ def stand_in_front(lock: Any) -> Callable[[], None]:
 
 def fill_line(lock: Any) -> Callable[[], None]:
     """Take a place in the line of this process, as a waiter does; with one place, the next waiter waits in memory."""
-    place = gate.Place(gate.book, lock._file, queues.TICKETS_PER_PROCESS, Bell)
+    place = gate.Place(gate.book, lock._file)
+    place.join(queues.TICKETS_PER_PROCESS, Bell)
     assert place.admitted
     return place.leave
 

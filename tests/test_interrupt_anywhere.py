@@ -5,18 +5,22 @@ A signal's handler runs between two lines of Python, wherever it finds the progr
 
 from __future__ import annotations
 
+import dis
 import gc
 import linecache
 import os
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from support import assert_nothing_left, descriptors
 
 import holdfast
-from holdfast import Lock, LockFile, Semaphore, system
+from holdfast import Lock, LockFile, Semaphore, gate, system
+from holdfast.locks.base import BaseLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +55,10 @@ class Interrupt:
         sys.settrace(self.before)
 
     def _call(self, frame: Any, event: str, argument: object) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        # What is raised where an object is collected goes nowhere, and is lost: so says Python.
+        if frame.f_code.co_name == "__del__" or not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        return self._line
 
     def _is_nothing(self, frame: Any) -> bool:
         """Handlers run when a call has ended, a function begins or a loop goes round: not before these lines."""
@@ -162,4 +169,108 @@ def test_finding_it_busy(kind: str, path: str, closed_twice: list[int]) -> None:
 
     interrupted_everywhere(attempt, after)
     holder.release()
+    assert_free(make, path)
+
+
+class AfterCall(Interrupt):
+    """Exactly where handlers run: when a call has ended, before its result is kept, and where a function begins."""
+
+    _points: ClassVar[dict[Any, set[int]]] = {}
+
+    def _call(self, frame: Any, event: str, argument: object) -> Any:
+        if super()._call(frame, event, argument) is None or self._is_collecting(frame):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._opcode
+
+    def _is_collecting(self, frame: Any) -> bool:
+        while frame is not None:
+            if frame.f_code.co_name == "__del__":
+                return True
+            frame = frame.f_back
+        return False
+
+    def _opcode(self, frame: Any, event: str, argument: object) -> Any:
+        if event == "opcode" and not self.came and frame.f_lasti in self._points_of(frame.f_code):
+            if not self.left:
+                self.came = True
+                line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+                self.where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}: {line}"
+                raise KeyboardInterrupt
+            self.left -= 1
+        return self._opcode
+
+    def _points_of(self, code: Any) -> set[int]:
+        if code not in self._points:
+            before = ""
+            self._points[code] = points = set()
+            for instruction in dis.get_instructions(code):
+                if before.startswith(("CALL", "RESUME")):
+                    points.add(instruction.offset)
+                before = instruction.opname
+        return self._points[code]
+
+
+def left_by(action: Callable[[], object], after: Callable[[str], object]) -> None:
+    number = 0
+    while True:
+        with AfterCall(number) as interrupt:
+            try:
+                action()
+            except KeyboardInterrupt:
+                assert interrupt.came
+        gc.collect()  # what the traceback had
+        after(interrupt.where)
+        if not interrupt.came:
+            break
+        number += 1
+    assert number > 10
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="handlers run elsewhere, too")
+@pytest.mark.filterwarnings("ignore:a hold on")
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_with_block(kind: str, path: str, closed_twice: list[int]) -> None:
+    """At the latest when the lock object is gone, nobody has the lock."""
+    make = KINDS[kind]
+
+    def enter_and_leave() -> None:
+        with make(path):
+            pass
+
+    def after(where: str) -> None:
+        assert not closed_twice, f"{where} closed a descriptor twice"
+        assert not gate.book.holds, f"{where} left a hold"
+        hold = make(path).try_acquire()
+        assert hold is not None, f"{where} left it locked"
+        hold.release()
+
+    left_by(enter_and_leave, after)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="handlers run elsewhere, too")
+@pytest.mark.parametrize("fair", [True, False])
+@pytest.mark.parametrize("kind", ["exclusive", "semaphore", "file"])
+def test_in_a_wait(kind: str, fair: bool, path: str, closed_twice: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits afterwards does not wait for a place in a line that nobody leaves."""
+    monkeypatch.setattr(BaseLock, "_timed_out", lambda lock, timeout: holdfast.Timeout("", path=lock.path))
+    make = KINDS[kind]
+    holds: list[Any] = []
+    thread = threading.Thread(target=lambda: holds.append(make(path).acquire()))
+    thread.start()
+    thread.join()
+
+    def wait() -> None:
+        lock = make(path)
+        lock.fair = fair
+        with suppress(holdfast.Timeout):
+            lock.acquire(timeout=0.002)
+            raise AssertionError("it is held")
+
+    def after(where: str) -> None:
+        assert not closed_twice, f"{where} closed a descriptor twice"
+        assert not gate.book.lines, f"{where} left a line"
+
+    left_by(wait, after)
+    holds.pop().release()
     assert_free(make, path)

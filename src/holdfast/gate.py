@@ -105,61 +105,85 @@ class Line:
 
     __slots__ = ("entering", "inside", "waiting", "width")
 
+    # Places are known by weak references: one that an interrupt kept from leaving does so when it is collected.
+
     def __init__(self, width: int) -> None:
         self.width = width
         self.inside = 0
-        self.entering: Place | None = None  # admitted, and not settled yet. The next one would overtake it
-        self.waiting: deque[Place] = deque()
+        self.entering: weakref.ref[Place] | None = None  # not settled yet. The next one would overtake it
+        self.waiting: deque[weakref.ref[Place]] = deque()
 
     def admit(self) -> None:
-        if self.waiting and self.entering is None and self.inside < self.width:
-            place = self.entering = self.waiting.popleft()
-            self.inside += 1
-            place.admitted = True
-            assert place.bell is not None
-            place.bell.ring()
+        while self.waiting and self.entering is None and self.inside < self.width:
+            reference = self.waiting.popleft()
+            place = reference()
+            if place is not None:
+                self.inside += 1
+                self.entering = reference
+                place.admitted = True
+                assert place.bell is not None
+                place.bell.ring()
 
 
 class Place:
     """A place in a line.
 
-    Once `admitted`, say `settle` when others may follow (a ticket is taken), and `leave` in any case in the end.
+    `join` first. Once `admitted`, say `settle` when others may follow (a ticket is taken), and `leave` in any case in
+    the end, also if an interrupt came before or in the middle of joining.
     """
 
-    __slots__ = ("_book", "_line", "_path", "admitted", "bell")
+    __slots__ = ("__weakref__", "_book", "_line", "_me", "_path", "admitted", "bell")
 
-    def __init__(self, book: Book, path: str, width: int, make_bell: Callable[[], Bell]) -> None:
+    def __init__(self, book: Book, path: str) -> None:
         self._book = book
         self._path = path
+        self._me = weakref.ref(self)
+        self._line: Line | None = None
+        self.admitted = False
         self.bell: Bell | None = None
-        with book.mutex:
-            self._line = line = book.lines.setdefault(path, Line(width))
-            self.admitted = line.inside < line.width and not line.waiting and line.entering is None
-            if self.admitted:
+
+    def join(self, width: int, make_bell: Callable[[], Bell]) -> None:
+        bell = make_bell()
+        with self._book.mutex:
+            line = self._book.lines.setdefault(self._path, Line(width))
+            # From here to the end nothing is called where it matters, and so nothing interrupted.
+            self._line = line
+            if line.inside < line.width and not line.waiting and line.entering is None:
                 line.inside += 1
-                line.entering = self
+                line.entering = self._me
+                self.admitted = True
             else:
-                self.bell = make_bell()
-                line.waiting.append(self)
+                self.bell = bell
+                line.waiting.append(self._me)
 
     def settle(self) -> None:
-        with self._book.mutex:
-            if self._line.entering is self:
-                self._line.entering = None
-                self._line.admit()
-
-    def leave(self) -> None:
         line = self._line
         with self._book.mutex:
+            if line is not None and line.entering is self._me:
+                line.entering = None
+                line.admit()
+
+    def leave(self) -> None:
+        with self._book.mutex:
+            line = self._line or self._book.lines.get(self._path)
+            if line is None:
+                return
+            # An interrupt may come wherever something is called. Then this is done again.
             if self.admitted:
+                self.admitted = False
                 line.inside -= 1
-            else:
-                line.waiting.remove(self)
-            if line.entering is self:
+            elif self._me in line.waiting:
+                line.waiting.remove(self._me)
+            if line.entering is self._me:
                 line.entering = None
             line.admit()
             if not line.inside and not line.waiting and self._book.lines.get(self._path) is line:
                 del self._book.lines[self._path]
+            self._line = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_line", None) is not None and self._book is book:
+            self.leave()
 
 
 class Book:
@@ -192,8 +216,9 @@ class Book:
         """Said before descriptors are closed whose hold an interrupt has kept from coming to anything: a child would
         close what has their numbers by then."""
         self.open_fds.difference_update(fds)
-        for serial, entry in list(self.holds.items()):
-            if entry[0] in fds:
+        for serial in list(self.holds):  # items() would be made meanwhile, and the collector release some of them
+            entry = self.holds.get(serial)
+            if entry is not None and entry[0] in fds:
                 self.holds.pop(serial, None)
 
     def note_turn(self, path: str, began: float) -> None:

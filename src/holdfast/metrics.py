@@ -8,6 +8,7 @@ system: `export_prometheus()` needs the extra `holdfast[prometheus]`, `export_op
 
 from __future__ import annotations
 
+import os
 from _thread import allocate_lock as Lock
 from collections import deque
 from itertools import count
@@ -55,6 +56,16 @@ COUNTERS = {
     "breaks": "Locks taken away from their holder by hand or because they were stale",
     "losses": "Holds found to be lost",
 }
+
+
+def _begin_anew() -> None:
+    """In a forked child: a thread that is not in it may have had a mutex."""
+    for one in kinds.values():
+        one._mutex = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 class Counter:

@@ -265,17 +265,17 @@ def _rename(room: str) -> Finding:
 def _publishing(room: str) -> Finding:
     """The way in which LockFile makes its file, whichever that is here: never over one that is there."""
     place = Place(room, "published", None)
-    fd, _ = publish(place, b"first", 0o600, False)
+    made = publish(place, b"first", 0o600, False)
     try:
-        again, _ = publish(place, b"second", 0o600, False)
+        again = publish(place, b"second", 0o600, False)
     except FileExistsError:
         with open(place.name) as file:
             return Finding("", file.read() == "first")
     else:
-        system.close(again)
+        again.close()
         return Finding("", False, "a file that was there has been replaced")
     finally:
-        system.close(fd)
+        made.close()
 
 
 def _events(room: str) -> Finding:

@@ -55,22 +55,30 @@ DEFAULT = Default()
 class Hold:
     """A lock that is held. Use it in a `with` block, or call `release` exactly once.
 
+    Whoever makes one has it before it has a file, and only then says `_begin`: an interrupt that came between making it
+    and keeping it would drop it, and so close a file that its maker closes, too.
+
     `acquired_at` is wall-clock time, for people. `token` grows with every acquisition of a lock that can be taken away
     from its holder; a kernel lock cannot be, and has None.
     """
 
-    __slots__ = ("__weakref__", "_book", "_outer", "_serial", "acquired_at", "lock")
+    __slots__ = ("__weakref__", "_book", "_is_closed", "_is_counted", "_outer", "_serial", "acquired_at", "lock")
 
     lock: BaseLock[Any]
     acquired_at: float
     token: int | None = None
 
-    def __init__(self, lock: BaseLock[Any], fd: int, inode: gate.Inode, shared: bool) -> None:
+    def _begin(self, lock: BaseLock[Any], fd: int, inode: gate.Inode, shared: bool) -> None:
         self.lock = lock
         self.acquired_at = time()
         self._outer: Hold | None = None
         self._book = gate.book
         self._serial = self._book.write_down(fd, inode, shared)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Does it have a file, which is its own to close?"""
+        return getattr(self, "_serial", None) in gate.book.holds
 
     def _not_held(self) -> HoldfastError:
         path = self.lock.path
@@ -114,7 +122,9 @@ class Hold:
             raise self._loss()
 
     def _loss(self) -> LockLost:
-        self.lock._metrics.losses.bump()
+        if not getattr(self, "_is_counted", False):
+            self._is_counted = True
+            self.lock._metrics.losses.bump()
         return LockLost(
             f"{self.lock.path}: the lock is lost: its file was removed or replaced while it was held. Somebody else "
             "may hold it now; check what this process did since, and find out what deletes the file.",
@@ -123,12 +133,26 @@ class Hold:
 
     def release(self) -> None:
         """Give the lock back. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
-        # Popping the entry is atomic, so of two threads that release at once one gets it and the other is told.
-        entry = self._book.holds.pop(self._serial, None) if self._book is gate.book else None
+        book = self._book
+        entry = book.holds.get(self._serial) if book is gate.book else None
         if entry is None:
             raise self._not_held()
-        if not self._release(entry):
-            raise self._loss()
+        try:
+            # Popping the entry is atomic, so of two threads that release at once one gets it and the other is told.
+            if book.holds.pop(self._serial, None) is None:
+                raise self._not_held()
+            if not self._release(entry):
+                raise self._loss()
+        except Exception:
+            raise
+        except BaseException:
+            self._finish_release(entry)
+            raise
+
+    def _finish_release(self, entry: gate.Entry) -> None:
+        """An interrupt came, perhaps before anything was done."""
+        if not getattr(self, "_is_closed", False) and self._serial not in self._book.holds:
+            system.close(entry[0])
 
     async def arelease(self) -> None:
         """The same: releasing never waits."""
@@ -302,18 +326,21 @@ class BaseLock(Generic[HoldType]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         who = gate.caller()
-        hold = self._entered.pop(who)
+        hold = self._entered.pop(who, None) or self._entered_elsewhere()
         if hold._outer is not None:
             self._entered[who] = hold._outer
         if error is not None or hold._book is not gate.book:
             hold.__exit__(kind, error, trace)
             return
-        # As `release` does it, without the call.
-        entry = gate.book.holds.pop(hold._serial, None)
-        if entry is None:
-            raise hold._not_held()
-        if not hold._release(entry):
-            raise hold._loss()
+        hold.release()
+
+    def _entered_elsewhere(self) -> Hold:
+        """A block may be left by another thread or task than it was entered by: an asynchronous generator that nobody
+        finished is closed by a new one. The holds of a lock are as good as each other, so the last one will do."""
+        try:
+            return self._entered.popitem()[1]
+        except KeyError:
+            raise NotLocked(f"{self.path}: nobody has entered it", path=self.path) from None
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

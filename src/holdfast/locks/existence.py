@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..record import Record
     from ..wait import Steps
     from .judge import Judgement, Policy
-    from .publish import Place
+    from .publish import Place, Published
 
 _MANY_IN_VAIN = 3
 _SOME_TRIES, _MANY_TRIES = 5, 60
@@ -51,7 +51,9 @@ class FileHold(base.Hold):
     lock: LockFile
     token: int
 
-    def __init__(self, lock: LockFile, fd: int, inode: gate.Inode, place: Place, content: bytes) -> None:
+    def _begin(  # type: ignore[override]
+        self, lock: LockFile, fd: int, inode: gate.Inode, place: Place, content: bytes
+    ) -> None:
         # What `Hold` does, without the call.
         self.lock = lock
         self.acquired_at = time.time()
@@ -99,6 +101,7 @@ class FileHold(base.Hold):
             if not sys.is_finalizing():
                 with self._book.mutex:
                     pass
+            self._is_closed = True
             system.close(fd)
             if folder is not None:
                 self._book.open_fds.discard(folder)
@@ -244,10 +247,15 @@ class LockFile(FileLock[FileHold]):
         """Make the lock file. None: there is one."""
         content = self._compose()
         try:
-            fd, st = publish(place, content, self.mode, self.durable)
+            made = publish(place, content, self.mode, self.durable)
         except FileExistsError:
             return None
-        return self._begin(place, fd, st, content)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            # By its path, not by what we call it, seen from its directory.
+            raise OSError(error.errno, error.strerror, self.path) from None
+        return self._begin(made, content)
 
     def _take_over(self, place: Place, stale: int) -> FileHold | None:
         """Put our lock file in the place of a stale one, in one step where that can be done.
@@ -276,7 +284,7 @@ class LockFile(FileLock[FileHold]):
         if made is None:
             return None
         self._count_break(found)
-        return self._begin(place, *made, content)
+        return self._begin(made, content)
 
     def _compose(self) -> bytes:
         """The record of a new hold; what stays the same is put together once in a process."""
@@ -287,15 +295,14 @@ class LockFile(FileLock[FileHold]):
             self._composed_for = me
         return self.format.fill(self._template, time_ns() // 1_000_000_000, me.random, gate.book.new_serial())
 
-    def _begin(self, place: Place, fd: int, st: os.stat_result, content: bytes) -> FileHold:
+    def _begin(self, made: Published, content: bytes) -> FileHold:
         """The name is ours, so what has to be greater than in every earlier hold is settled now."""
+        hold = FileHold()
+        fd, st, place = made.fd, made.st, made.place
         try:
-            hold = FileHold(self, fd, (st.st_dev, st.st_ino), place, content)
-        except BaseException:
-            gate.book.forget(fd, place.folder)
-            system.close(fd)  # which says that we are gone
-            raise
-        try:
+            hold._begin(self, fd, (st.st_dev, st.st_ino), place, content)
+            made.fd = -1  # a hold says more
+            gate.book.open_fds.discard(fd)
             token = tokens.new(self._file)
             if self.fence:
                 # Nobody takes the lock away from who has the removal byte, so nobody else writes the fence.
@@ -313,7 +320,13 @@ class LockFile(FileLock[FileHold]):
                 heartbeat.beat(hold, self.heartbeat)
         except BaseException:
             try:
-                hold.release()
+                if hold._has_begun:
+                    made.fd = -1
+                    gate.book.open_fds.discard(fd)
+                    hold.release()
+                else:
+                    gate.book.forget(fd, place.folder)
+                    made.take_back()
             except LockLost:
                 pass  # why we gave up matters more
             raise

@@ -15,6 +15,8 @@ from ..errors import HoldfastError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .existence import FileHold
 
 _condition = threading.Condition()
@@ -79,16 +81,21 @@ def _renew(reference: weakref.ref[FileHold]) -> None:
         hold.renew()
     except HoldfastError:
         if hold.lost and on_lost is not None:
-            try:
-                on_lost(hold)
-            except Exception:
-                import logging
-
-                logging.getLogger("holdfast").exception("%s: on_lost failed", hold.lock.path)
+            # In a thread of its own: it may take its time, and others are to be renewed.
+            threading.Thread(target=_tell, args=(on_lost, hold), name="holdfast-on-lost", daemon=True).start()
     except OSError:
         _again(reference, every)  # the disk may come back; if it does not, the lock grows old
     else:
         _again(reference, every)
+
+
+def _tell(on_lost: Callable[[FileHold], object], hold: FileHold) -> None:
+    try:
+        on_lost(hold)
+    except BaseException:
+        import logging
+
+        logging.getLogger("holdfast").exception("%s: on_lost failed", hold.lock.path)
 
 
 def _again(reference: weakref.ref[FileHold], every: float | None) -> None:

@@ -65,6 +65,7 @@ class InodeLock(QueuedLock[InodeHoldType]):
     __slots__ = ("_unchecked",)
 
     removes_file = True
+    _hold_type: type[InodeHoldType]
 
     def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
         QueuedLock.__init__(self, path, kind, timeout, fair, mode)
@@ -87,8 +88,8 @@ class InodeLock(QueuedLock[InodeHoldType]):
         """Try to lock all of an open file, so that nobody else has any of it."""
         raise NotImplementedError
 
-    def _hold(self, fd: int, st: os.stat_result, mount: Mount) -> InodeHoldType:
-        """The hold on a file that was waited for; `st` is from when it was opened."""
+    def _begin(self, hold: InodeHoldType, fd: int, st: os.stat_result, mount: Mount) -> None:
+        """Hold a file that was waited for; `st` is from when it was opened."""
         raise NotImplementedError
 
     def _block(self, fd: int, ranged: bool) -> Step | None:
@@ -175,9 +176,16 @@ class InodeLock(QueuedLock[InodeHoldType]):
 
     # Removing it.
 
-    def _remove(self) -> None:
-        """Unlink the file, all of which the caller has, and which it has just compared with the path."""
+    def _remove(self, inode: gate.Inode) -> None:
+        """Unlink the file, all of which the caller has, and which it has just compared with the path.
+
+        If that is a link, another thread may have followed it somewhere else meanwhile.
+        """
         try:
+            if self._file is not self.path:
+                st = system.stat(self._file, follow_symlinks=False)
+                if (st.st_dev, st.st_ino) != inode:
+                    raise FileNotFoundError
             system.unlink(self._file)
         except (FileNotFoundError, PermissionError):
             self._metrics.cleanups_skipped.bump()
@@ -194,7 +202,7 @@ class InodeLock(QueuedLock[InodeHoldType]):
         for _ in range(_PATIENCE_WITH_REMOVER):
             if self._take_all(fd, ranged):
                 if self._names(inode):
-                    self._remove()
+                    self._remove(inode)
                 return
             if system.removal_marked(fd):
                 sleep(0.000_01)
@@ -210,6 +218,11 @@ class InodeLock(QueuedLock[InodeHoldType]):
             return
         try:
             fd = system.open_fd(self._file, system.O_EXISTING)
+        except PermissionError as error:  # another user's, and yet ours to remove, perhaps
+            try:
+                fd = system.open_denied(self._file, error)
+            except OSError:
+                return
         except OSError:
             return
         try:
@@ -218,7 +231,7 @@ class InodeLock(QueuedLock[InodeHoldType]):
             if mount.removes and self._check_file(fd, st):
                 system.mark_removal(fd)
                 self._remove_unused(fd, (st.st_dev, st.st_ino), mount.ranged)
-        except (HoldfastError, BlockingIOError):
+        except (HoldfastError, OSError):
             pass  # not ours, or locked from end to end by another program
         finally:
             system.close(fd)
@@ -264,10 +277,10 @@ class InodeLock(QueuedLock[InodeHoldType]):
         self, waiting: Waiting, deadline: float | None, asynchronous: bool
     ) -> Steps[InodeHoldType | None]:
         """Wait for the file that the path names now. None: it names another one meanwhile."""
-        fd = self._open()
-        gate.book.open_fds.add(fd)
         hold = None
+        fd = self._open()
         try:
+            gate.book.open_fds.add(fd)
             st = system.fstat(fd)
             if not self._check_file(fd, st):
                 return None
@@ -279,7 +292,8 @@ class InodeLock(QueuedLock[InodeHoldType]):
                 if not self._names(inode):
                     return None
                 if taken:
-                    hold = self._hold(fd, st, mount)
+                    hold = self._hold_type()
+                    self._begin(hold, fd, st, mount)
                     return hold
                 check_deadline(deadline)
                 step = None
@@ -291,12 +305,12 @@ class InodeLock(QueuedLock[InodeHoldType]):
                 taken = step is not None
                 waiting.drain()
         except BaseException:
-            if hold is None:
+            if hold is None or not hold._has_begun:
                 gate.book.forget(fd)
             raise
         finally:
             gate.book.open_fds.discard(fd)
-            if hold is None:
+            if hold is None or not hold._has_begun:
                 system.close(fd)
 
 

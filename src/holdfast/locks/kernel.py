@@ -49,7 +49,7 @@ class KernelHold(InodeHold):
 
     lock: Lock
 
-    def __init__(self, lock: Lock, fd: int, inode: gate.Inode, mount: Mount, queued: bool) -> None:
+    def _begin(self, lock: Lock, fd: int, inode: gate.Inode, mount: Mount, queued: bool) -> None:  # type: ignore[override]
         # What `Hold` does, without the call: this is the path that everybody takes.
         self.lock = lock
         self.acquired_at = time()
@@ -83,12 +83,8 @@ class KernelHold(InodeHold):
                 else:
                     look = self._came_through_queue or time() - self.acquired_at > _A_WHILE
                     left_for_next = look and system.access(lock._queue, 0)
-                    if not left_for_next:  # `_remove`, without the call
-                        try:
-                            system.unlink(lock._file)
-                            lock._metrics.cleanups.bump()
-                        except (FileNotFoundError, PermissionError):
-                            lock._metrics.cleanups_skipped.bump()
+                    if not left_for_next:
+                        lock._remove(inode)
         except (FileNotFoundError, NotADirectoryError):
             named = False
         except BlockingIOError:  # another program has locked it from end to end
@@ -98,6 +94,7 @@ class KernelHold(InodeHold):
             try:
                 set_lock(fd, system.UN)
             finally:
+                self._is_closed = True
                 lock._let_go(fd, inode if named else None, mount)
         # Only now, when nobody waits for us any more: removing a directory takes its time.
         # Others may have left the file on account of a queue that is gone now.
@@ -121,6 +118,7 @@ class Lock(InodeLock[KernelHold]):
     __slots__ = ("_count", "_op", "keep", "shared")
 
     _options = ("shared", "timeout", "keep", "fair", "mode")
+    _hold_type = KernelHold
 
     def __init__(
         self,
@@ -187,7 +185,8 @@ class Lock(InodeLock[KernelHold]):
                 else:
                     named = system.stat(self.path)
                     if named.st_ino == ino and named.st_dev == dev:
-                        hold = KernelHold(self, fd, inode, mount, queued)
+                        hold = KernelHold()
+                        hold._begin(self, fd, inode, mount, queued)
                         if hold.acquired_at - st.st_mtime > _FRESH and not self.keep:
                             _say_when(fd)
                         return hold
@@ -206,7 +205,7 @@ class Lock(InodeLock[KernelHold]):
 
     def _abandon(self, fd: int, hold: KernelHold | None, error: BaseException) -> None:
         """Undo an attempt that went wrong, and raise the error unless it means that the lock is busy."""
-        if hold is not None:
+        if hold is not None and hold._has_begun:
             hold.release()
         elif fd >= 0:
             gate.book.forget(fd)
@@ -230,11 +229,10 @@ class Lock(InodeLock[KernelHold]):
     def _take_all(self, fd: int, ranged: bool) -> bool:
         return _try_lock(fd, system.EX_NB, ranged)
 
-    def _hold(self, fd: int, st: os.stat_result, mount: Mount) -> KernelHold:
-        hold = KernelHold(self, fd, (st.st_dev, st.st_ino), mount, True)
+    def _begin(self, hold: KernelHold, fd: int, st: os.stat_result, mount: Mount) -> None:
+        hold._begin(self, fd, (st.st_dev, st.st_ino), mount, True)
         if hold.acquired_at - st.st_mtime > _FRESH and not self.keep:
             _say_when(fd)
-        return hold
 
     def _block(self, fd: int, ranged: bool) -> Step:
         return Granted(system.lock_range if ranged else system.lock, fd, self._op & ~system.NB)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import errno
 import os
 
-from .. import system
+from .. import gate, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     Inode = tuple[int, int]
 
+_LONGEST_STEM = 200  # bytes of 255; a pid, 16 digits and .tmp come after it
 NOT_HERE = frozenset(
     {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.ENOENT}
 )
@@ -35,58 +36,114 @@ class Place:
         self.name = name if folder is not None else f"{directory}/{name}"
 
 
-def publish(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:
-    """Make the file with its liveness byte locked. Gives its descriptor, and what the system says about the file.
+class Published:
+    """A file that was made, with its liveness byte locked, and not yet anybody's hold.
 
-    Raises FileExistsError if the name is taken.
+    Its descriptor is in the book, so that a forked child closes it: with a copy, it would keep us alive. Dropped, as by
+    an interrupt, it is taken back.
     """
-    folder = place.folder
+
+    __slots__ = ("fd", "place", "st")
+
+    st: os.stat_result
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.fd = -1
+
+    def open(self, name: str, flags: int, mode: int) -> None:
+        self.fd = fd = system.open_fd(name, flags, mode, dir_fd=self.place.folder)
+        gate.book.open_fds.add(fd)
+
+    def fill(self, content: bytes, durable: bool) -> None:
+        system.lock_liveness(self.fd)
+        if system.write(self.fd, content) < len(content):  # the disk is full, or the file may not be so large
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.place.name)
+        if durable:
+            system.fsync(self.fd)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            gate.book.open_fds.discard(fd)
+            system.close(fd)
+
+    def give_up(self, error: BaseException) -> None:
+        """Publishing failed, or was interrupted: perhaps when it was done."""
+        if isinstance(error, OSError):
+            self.close()
+        else:
+            self.take_back()
+
+    def take_back(self) -> None:
+        if self.fd < 0:
+            return
+        place = self.place
+        try:
+            system.lock_removal(self.fd)
+            if _inode_of(place, place.name) == _inode(system.fstat(self.fd)):
+                system.unlink(place.name, dir_fd=place.folder)
+        except OSError:
+            pass  # somebody else removes it
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) in gate.book.open_fds:
+            self.take_back()
+
+
+def publish(place: Place, content: bytes, mode: int, durable: bool) -> Published:
+    """Make the file. Raises FileExistsError if the name is taken."""
+    made = Published(place)
     try:
-        fd = system.open_fd(place.directory, system.O_TMPFILE, mode, dir_fd=folder)
+        made.open(place.directory, system.O_TMPFILE, mode)
     except OSError as error:
         if error.errno not in NOT_HERE:
             raise
         return _publish_private(place, content, mode, durable)
     try:
-        system.lock_liveness(fd)
-        system.write(fd, content)
-        if durable:
-            system.fsync(fd)
-        st = system.fstat(fd)
-        system.link_open_file(fd, folder, place.name)
+        made.fill(content, durable)
+        made.st = system.fstat(made.fd)
+        system.link_open_file(made.fd, place.folder, place.name)
     except BaseException as error:
-        system.close(fd)
+        made.give_up(error)
         # No /proc to name it by, or no hard links here.
         if isinstance(error, OSError) and error.errno in NOT_HERE and not isinstance(error, FileExistsError):
             return _publish_private(place, content, mode, durable)
         raise
-    return fd, st
-
-
-def _fill(fd: int, content: bytes, durable: bool) -> None:
-    system.lock_liveness(fd)
-    system.write(fd, content)
-    if durable:
-        system.fsync(fd)
+    return made
 
 
 def private_name(name: str) -> str:
-    return f"{name}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
+    return f"{_stem(name)}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
 
 
-def _make_private(place: Place, private: str, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:
+def _stem(name: str) -> str:
+    """What the names of private files begin with: that of the lock, unless it is so long that there is no room."""
+    directory, slash, last = name.rpartition("/")
+    text = os.fsencode(last)
+    if len(text) <= _LONGEST_STEM:
+        return name
+    from zlib import crc32
+
+    return f"{directory}{slash}{os.fsdecode(text[: _LONGEST_STEM - 9])}~{crc32(text):08x}"
+
+
+def _make_private(place: Place, private: str, content: bytes, mode: int, durable: bool) -> Published:
     """A file that is whole, under a name that nobody looks at; for its owner's eyes only until then."""
-    fd = system.open_fd(private, system.O_NEW, mode, dir_fd=place.folder)
+    made = Published(place)
+    made.open(private, system.O_NEW, mode)
     try:
-        st = system.fstat(fd)  # what the umask left of the mode is in it
-        system.fchmod(fd, 0o600)
-        _fill(fd, content, durable)
-        system.fchmod(fd, st.st_mode & 0o7777)
+        made.st = system.fstat(made.fd)  # what the umask left of the mode is in it
+        system.fchmod(made.fd, 0o600)
+        made.fill(content, durable)
+        system.fchmod(made.fd, made.st.st_mode & 0o7777)
     except BaseException:
-        system.close(fd)
+        made.close()
         _forget(place, private)
         raise
-    return fd, st
+    return made
 
 
 def _forget(place: Place, private: str) -> None:
@@ -96,14 +153,14 @@ def _forget(place: Place, private: str) -> None:
         pass
 
 
-def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:
+def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> Published:
     folder = place.folder
     private = private_name(place.name)
-    fd, st = _make_private(place, private, content, mode, durable)
+    made = _make_private(place, private, content, mode, durable)
     try:
         system.link(private, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except BaseException as error:
-        system.close(fd)
+        made.give_up(error)
         if isinstance(error, FileExistsError) or not isinstance(error, OSError) or error.errno not in NOT_HERE:
             raise
         # Gone: somebody who could not see that we live has cleaned it away. Else there are no hard links here.
@@ -111,30 +168,28 @@ def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> 
         return again(place, content, mode, durable)
     finally:
         _forget(place, private)
-    return fd, st
+    return made
 
 
-def exchange(
-    place: Place, content: bytes, mode: int, durable: bool, expected: os.stat_result
-) -> tuple[int, os.stat_result] | None:
+def exchange(place: Place, content: bytes, mode: int, durable: bool, expected: os.stat_result) -> Published | None:
     """`publish` in place of a file that is there, in one step. None: that was not the `expected` one, and is back."""
     private = private_name(place.name)
-    fd, st = _make_private(place, private, content, mode, durable)
-    ours, stale = (st.st_dev, st.st_ino), (expected.st_dev, expected.st_ino)
+    made = _make_private(place, private, content, mode, durable)
+    ours, stale = _inode(made.st), _inode(expected)
     try:
         system.exchange(private, place.name, place.folder)
         found = _inode_of(place, private)
         if found == stale:
-            return fd, st
+            return made
         _put_back(place, private, ours, found)
     except BaseException:
-        system.close(fd)
+        made.close()
         raise
     finally:
         # After an interrupt it may be somebody's lock. That is not ours to remove; `clean` finds it when it is old.
         if _inode_of(place, private) in (ours, stale):
             _forget(place, private)
-    system.close(fd)
+    made.close()
     return None
 
 
@@ -160,23 +215,27 @@ def _put_back(place: Place, private: str, ours: Inode | None, found: Inode | Non
 
 def _inode_of(place: Place, name: str) -> Inode | None:
     try:
-        st = system.stat(name, dir_fd=place.folder, follow_symlinks=False)
+        return _inode(system.stat(name, dir_fd=place.folder, follow_symlinks=False))
     except FileNotFoundError:
         return None
+
+
+def _inode(st: os.stat_result) -> Inode:
     return st.st_dev, st.st_ino
 
 
-def _publish_in_place(place: Place, content: bytes, mode: int, durable: bool) -> tuple[int, os.stat_result]:
-    fd = system.open_fd(place.name, system.O_NEW, mode, dir_fd=place.folder)
+def _publish_in_place(place: Place, content: bytes, mode: int, durable: bool) -> Published:
+    made = Published(place)
+    made.open(place.name, system.O_NEW, mode)
     try:
-        st = system.fstat(fd)
-        _fill(fd, content, durable)
+        made.st = system.fstat(made.fd)
+        made.fill(content, durable)
     except BaseException:
         # Nobody takes an empty file over before it is old, so it is still ours to remove.
         system.unlink(place.name, dir_fd=place.folder)
-        system.close(fd)
+        made.close()
         raise
-    return fd, st
+    return made
 
 
 def replace(place: Place, suffix: str, content: bytes, mode: int, durable: bool) -> None:
@@ -184,20 +243,19 @@ def replace(place: Place, suffix: str, content: bytes, mode: int, durable: bool)
     name = place.name + suffix
     private = private_name(place.name)  # named like those of the lock, so that its `clean` finds what a crash leaves
     folder = place.folder
-    fd = system.open_fd(private, system.O_NEW, mode, dir_fd=folder)
+    made = _make_private(place, private, content, mode, durable)
     try:
-        _fill(fd, content, durable)
         system.rename(private, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         _forget(place, private)
         raise
     finally:
-        system.close(fd)
+        made.close()
 
 
 def private_files(directory: str, name: str) -> list[str]:
     """The private files of this very lock, `<name>.<pid>.<16 hex>.tmp`: those of `a.b` are not those of `a`."""
-    prefix = name + "."
+    prefix = _stem(name) + "."
     return [
         entry
         for entry in system.listdir(directory)

@@ -62,6 +62,7 @@ _NO_QUEUE_HERE = {
     errno.EOPNOTSUPP,
     errno.EMFILE,
     errno.ENOTDIR,
+    errno.ENAMETOOLONG,
 }
 
 
@@ -84,6 +85,10 @@ class Queue:
             return [name for name in system.listdir(self.path) if len(name) == 12 and name.isdecimal()]
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return []
+            raise
 
     def is_alive(self) -> bool:
         """Does anybody queue? Clears away the tickets of the dead."""
@@ -217,6 +222,10 @@ class Queue:
             gate.book.open_fds.discard(fd)
             system.close(fd)
 
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) in gate.book.open_fds:  # an interrupt kept it from leaving
+            self.leave()
+
     def leave(self) -> None:
         if self._fd < 0:
             return
@@ -291,9 +300,10 @@ class QueuedLock(base.BaseLock[HoldType]):
     def _wait_in_line(self, deadline: float | None, asynchronous: bool, queue: Queue | None) -> Steps[HoldType]:
         """The way to a lock that was not free: the line of this process, the queue of all of them, the lock itself."""
         width = TICKETS_PER_PROCESS if queue is not None else 1
-        place = gate.Place(gate.book, self._file, width, AsyncBell if asynchronous else Bell)
+        place = gate.Place(gate.book, self._file)
         hold = None
         try:
+            place.join(width, AsyncBell if asynchronous else Bell)
             while not place.admitted:
                 check_deadline(deadline)
                 assert place.bell is not None

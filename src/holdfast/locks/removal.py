@@ -119,6 +119,8 @@ class FileLock(QueuedLock[HoldType]):
             except IsADirectoryError:
                 raise self._not_a_lock_file() from None
             except OSError as error:
+                if error.errno == errno.EROFS:
+                    continue
                 if error.errno == errno.ELOOP:
                     raise IsLink from None
                 if error.errno == errno.ENXIO:
@@ -313,7 +315,7 @@ class FileLock(QueuedLock[HoldType]):
         except OSError:
             return False
         try:
-            pid = int(name[len(self._name) + 1 :].partition(".")[0])
+            pid = int(name.rsplit(".", 3)[1])
             age = time.time() - system.fstat(fd).st_mtime
             old = self.stale_after is not None and age > self.stale_after
             # Between making the file and locking its liveness byte an acquirer shows only its pid.

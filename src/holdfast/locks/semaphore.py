@@ -17,6 +17,7 @@ events, the others each on the waiter before them.
 
 from __future__ import annotations
 
+import errno
 from time import sleep
 
 from .. import gate, system
@@ -47,12 +48,14 @@ class SemaphoreHold(InodeHold):
 
     lock: Semaphore
 
-    def __init__(self, lock: Semaphore, fd: int, inode: gate.Inode, mount: Mount, queued: bool) -> None:
+    def _begin(  # type: ignore[override]
+        self, lock: Semaphore, fd: int, inode: gate.Inode, mount: Mount, queued: bool
+    ) -> None:
         self._mount = mount
         self._came_through_queue = queued
         self._called_at = 0.0
         lock._metrics.acquisitions.bump()
-        base.Hold.__init__(self, lock, fd, inode, True)
+        base.Hold._begin(self, lock, fd, inode, True)
 
     def _release(self, entry: gate.Entry) -> bool:
         lock = self.lock
@@ -73,6 +76,7 @@ class SemaphoreHold(InodeHold):
             try:
                 system.unlock_slots(fd, MOST_PERMITS)
             finally:
+                self._is_closed = True
                 system.close(fd)
         # Others may have left the file on account of a queue that is gone now.
         if (self._called_at and remove_queue(lock._queue)) or (left_for_next and not system.access(lock._queue, 0)):
@@ -89,6 +93,7 @@ class Semaphore(InodeLock[SemaphoreHold]):
     __slots__ = ("permits",)
 
     _options = ("permits", "timeout", "fair", "mode")
+    _hold_type = SemaphoreHold
 
     def __init__(
         self,
@@ -114,7 +119,8 @@ class Semaphore(InodeLock[SemaphoreHold]):
             self._check_mount()
         if not self.fair or not system.access(self._queue, 0):
             return self._attempt()
-        return None
+        # Whoever wants another number of permits than others is told so before it queues.
+        return self._attempt() if parse(self._read_again()) not in (None, self.permits) else None
 
     def _attempt(self, queued: bool = False) -> SemaphoreHold | None:
         retries = 0
@@ -129,18 +135,22 @@ class Semaphore(InodeLock[SemaphoreHold]):
                     pass
                 elif self._take(fd, True):
                     if self._names(inode):
-                        hold = SemaphoreHold(self, fd, inode, mount, queued)
+                        hold = SemaphoreHold()
+                        hold._begin(self, fd, inode, mount, queued)
                         return hold
                 elif not mount.removes or (not self._is_being_removed(fd, inode) and not self._take(fd, True)):
                     return None
             except BlockingIOError:
                 return None  # another program keeps us from opening, reading or marking it
-            except BaseException:
-                if hold is None:
+            except BaseException as error:
+                if hold is None or not hold._has_begun:
                     gate.book.forget(fd)
+                if isinstance(error, OSError) and error.errno == errno.EBADF:  # it can only be read
+                    text = "who uses a semaphore must be able to write its file; make it with mode=0o666"
+                    raise PermissionError(errno.EACCES, text, self.path) from None
                 raise
             finally:
-                if hold is None and fd >= 0:
+                if fd >= 0 and (hold is None or not hold._has_begun):
                     system.close(fd)
             retries += 1
             self._file_was_replaced(retries)
@@ -195,7 +205,7 @@ class Semaphore(InodeLock[SemaphoreHold]):
             system.mark_removal(fd)
             if system.try_all_slots(fd, MOST_PERMITS):
                 if self._names((st.st_dev, st.st_ino)):
-                    self._remove()
+                    self._remove((st.st_dev, st.st_ino))
                 return False
             if self._is_being_removed(fd, (st.st_dev, st.st_ino)):
                 return False
@@ -212,8 +222,8 @@ class Semaphore(InodeLock[SemaphoreHold]):
     def _take_all(self, fd: int, ranged: bool) -> bool:
         return system.try_all_slots(fd, MOST_PERMITS)
 
-    def _hold(self, fd: int, st: os.stat_result, mount: Mount) -> SemaphoreHold:
-        return SemaphoreHold(self, fd, (st.st_dev, st.st_ino), mount, True)
+    def _begin(self, hold: SemaphoreHold, fd: int, st: os.stat_result, mount: Mount) -> None:
+        hold._begin(self, fd, (st.st_dev, st.st_ino), mount, True)
 
     def _refuse_deadlock(self, *, asynchronous: bool) -> list[gate.Entry]:
         if len(self._held_by_caller(asynchronous=asynchronous)) >= self.permits:

@@ -121,10 +121,12 @@ class StandingLock(Lock):
             return Lock._attempt(self, queued)
         if book is not gate.book:
             return Lock._attempt(self, queued)
+        hold = None
         try:
             (system.lock_range if mount.ranged else system.lock)(fd, self._op)
             if self._names(inode):
-                hold = KernelHold(self, fd, inode, mount, queued)
+                hold = KernelHold()
+                hold._begin(self, fd, inode, mount, queued)
                 book.open_fds.discard(fd)
                 return hold
         except BlockingIOError:
@@ -134,8 +136,11 @@ class StandingLock(Lock):
                 self._open_files.append((book, fd, inode, mount))
             return None
         except BaseException:
-            book.forget(fd)
-            system.close(fd)
+            if hold is not None and hold._has_begun:
+                hold.release()
+            else:
+                book.forget(fd)
+                system.close(fd)
             raise
         _close(book, fd)
         return Lock._attempt(self, queued)
