@@ -19,8 +19,9 @@ import pytest
 from support import Child, in_child, survives, until
 
 import holdfast
-from holdfast import Lock, system
+from holdfast import CorruptStore, Lock, system
 from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query, QueryItem
+from holdfast.events.log import Tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,8 +123,8 @@ def test_two_that_fail_take_back_once(shop: Path, syncs: Syncs) -> None:
     third = Thread("C", lambda: c.append(Event("c")))
     syncs.until_held("C")
     syncs.let_go("A")
-    assert first.outcome() == "OSError"
     syncs.let_go("C")
+    assert first.outcome() == "OSError"
     assert third.outcome() == 5 and types(shop) == ["c"]
 
 
@@ -548,3 +549,153 @@ def test_files_of_another_store(shop: Path, tmp_path: Path) -> None:
         (shop / "index" / path.name).write_bytes(path.read_bytes())
     os.replace(tmp_path / "other/ledger", shop / "ledger") if tmp_path.stat().st_dev == shop.stat().st_dev else None
     assert EventStore(shop).head() == 1 and EventStore(shop).append(Event("T")) == 2
+
+
+# What people found who did not write this.
+
+
+def test_somebody_syncs_while_it_is_found_out_what_is_to_be_taken_back(shop: Path, syncs: Syncs) -> None:
+    """A sync of A fails. While A looks where what is on disk ends, B's sync goes well: B's event is not to be cut."""
+    a, b, _ = three(shop)
+    syncs.hold("B")
+    second = Thread("B", lambda: b.append(Event("b")))
+    syncs.until_held("B")
+    disk = a._committer.disk
+    open_at = disk._open_at
+
+    def open_while_b_syncs(safe: int, segment: int) -> Any:
+        tail = open_at(safe, segment)
+        syncs.let_go("B")
+        second.join(5)
+        return tail
+
+    disk._open_at = open_while_b_syncs  # type: ignore[method-assign]
+    syncs.broken.add("A")
+    with_patience(b, a)
+    assert Thread("A", lambda: a.append(Event("a"))).outcome() == "OSError"
+    told, there = second.outcome(), types(shop)
+    assert (told, there) in [(5, ["b"]), ("OSError", [])]
+
+
+def with_patience(*stores: EventStore) -> None:
+    """None: whoever is about to sync does so at once."""
+    for store in stores:
+        ledger = store._committer.disk._ledger
+        assert ledger is not None
+        ledger.take_turn = lambda position, epoch: None  # type: ignore[method-assign]
+
+
+def test_killed_when_it_was_said_that_something_is_taken_back(shop: Path, syncs: Syncs) -> None:
+    """B has written behind what is taken back, and syncs before anybody has cut it: it is told that it is lost."""
+    a, b, c = three(shop)
+    syncs.hold("B")
+    second = Thread("B", lambda: b.append(Event("b")))
+    syncs.until_held("B")
+    ledger = a._committer.disk.usable_ledger()
+    assert ledger is not None
+    ledger.take_back(ledger.visible, a._committer.disk._open_at(4, 1).end)  # and is killed
+    syncs.let_go("B")
+    assert second.outcome() == "OSError"
+    assert c.append(Event("c")) == 5 and types(shop) == ["c"]
+
+
+def test_nobody_vouches_for_what_failed(shop: Path, syncs: Syncs) -> None:
+    """The kernel tells only those of an error who had the file open then. D opens it later, and hears nothing."""
+    a, _, _ = three(shop)
+    syncs.hold("A")
+    syncs.broken.add("A")
+    first = Thread("A", lambda: a.append(Event("a")))
+    syncs.until_held("A")
+    newcomer = EventStore(shop)
+    fourth = Thread("D", lambda: newcomer.append(Event("d")))
+    until(lambda: newcomer._view.known >= 0 and newcomer._committer.disk._ledger is not None)
+    syncs.let_go("A")
+    assert first.outcome() == "OSError"
+    assert fourth.outcome() in ("OSError", 5)
+    assert types(shop) in ([], ["d"])
+
+
+def test_a_segment_whose_sync_failed_is_not_written_to_any_more(shop: Path, syncs: Syncs) -> None:
+    a, b, _ = three(shop)
+    for _ in range(2):
+        syncs.broken.add("A")
+        assert Thread("A", lambda: a.append(Event("a"))).outcome() == "OSError"
+        syncs.broken.clear()
+    assert b.append(Event("b")) == 5
+    assert sorted(os.listdir(shop / "events")) == ["0000000001.jsonl", "0000000005.jsonl"]
+    syncs.broken.add("A")  # and one in which nothing is yet
+    assert Thread("A", lambda: a.append([Event("a", "x" * 100)])).outcome() == "OSError"
+    syncs.broken.clear()
+    assert a.append(Event("c")) == 6 and types(shop) == ["b", "c"]
+
+
+def test_a_ledger_that_was_copied_to_the_same_inode(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a backup that is put back may be: its number is used again, its generation is another one."""
+    store = EventStore(shop)
+    store.append(Event("a"))
+    store.append(Event("b"))
+    generation = system.generation
+    monkeypatch.setattr(system, "generation", lambda fd: generation(fd) + 1)
+    (segment,) = (shop / "events").iterdir()
+    text = segment.read_bytes().splitlines(keepends=True)
+    segment.write_bytes(text[0])  # what the copy has of the log
+    again = EventStore(shop)
+    assert [event.type for event in again.read()] == ["a"] and again.append(Event("c")) == 2
+
+
+def test_data_that_says_more_than_data(shop: Path) -> None:
+    store = EventStore(shop)
+    for text in (b'1,"position":99', b'1,"tags":["hidden"]', b'1,"type":"other"', b'1}{"a":1'):
+        with pytest.raises(ValueError, match="JSON"):
+            store.append(Event("T", msgspec.Raw(text)))
+    assert store.append(Event("T", msgspec.Raw(b'{"a":null}'))) == 1
+    assert next(iter(store.read())).data == {"a": None}
+
+
+@pytest.mark.parametrize("condition", [None, AppendCondition(Query.of(tags={"x"}))])
+def test_a_segment_that_is_removed_while_it_is_written_to(shop: Path, condition: AppendCondition | None) -> None:
+    store = EventStore(shop)
+    store.append(Event("a"))
+    (segment,) = (shop / "events").iterdir()
+    segment.unlink()
+    with pytest.raises(CorruptStore):
+        store.append(Event("b"), condition)
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("what", ["aexecute", "aimport_"])
+def test_cancelled_before_it_began(shop: Path, what: str, turns: int) -> None:
+    store = EventStore(shop)
+    store.append(Event("x"))
+
+    async def main() -> None:
+        work = store.aexecute(lambda _: [Event("z")]) if what == "aexecute" else store.aimport_(['{"type": "z"}'])
+        task = asyncio.ensure_future(work)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=10)
+        assert done, "it hangs"
+        assert store.head() == (1 if task.cancelled() else 2)
+
+    asyncio.run(main())
+
+
+def test_others_append_between_two_looks_of_a_reader_without_a_ledger(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = EventStore(shop)
+    writer.append(Event("a"))
+    reader = EventStore(shop)
+    monkeypatch.setattr(type(reader._committer.disk), "visible", lambda disk: None)
+    check_rest, left = Tail.check_rest, [2]
+
+    def append_first(tail: Tail, known_safe: int = 0) -> bool:
+        if left[0]:
+            left[0] -= 1
+            writer.append(Event("b"))
+            writer.append(Event("c"))
+        return check_rest(tail, known_safe)
+
+    monkeypatch.setattr(Tail, "check_rest", append_first)
+    assert reader.head() == 5

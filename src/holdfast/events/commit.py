@@ -226,11 +226,17 @@ class Committer:
     def _write(self, work: Work) -> None:
         head, end = self._find_end(work)
         tail = self.view.tail
+        if tail.vouches_after < 0:
+            tail.vouches_after = head
         drafts, texts = self._decide(work, head)
         if texts:
-            if end and end + sum(map(len, texts)) > self.segment_size:
+            ledger = work.ledger
+            spoilt = ledger is not None and ledger.is_spoilt
+            if end and (spoilt or end + sum(map(len, texts)) > self.segment_size):
                 self._roll(work, tail, head, end)
                 tail, end = self.view.tail, 0
+            elif spoilt:
+                tail = self._make_anew(tail)
             self.disk.sync_names(tail)
             begin = end
             try:
@@ -265,6 +271,9 @@ class Committer:
             head, end = ledger.end
             if end:
                 tail = self.view.tail_in(ledger.segment)
+                if tail.is_gone:
+                    self.view.forget()
+                    tail = self.view.tail_in(ledger.segment)
                 sure = tail.first == ledger.segment and tail.ends_at(end)
                 if sure and (tail.head == head or not _any_condition(work.taken)):
                     return head, end
@@ -336,10 +345,19 @@ class Committer:
             position=position,
         )
 
+    def _make_anew(self, tail: Tail) -> Tail:
+        """A segment with nothing in it."""
+        system.unlink(tail.path)
+        log.make_segment(self.view.events, tail.first, self._mode, durable=self.durable)
+        self.view.forget()
+        new = self.view.tail
+        new.vouches_after = tail.first - 1
+        return new
+
     def _roll(self, work: Work, tail: Tail, head: int, end: int) -> None:
         """Begin a new segment."""
         ledger = work.ledger
-        self.disk.sync_whole(ledger, tail, head, end)
+        self.disk.sync_whole(ledger, tail, end)
         log.make_segment(self.view.events, head + 1, self._mode, durable=self.durable)
         if ledger is not None:
             ledger.note_synced(head, ledger.epoch)

@@ -12,6 +12,9 @@ Where other machines write too, there is no ledger, and every append is synced u
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
 
 from .. import owner, system
 from . import log
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from ..locks.standing import StandingLock
     from .log import Tail
     from .view import View
+
+
+_PATIENCE_WITH_OTHERS, _A_MOMENT = 0.2, 0.000_5  # seconds
+_NEVER = 1 << 63
 
 
 class Written:
@@ -69,6 +76,8 @@ class Disk:
         ledger = self._ledger
         if ledger is None or not ledger.in_place:
             ledger = self._ledger = self._find_ledger()
+        if ledger is not None and not ledger.is_trusted:
+            self._take_back_locked(ledger)  # whoever wanted to is dead, or behind us
         if ledger is not None and ledger.epoch != self._epoch:
             self.view.forget()  # something was taken back, perhaps what we have read
             self._epoch = ledger.epoch
@@ -116,25 +125,31 @@ class Disk:
             tail.cut(tail.end)
             raise
 
-    def sync_whole(self, ledger: Ledger | None, tail: Tail, head: int, end: int) -> None:
+    def sync_whole(self, ledger: Ledger | None, tail: Tail, end: int) -> None:
         """All of a segment, of which this is the end, whoever wrote it, and however patient."""
         try:
-            system.fdatasync(tail.fd)
+            self._wait_for_others(ledger, tail)
+            with _turn(ledger):
+                system.fdatasync(tail.fd)
+                if ledger is not None and not ledger.is_trusted:
+                    raise _taken_back(tail)
+                tail.cut(end)  # no room is needed in it any more
+                system.fsync(tail.fd)
         except OSError:
             if ledger is not None:
-                self._take_back_locked(ledger, head, ledger.epoch, tail.first)
+                ledger.distrust(ledger.epoch)
+                self._take_back_locked(ledger)
             raise
-        tail.cut(end)  # no room is needed in it any more
-        system.fsync(tail.fd)
 
     def finish_cut(self, ledger: Ledger) -> None:
         """Whoever said that something is taken back may have died before it was."""
         tail = log.Tail(self.view.events, ledger.segment, self._store, writable=True)
-        tail.cut(ledger.pending - 1)
-        try:
-            system.fdatasync(tail.fd)
-        except OSError:
-            pass  # the disk is broken, which is what began it
+        with _turn(ledger):
+            tail.cut(ledger.pending - 1)
+            try:
+                system.fdatasync(tail.fd)
+            except OSError:
+                pass  # the disk is broken, which is what began it
         self.view.forget()
         ledger.cut_is_done()
 
@@ -148,21 +163,36 @@ class Disk:
         if not self.durable:
             ledger.wake()
             return
-        if ledger.synced >= written.head and ledger.epoch == written.epoch:  # in this order
-            return
-        # In this order: if the last segment is still ours afterwards, what was written then is in it.
-        last = ledger.written
-        covered = last if ledger.segment == tail.first else written.head
-        try:
-            system.fdatasync(tail.fd)
-        except OSError:
-            if not self._take_back(written, ledger, tail):
-                return  # another one's sync came after our write, and went well
-            raise
-        if not ledger.note_synced(covered, written.epoch):
-            raise OSError(
-                errno.EIO, "another process could not write to disk, so this append was taken back", tail.path
-            )
+        failure: OSError | None = None
+        self._wait_for_others(ledger, tail)
+        with _turn(ledger, written.head, written.epoch):
+            if ledger.synced >= written.head and ledger.epoch == written.epoch:  # in this order
+                return  # somebody else has synced it meanwhile
+            # In this order: if the last segment is still ours afterwards, what was written then is in it.
+            last = ledger.written
+            covered = last if ledger.segment == tail.first else written.head
+            try:
+                system.fdatasync(tail.fd)
+            except OSError as error:
+                ledger.distrust(written.epoch)  # at once: somebody may be about to say that all is well
+                failure = error
+            else:
+                if ledger.note_synced(covered, written.epoch):
+                    return
+        if self._take_back(written, ledger, tail):  # else another one's sync came after our write, and went well
+            raise failure or _taken_back(tail)
+
+    @staticmethod
+    def _wait_for_others(ledger: Ledger | None, tail: Tail) -> None:
+        """The kernel tells of an error those who had the file open then. We may have opened it later, when something
+        was in it that had not been synced, and know nothing about that. Those who wrote it do, unless they are dead."""
+        if ledger is not None and ledger.visible < tail.vouches_after:
+            epoch, until = ledger.epoch, monotonic() + _PATIENCE_WITH_OTHERS
+            while ledger.visible < tail.vouches_after and monotonic() < until:
+                if not ledger.is_trusted or ledger.epoch != epoch:
+                    break
+                sleep(_A_MOMENT)
+            tail.vouches_after = 0
 
     def _take_back(self, written: Written, ledger: Ledger, tail: Tail) -> bool:
         """A sync failed: nobody may ever see what it was for. False: it is on disk all the same."""
@@ -171,19 +201,20 @@ class Disk:
                 return True  # there is another ledger now, and nobody knows what it counted on
             if ledger.epoch != written.epoch:
                 return True  # done, by another one
-            if ledger.synced >= written.head:
-                return False
-            self._take_back_locked(ledger, written.head, written.epoch, tail.first)
-            return True
+            self._take_back_locked(ledger)
+            return ledger.epoch != written.epoch or ledger.synced < written.head
 
-    def _take_back_locked(self, ledger: Ledger, head: int, epoch: int, segment: int) -> None:
+    def _take_back_locked(self, ledger: Ledger) -> None:
         """With the store's lock. What is visible cannot be taken back: who did not want to wait for the disk saw it."""
         self.view.forget()
-        safe = ledger.visible
-        if safe >= head or ledger.segment != segment:
-            return
-        if ledger.take_back(epoch, self._open_at(safe, segment).end):
-            self.finish_cut(ledger)
+        while not ledger.pending:
+            safe = ledger.visible
+            if safe >= ledger.written:
+                ledger.trust_again()
+                return
+            ledger.take_back(safe, self._open_at(safe, ledger.segment).end)
+            # Or else somebody's sync has made more of it visible meanwhile.
+        self.finish_cut(ledger)
 
     def _open_at(self, safe: int, segment: int) -> Tail:
         """A segment, read up to an event."""
@@ -223,3 +254,20 @@ class Disk:
                 if not isinstance(error, PermissionError) and getattr(error, "errno", 0) != errno.EROFS:
                     return None
         return None
+
+
+@contextmanager
+def _turn(ledger: Ledger | None, position: int = _NEVER, epoch: int = 0) -> Iterator[None]:
+    """While nobody else syncs; or until somebody has synced up to a position."""
+    try:
+        if ledger is not None:
+            ledger.take_turn(position, epoch)
+        yield
+    finally:
+        if ledger is not None:
+            ledger.end_turn()
+
+
+def _taken_back(tail: Tail) -> OSError:
+    text = "another process could not write to disk, so this append was taken back"
+    return OSError(errno.EIO, text, tail.path)

@@ -3,14 +3,17 @@
 It is derived from the log, and disposable. A few numbers of 8 bytes, each written in one store:
 
     0  "hfledger"        3  written: in the log up to here     6  epoch: how often what was written was taken back
-    1  its own inode     4  synced: on disk up to here         7  the first position of the last segment
+    1  its own inode*    4  synced: on disk up to here         7  the first position of the last segment
     2  a hash of the     5  released: visible although it      8  somebody sleeps until something becomes visible
        boot                 is not on disk                     9  where in that segment 3 ends
    11  the store's tag     12  where it is to be cut + 1       10  3 + 9, if both are good
+   13  somebody's sync     14  the last segment in which
+       went wrong              one went wrong
 
-A copy of it is told by 1, and one from before the last boot by 2. They are not believed, except that what was on disk
-then was on disk. `written`, `released` and 7 belong to who holds the store's lock; `synced` and `epoch` to who holds
-the flock on the ledger, which nobody does for longer than it takes to write a number. Readers see what is `visible`.
+* with its generation, where there is one: a copy is told by that, and one from before the last boot by 2. They are not
+believed, except that what was on disk then was on disk. `written`, `released` and 7 belong to who holds the store's
+lock; `synced` and `epoch` to who holds the flock on the ledger, which nobody does for longer than it takes to write a
+number. Readers see what is `visible`.
 
 Nobody is woken by a change of memory. Who sleeps says so in 8, looks once more, and waits for the file to be touched;
 who makes something visible looks there afterwards. Between writing one number and reading the other each makes a system
@@ -21,18 +24,26 @@ from __future__ import annotations
 
 import mmap
 import os
-from threading import Lock
+from threading import Lock, RLock
+from time import monotonic, sleep
 from zlib import crc32
 
 from .. import owner, system
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
-_INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE, _PENDING = range(1, 13)
+_INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE = range(1, 12)
+_PENDING, _DISTRUST, _SPOILT = range(12, 15)
 _SIZE = 4096
+_A_MOMENT, _PATIENCE = 0.000_2, 1.0  # seconds
 
 
 def _boot() -> int:
     return crc32((owner.me().boot or "").encode()) or 1
+
+
+def _number_of(fd: int, inode: int) -> int:
+    """Numbers of inodes are used again, by copies that are put in the place of what they were copied from."""
+    return inode ^ system.generation(fd) << 32 & (1 << 64) - 1
 
 
 class Ledger:
@@ -46,6 +57,7 @@ class Ledger:
             if st.st_size < _SIZE:
                 raise ValueError("too short")
             self.inode = (st.st_dev, st.st_ino)
+            self._number = _number_of(self._fd, st.st_ino)
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             self._memory = mmap.mmap(self._fd, _SIZE, access=access)
             self._cells = memoryview(self._memory).cast("Q")
@@ -53,6 +65,7 @@ class Ledger:
             system.close(self._fd)
             raise
         self._mutex = Lock()
+        self._syncing = RLock()
 
     @classmethod
     def make(cls, path: str, head: int, segment: int, store: bytes, mode: int) -> Ledger:
@@ -61,7 +74,6 @@ class Ledger:
         fd = system.open_fd(private, system.O_NEW, mode)
         try:
             system.write(fd, b"\0" * _SIZE)
-            inode = system.fstat(fd).st_ino
         except BaseException:
             system.unlink(private)
             raise
@@ -69,7 +81,7 @@ class Ledger:
             system.close(fd)
         ledger = cls(private, writable=True)
         cells = ledger._cells
-        cells[_INODE], cells[_BOOT], cells[_STORE] = inode, _boot(), int(store, 16)
+        cells[_INODE], cells[_BOOT], cells[_STORE] = ledger._number, _boot(), int(store, 16)
         cells[_WRITTEN] = cells[_SYNCED] = head
         cells[_SEGMENT] = segment
         cells[0] = _MAGIC
@@ -83,7 +95,7 @@ class Ledger:
 
     def _is_of(self, store: bytes) -> bool:
         cells = self._cells
-        return cells[0] == _MAGIC and cells[_INODE] == self.inode[1] and cells[_STORE] == int(store, 16)
+        return cells[0] == _MAGIC and cells[_INODE] == self._number and cells[_STORE] == int(store, 16)
 
     @property
     def in_place(self) -> bool:
@@ -124,7 +136,8 @@ class Ledger:
 
     @property
     def epoch(self) -> int:
-        return self._cells[_EPOCH]
+        """Grows whenever something is taken back: when that is said, not when it is done."""
+        return self._cells[_EPOCH] + (self._cells[_PENDING] != 0)
 
     # For who holds the store's lock.
 
@@ -150,12 +163,57 @@ class Ledger:
 
     # For anybody.
 
+    def take_turn(self, position: int, epoch: int) -> None:
+        """Wait for one's turn to sync, or until another one has synced up to a position. `end_turn` in any case.
+
+        One at a time: of two who sync a file at the same moment, one may be told that all is well although the other
+        one's sync, which does the work for both, fails. Not for ever: who has the turn may have been stopped.
+        """
+        until = monotonic() + _PATIENCE
+        while True:
+            if self._syncing.acquire(blocking=False):
+                try:
+                    system.lock_past_end(self._fd, system.EX_NB)
+                    return
+                except BlockingIOError:
+                    self._syncing.release()
+            if (self.synced >= position and self.epoch == epoch) or monotonic() > until:  # in this order
+                return
+            sleep(_A_MOMENT)
+
+    def end_turn(self) -> None:
+        """Of this thread, if it has one."""
+        if self._syncing._is_owned():  # type: ignore[attr-defined]
+            system.lock_past_end(self._fd, system.UN)
+        while self._syncing._is_owned():  # type: ignore[attr-defined]
+            self._syncing.release()  # more than once, if an interrupt came in between the last time
+
+    def distrust(self, epoch: int) -> None:
+        """A sync went wrong. Until somebody has taken back what is not visible, no other one says that all is well."""
+        with self._mutex:
+            try:
+                system.lock(self._fd, system.EX)
+                if self.epoch == epoch:  # else that was done since
+                    self._cells[_DISTRUST] = 1
+            finally:
+                system.lock(self._fd, system.UN)
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Has a sync of the last segment gone wrong? Then what is written to it later may be lost, too: ext4 was seen
+        to sync it without an error, and to give back zeros."""
+        return self._cells[_SPOILT] == self._cells[_SEGMENT]
+
+    @property
+    def is_trusted(self) -> bool:
+        return not self._cells[_DISTRUST]
+
     def note_synced(self, position: int, epoch: int) -> bool:
         """Say that it is on disk up to here. False: it was taken back meanwhile."""
         with self._mutex:
             try:  # to unlock what is not locked does no harm, and an interrupt may come right behind locking it
                 system.lock(self._fd, system.EX)
-                if self._cells[_EPOCH] != epoch:
+                if self.epoch != epoch or not self.is_trusted:
                     return False
                 self._cells[_SYNCED] = max(self._cells[_SYNCED], position)
             finally:
@@ -163,24 +221,24 @@ class Ledger:
         self.wake()
         return True
 
-    def take_back(self, epoch: int, end: int) -> bool:
-        """Say that what is not visible by now never will be, and is to be cut off at `end`. False: that was said.
+    def take_back(self, safe: int, end: int) -> None:
+        """Say that what is behind `safe` never will be visible, and is to be cut off at `end`: `pending`.
 
-        Only for who holds the store's lock.
+        Nothing is said if more is visible by now. Only for who holds the store's lock. One number says it: whoever is
+        killed here has said it or has not.
         """
         with self._mutex:
             try:
                 system.lock(self._fd, system.EX)
-                cells = self._cells
-                if cells[_EPOCH] != epoch:
-                    return False
-                cells[_CHECK] = 0
-                cells[_PENDING] = end + 1
-                cells[_WRITTEN] = max(cells[_SYNCED], cells[_RELEASED])
-                cells[_EPOCH] = epoch + 1
+                if self.visible == safe:
+                    self._cells[_CHECK] = 0
+                    self._cells[_PENDING] = end + 1
             finally:
                 system.lock(self._fd, system.UN)
-        return True
+
+    def trust_again(self) -> None:
+        """There is nothing to be taken back."""
+        self._cells[_DISTRUST] = 0
 
     @property
     def pending(self) -> int:
@@ -188,7 +246,18 @@ class Ledger:
         return self._cells[_PENDING]
 
     def cut_is_done(self) -> None:
-        self._cells[_PENDING] = 0
+        """In this order, of which everybody sees one epoch or a greater one."""
+        with self._mutex:
+            try:
+                system.lock(self._fd, system.EX)
+                cells = self._cells
+                cells[_WRITTEN] = self.visible
+                cells[_SPOILT] = cells[_SEGMENT]
+                cells[_EPOCH] += 1
+                cells[_PENDING] = 0
+                cells[_DISTRUST] = 0
+            finally:
+                system.lock(self._fd, system.UN)
 
     def wake(self) -> None:
         """Wake those who sleep. Between this and what made something visible there has been a system call."""

@@ -36,7 +36,7 @@ class _Head(msgspec.Struct):
     batch: tuple[int, int, int]
 
 
-class _Body(msgspec.Struct, gc=False):
+class _Body(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     type: str
     tags: list[str]
     data: Any
@@ -62,24 +62,26 @@ class Draft:
         self.tags = tags
         self.keys = keys_of(event.type, tags)
         self.body = _encode(_Body(event.type, tags, event.data, event.metadata))[1:-1]
-        _refuse_what_cannot_be_read(self.body)
+        _refuse_what_cannot_be_read(self.body, self.type, tags)
         if b"null" in self.body:  # which is also what becomes of a number that JSON does not have
-            _refuse_no_numbers(msgspec.to_builtins((event.data, event.metadata)))
+            _refuse_no_numbers(msgspec.to_builtins((event.data, event.metadata), enc_hook=lambda _: None))
         # As they are written; nothing: made up then.
         self.id = b"" if event.id is None else _encode(event.id)
         self.time = b"" if time is None else _encode(time)
 
 
-def _refuse_what_cannot_be_read(body: bytes) -> None:
-    """Text that is put in as it is (msgspec.Raw), and data so deep that reading it again might fail."""
+def _refuse_what_cannot_be_read(body: bytes, kind: str, tags: list[str]) -> None:
+    """Text that is put in as it is (msgspec.Raw) and says more than data, and data too deep to be read again."""
     if b"\n" in body:
         raise ValueError("the data of an event is one line of JSON")
     if depth_of(body) > _DEEPEST:
         raise ValueError(f"data nested more than {_DEEPEST} deep cannot be written")
     try:
-        _read_body(b"{%s}" % body)
+        read = _read_body(b"{%s}" % body)
     except msgspec.DecodeError as error:
         raise ValueError(f"the data of an event is JSON: {error}") from None
+    if read.type != kind or read.tags != tags:
+        raise ValueError("the data of an event is JSON, and no more than its data")
 
 
 def _refuse_no_numbers(data: object) -> None:

@@ -60,6 +60,9 @@ class Tail:
         self.head = first - 1  # the last event that was read
         self.end = 0  # the first byte behind it
         self.size = 0  # of the file, when we last looked
+        self.vouches_after = (
+            -1
+        )  # syncing it tells of what went wrong with events behind this one; -1: that is not known
         self.offsets = array("I")
         # The events with a key. Most keys have one: a number instead of a list spares a list, and the collector's time.
         self.keys: dict[str, int | list[int]] = {}
@@ -173,6 +176,11 @@ class Tail:
         self.end = start
         self._last = text[-lines.SUM_LENGTH :]
         return start
+
+    @property
+    def is_gone(self) -> bool:
+        """Has somebody removed the file?"""
+        return system.fstat(self.fd).st_nlink == 0
 
     def _make_room(self, needed: int) -> None:
         size = system.fstat(self.fd).st_size

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .. import system, wait
+from ..errors import CorruptStore
 from ..locks import base
 from ..locks.inode import Waiting
 from ..paths import mount_at
@@ -167,8 +168,8 @@ class EventStore:
                 self._view.advance()
             except NoSegment:
                 return 0
+            self._check_rest()
             tail = self._view.tail
-            tail.check_rest()
             if self.durable:
                 try:
                     system.fdatasync(tail.fd)
@@ -176,6 +177,19 @@ class EventStore:
                     if error.errno not in (errno.EROFS, errno.EINVAL, errno.EBADF):
                         raise
             return tail.head
+
+    def _check_rest(self) -> None:
+        """Is what is behind the end what a crash may leave? Others may have gone on since we looked for the end."""
+        while True:
+            tail = self._view.tail
+            found = (tail.first, tail.head)
+            try:
+                tail.check_rest()
+                return
+            except CorruptStore:
+                self._view.advance()
+                if (self._view.tail.first, self._view.tail.head) == found:
+                    raise
 
     def read(self, query: Query = _ALL, after: int = 0, limit: int | None = None, backwards: bool = False) -> Reading:
         """The events that match, in order, or the last ones first. `reading.head` is safe to use as `after`."""

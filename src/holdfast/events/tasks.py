@@ -18,8 +18,17 @@ async def uncancelled(work: Callable[[], None], withdraw: Callable[[], bool]) ->
     """
     done = Event()
     errors: list[BaseException] = []
+    right = [True]  # to begin the work, or to say that nobody will
+
+    def take_right() -> bool:
+        try:
+            return right.pop()
+        except IndexError:
+            return False
 
     def run() -> None:
+        if not take_right():
+            return
         try:
             work()
         except BaseException as error:
@@ -37,9 +46,9 @@ async def uncancelled(work: Callable[[], None], withdraw: Callable[[], bool]) ->
                 with CancelScope(shield=True):
                     await run_sync(done.wait, abandon_on_cancel=True)
         except get_cancelled_exc_class() as error:
-            if withdraw():
+            if cancelled is None and (take_right() or withdraw()):
                 raise
-            cancelled = error
+            cancelled = cancelled or error
     if cancelled is not None:
         _deliver_later(cancelled)
     if errors:

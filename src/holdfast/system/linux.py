@@ -20,6 +20,7 @@ WATCH_CLOSING = 0x8  # in a directory, a file is closed by one who could have wr
 _AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 
 _FICLONE = 0x40049409
+_GETVERSION = 0x80087601
 
 _libc: ctypes.CDLL | None = None
 _idle_instances: list[int] = []
@@ -127,6 +128,14 @@ def _renameat2(one: str, other: str, at: int, flags: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), one)
     if libc.renameat2(at, os.fsencode(one), at, os.fsencode(other), flags):
         raise _last_error(one)
+
+
+def generation(fd: int) -> int:  # type: ignore[no-redef]
+    """A number of the file with this inode number that the next one does not have; 0 where there is none."""
+    try:
+        return int.from_bytes(ioctl(fd, _GETVERSION, bytes(8))[:4], "little")
+    except OSError:
+        return 0
 
 
 def _sync_file_system(path: str) -> None:

@@ -177,6 +177,11 @@ def rename_new(one: str, other: str) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), one)
 
 
+def generation(fd: int) -> int:
+    """A number of the file with this inode number that the next one does not have; 0 where there is none."""
+    return 0
+
+
 def process_exists(pid: int) -> bool:
     if pid <= 0:
         return False  # 0 and below mean process groups to kill(2)

@@ -335,6 +335,11 @@ lock_range = lock
 lock_past_end = lock
 
 
+def generation(fd: int) -> int:
+    """There is none here."""
+    return 0
+
+
 def range_taken(fd: int) -> bool:
     """Has anybody else got what `lock` takes? Asked by taking it."""
     try:
