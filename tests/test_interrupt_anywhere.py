@@ -38,6 +38,9 @@ KINDS: dict[str, Callable[[str], Any]] = {
 }
 
 
+RARER = ("shared", "kept", "durable file", "fenced file")
+
+
 class Interrupt:
     """Raises KeyboardInterrupt before line `number` that runs in the package; `came` says whether there was one."""
 
@@ -229,7 +232,9 @@ def left_by(action: Callable[[], object], after: Callable[[str], object]) -> Non
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="handlers run elsewhere, too")
 @pytest.mark.filterwarnings("ignore:a hold on")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in RARER else kind for kind in KINDS]
+)
 def test_in_a_with_block(kind: str, path: str, closed_twice: list[int]) -> None:
     """At the latest when the lock object is gone, nobody has the lock."""
     make = KINDS[kind]
@@ -249,7 +254,7 @@ def test_in_a_with_block(kind: str, path: str, closed_twice: list[int]) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="handlers run elsewhere, too")
-@pytest.mark.parametrize("fair", [True, False])
+@pytest.mark.parametrize("fair", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["exclusive", "semaphore", "file"])
 def test_in_a_wait(kind: str, fair: bool, path: str, closed_twice: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits afterwards does not wait for a place in a line that nobody leaves."""

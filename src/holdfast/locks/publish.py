@@ -43,12 +43,13 @@ class Published:
     an interrupt, it is taken back.
     """
 
-    __slots__ = ("fd", "place", "st")
+    __slots__ = ("_book", "fd", "place", "st")
 
     st: os.stat_result
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self._book = gate.book
         self.fd = -1
 
     def open(self, name: str, flags: int, mode: int) -> None:
@@ -89,7 +90,7 @@ class Published:
             self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "fd", -1) in gate.book.open_fds:
+        if getattr(self, "fd", -1) >= 0 and self._book is gate.book:  # else a fork has closed it
             self.take_back()
 
 
