@@ -216,7 +216,7 @@ class Run:
                 thread.killed = True
                 self._doomed.append(thread)
         # Nobody is left to miss these holds.
-        actor.process.book.holds.clear()
+        actor.process.book = gate.book = gate.Book()  # nothing that is collected now is its own any more
 
     def _close_all(self, process: Process) -> None:
         self._releases += 1

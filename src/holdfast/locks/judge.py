@@ -106,7 +106,7 @@ def decide(
     found: Record | None, age: float, alive: bool | None, policy: Policy, stale_after: float | None
 ) -> Judgement:
     # A record says a whole second, which may have been nearly over. So does sema, which counts whole ones.
-    more = 1 if found is not None and stale_after is not None and stale_after % 1 == 0 else 0
+    more = 1 if found is not None and stale_after and stale_after % 1 == 0 else 0
     old = stale_after is not None and (age >= stale_after + 1 if more else age > stale_after)
     old_in = None if stale_after is None else max(0.0, stale_after + more - age)
     if found is None or policy == "old":

@@ -43,13 +43,14 @@ class Published:
     an interrupt, it is taken back.
     """
 
-    __slots__ = ("_book", "fd", "place", "st")
+    __slots__ = ("_book", "fd", "place", "private", "st")
 
     st: os.stat_result
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self._book = gate.book
+        self.private = ""  # the name that it has until it is published
         self.fd = -1
 
     def open(self, name: str, flags: int, mode: int) -> None:
@@ -64,9 +65,9 @@ class Published:
             system.fsync(self.fd)
 
     def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            gate.book.open_fds.discard(fd)
+        if self.fd >= 0:
+            gate.book.open_fds.discard(self.fd)
+            fd, self.fd = self.fd, -1
             system.close(fd)
 
     def give_up(self, error: BaseException) -> None:
@@ -84,6 +85,8 @@ class Published:
             system.lock_removal(self.fd)
             if _inode_of(place, place.name) == _inode(system.fstat(self.fd)):
                 system.unlink(place.name, dir_fd=place.folder)
+            if self.private:
+                _forget(place, self.private)
         except OSError:
             pass  # somebody else removes it
         finally:
@@ -134,17 +137,18 @@ def _stem(name: str) -> str:
 def _make_private(place: Place, private: str, content: bytes, mode: int, durable: bool) -> Published:
     """A file that is whole, under a name that nobody looks at; for its owner's eyes only until then."""
     made = Published(place)
-    made.open(private, system.O_NEW, mode)
     try:
+        made.private = private
+        made.open(private, system.O_NEW, mode)
         made.st = system.fstat(made.fd)  # what the umask left of the mode is in it
         system.fchmod(made.fd, 0o600)
         made.fill(content, durable)
         system.fchmod(made.fd, made.st.st_mode & 0o7777)
+        return made
     except BaseException:
         made.close()
         _forget(place, private)
         raise
-    return made
 
 
 def _forget(place: Place, private: str) -> None:
@@ -169,6 +173,7 @@ def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> 
         return again(place, content, mode, durable)
     finally:
         _forget(place, private)
+    made.private = ""
     return made
 
 
@@ -181,6 +186,7 @@ def exchange(place: Place, content: bytes, mode: int, durable: bool, expected: o
         system.exchange(private, place.name, place.folder)
         found = _inode_of(place, private)
         if found == stale:
+            made.private = ""
             return made
         _put_back(place, private, ours, found)
     except BaseException:

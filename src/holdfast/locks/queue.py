@@ -69,11 +69,12 @@ _NO_QUEUE_HERE = {
 class Queue:
     """One waiter's view of the queue at `path`, and its ticket."""
 
-    __slots__ = ("_before", "_fd", "_is_first", "_mode", "_name", "path")
+    __slots__ = ("_before", "_book", "_fd", "_is_first", "_mode", "_name", "path")
 
     def __init__(self, path: str, mode: int) -> None:
         self.path = path
         self._mode = mode
+        self._book = gate.book
         self._fd = -1
         self._name = ""
         self._before: list[str] = []
@@ -223,7 +224,7 @@ class Queue:
             system.close(fd)
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) in gate.book.open_fds:  # an interrupt kept it from leaving
+        if getattr(self, "_fd", -1) >= 0 and self._book is gate.book:  # an interrupt kept it from leaving
             self.leave()
 
     def leave(self) -> None:
