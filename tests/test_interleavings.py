@@ -563,7 +563,9 @@ class TrustingLock(Lock):
         except BlockingIOError:
             system.close(fd)
             return None
-        return self._hold(fd, st, LOCAL)
+        hold = self._hold_type()
+        self._begin(hold, fd, st, LOCAL)
+        return hold
 
 
 class RashLock(Lock):
