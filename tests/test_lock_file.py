@@ -1652,7 +1652,7 @@ def test_what_happens_is_counted(path, monkeypatch):
 
 
 def test_a_waiter_has_it_within_50_ms_of_the_death_of_the_holder(path, start_peer):
-    """The best of a few: what is measured is the wake-up, not how busy the machine is."""
+    """Most of the time: what is measured is the wake-up, not how busy the machine is at some moment."""
     times = []
     for _ in range(5):
         holder, waiter = start_peer(path=path), start_peer(path=path)
@@ -1664,7 +1664,7 @@ def test_a_waiter_has_it_within_50_ms_of_the_death_of_the_holder(path, start_pee
         waiter.answer()
         times.append(waiter.at - killed)
         waiter.do("hold.release()")
-    assert min(times) < 0.05
+    assert sorted(times)[2] < 0.05, times
 
 
 @pytest.mark.parametrize("and_again", [False, True], ids=["once", "twice"])
