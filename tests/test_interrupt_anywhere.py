@@ -180,6 +180,10 @@ class AfterCall(Interrupt):
 
     _points: ClassVar[dict[Any, set[int]]] = {}
 
+    def __init__(self, number: int, raises: type[BaseException]) -> None:
+        super().__init__(number)
+        self._raises = raises
+
     def _call(self, frame: Any, event: str, argument: object) -> Any:
         if super()._call(frame, event, argument) is None or self._is_collecting(frame):
             return None
@@ -199,7 +203,7 @@ class AfterCall(Interrupt):
                 self.came = True
                 line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
                 self.where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}: {line}"
-                raise KeyboardInterrupt
+                raise self._raises
             self.left -= 1
         return self._opcode
 
@@ -214,13 +218,15 @@ class AfterCall(Interrupt):
         return self._points[code]
 
 
-def left_by(action: Callable[[], object], after: Callable[[str], object]) -> None:
+def left_by(
+    action: Callable[[], object], after: Callable[[str], object], raises: type[BaseException] = KeyboardInterrupt
+) -> None:
     number = 0
     while True:
-        with AfterCall(number) as interrupt:
+        with AfterCall(number, raises) as interrupt:
             try:
                 action()
-            except KeyboardInterrupt:
+            except raises:
                 assert interrupt.came
         gc.collect()  # what the traceback had
         after(interrupt.where)
@@ -235,8 +241,10 @@ def left_by(action: Callable[[], object], after: Callable[[str], object]) -> Non
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in RARER else kind for kind in KINDS]
 )
-def test_in_a_with_block(kind: str, path: str, closed_twice: list[int]) -> None:
-    """At the latest when the lock object is gone, nobody has the lock."""
+@pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
+def test_in_a_with_block(kind: str, raises: type[BaseException], path: str, closed_twice: list[int]) -> None:
+    """At the latest when the lock object is gone, nobody has the lock. A TimeoutError is what alarms raise, and an
+    OSError like those of the system."""
     make = KINDS[kind]
 
     def enter_and_leave() -> None:
@@ -250,7 +258,7 @@ def test_in_a_with_block(kind: str, path: str, closed_twice: list[int]) -> None:
         assert hold is not None, f"{where} left it locked"
         hold.release()
 
-    left_by(enter_and_leave, after)
+    left_by(enter_and_leave, after, raises)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="handlers run elsewhere, too")

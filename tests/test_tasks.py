@@ -684,8 +684,8 @@ def test_what_is_on_its_way_is_not_done(queue: TaskQueue, jobs: Path, monkeypatc
     claim = claimed(queue)
 
     # Given back after we looked for what waits, and before we look at what runs.
-    waiting = queue._names_waiting()
-    monkeypatch.setattr(queue, "_names_waiting", lambda: waiting)
+    waiting = queue._inventory._names_waiting()
+    monkeypatch.setattr(queue._inventory, "_names_waiting", lambda: waiting)
     claim.give_back()
     assert queue.stats()["done"] == 0 and queue.ids("done") == []
     monkeypatch.undo()

@@ -58,16 +58,6 @@ COUNTERS = {
 }
 
 
-def _begin_anew() -> None:
-    """In a forked child: a thread that is not in it may have had a mutex."""
-    for one in kinds.values():
-        one._mutex = Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
-
-
 class Counter:
     """Counts calls of `bump`. `itertools.count` is the one exact counter that needs no lock."""
 
@@ -139,6 +129,16 @@ kinds: dict[str, Kind] = {}
 
 def kind(name: str) -> Kind:
     return kinds.setdefault(name, Kind(name))
+
+
+def _begin_anew() -> None:
+    """In a forked child: a thread that is not in it may have had a mutex."""
+    for one in kinds.values():
+        one._mutex = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _all_kinds() -> list[Kind]:

@@ -236,7 +236,7 @@ class Committer:
                 self._roll(work, tail, head, end)
                 tail, end = self.view.tail, 0
             elif spoilt:
-                tail = self._make_anew(tail)
+                tail = self._make_anew(work, tail)
             self.disk.sync_names(tail)
             begin = end
             try:
@@ -271,9 +271,6 @@ class Committer:
             head, end = ledger.end
             if end:
                 tail = self.view.tail_in(ledger.segment)
-                if tail.is_gone:
-                    self.view.forget()
-                    tail = self.view.tail_in(ledger.segment)
                 sure = tail.first == ledger.segment and tail.ends_at(end)
                 if sure and (tail.head == head or not _any_condition(work.taken)):
                     return head, end
@@ -345,10 +342,12 @@ class Committer:
             position=position,
         )
 
-    def _make_anew(self, tail: Tail) -> Tail:
-        """A segment with nothing in it."""
+    def _make_anew(self, work: Work, tail: Tail) -> Tail:
+        """A segment with nothing in it. Whoever has the old one open sees that it is gone."""
         system.unlink(tail.path)
         log.make_segment(self.view.events, tail.first, self._mode, durable=self.durable)
+        if work.ledger is not None:
+            work.ledger.note_made_anew()
         self.view.forget()
         new = self.view.tail
         new.vouches_after = tail.first - 1

@@ -1,7 +1,7 @@
 """What is on disk: the ledger as this process sees it, syncing, and taking back what could not be synced.
 
     write A, B     under the store's lock; nobody sees them yet
-    sync           without the lock: once for all who wrote before it. Then they are visible
+    sync           without the lock, one process at a time, for all who wrote before it. Then they are visible
     sync fails     under the lock again: cut off what is not visible, and say so (the ledger's epoch), before anybody is
                    told. Readers do not go past what is on disk, and every writer looks at the epoch before it believes
                    anything that it knows
@@ -217,10 +217,12 @@ class Disk:
         self.finish_cut(ledger)
 
     def _open_at(self, safe: int, segment: int) -> Tail:
-        """A segment, read up to an event."""
+        """A segment, read up to an event, which is there: what is cut off behind it is not to be more than that."""
         tail = log.Tail(self.view.events, segment, self._store, writable=True)
         if safe >= tail.first:
             tail.read_on(safe)
+            if tail.head < safe:
+                raise tail.damaged(f"event {tail.head + 1} is damaged; it had been on disk")
         return tail
 
     # For readers.

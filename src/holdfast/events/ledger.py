@@ -204,6 +204,10 @@ class Ledger:
         to sync it without an error, and to give back zeros."""
         return self._cells[_SPOILT] == self._cells[_SEGMENT]
 
+    def note_made_anew(self) -> None:
+        """The segment is another file now. Only for who holds the store's lock."""
+        self._cells[_SPOILT] = 0
+
     @property
     def is_trusted(self) -> bool:
         return not self._cells[_DISTRUST]

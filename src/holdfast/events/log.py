@@ -60,9 +60,8 @@ class Tail:
         self.head = first - 1  # the last event that was read
         self.end = 0  # the first byte behind it
         self.size = 0  # of the file, when we last looked
-        self.vouches_after = (
-            -1
-        )  # syncing it tells of what went wrong with events behind this one; -1: that is not known
+        # Syncing it tells of what went wrong with events behind this one. -1: that is not known yet.
+        self.vouches_after = -1
         self.offsets = array("I")
         # The events with a key. Most keys have one: a number instead of a list spares a list, and the collector's time.
         self.keys: dict[str, int | list[int]] = {}

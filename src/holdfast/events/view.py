@@ -116,6 +116,7 @@ class View:
             raise
 
     def _advance(self, until: int | None) -> bytes:
+        self._drop_if_gone()
         if self.shared:
             self.tail.reopen()
         while True:
@@ -156,9 +157,15 @@ class View:
 
     def tail_in(self, segment: int) -> Tail:
         """The last segment, of which the ledger says that it is this one. Nothing is read that is not needed."""
+        self._drop_if_gone()
         if self.tail.first < segment:
             self.go_on(segment)
         return self.tail
+
+    def _drop_if_gone(self) -> None:
+        """The last segment may have been made anew, or somebody has removed it."""
+        if self._tail is not None and self._tail.is_gone:
+            self.forget()
 
     @property
     def has_unsaved(self) -> bool:

@@ -137,20 +137,18 @@ class Hold:
         entry = book.holds.get(self._serial) if book is gate.book else None
         if entry is None:
             raise self._not_held()
+        ours = good = False
         try:
             # Popping the entry is atomic, so of two threads that release at once one gets it and the other is told.
-            if book.holds.pop(self._serial, None) is None:
-                raise self._not_held()
-            if not self._release(entry):
-                raise self._loss()
-        except Exception:
-            raise
-        except BaseException:
+            ours = book.holds.pop(self._serial, None) is not None
+            good = ours and self._release(entry)
+        except BaseException:  # also a signal's handler may have raised it, perhaps before anything was done
             self._finish_release(entry)
             raise
+        if not good:
+            raise self._loss() if ours else self._not_held()
 
     def _finish_release(self, entry: gate.Entry) -> None:
-        """An interrupt came, perhaps before anything was done."""
         if not getattr(self, "_is_closed", False) and self._serial not in self._book.holds:
             system.close(entry[0])
 

@@ -251,11 +251,12 @@ class LockFile(FileLock[FileHold]):
         except FileExistsError:
             return None
         except OSError as error:
-            if error.errno is None:
-                raise
-            # By its path, not by what we call it, seen from its directory.
-            raise OSError(error.errno, error.strerror, self.path) from None
+            raise self._by_path(error) from None
         return self._begin(made, content)
+
+    def _by_path(self, error: OSError) -> OSError:
+        """The same error with our path, and not with what we call the file, seen from its directory."""
+        return error if error.errno is None else OSError(error.errno, error.strerror, self.path)
 
     def _take_over(self, place: Place, stale: int) -> FileHold | None:
         """Put our lock file in the place of a stale one, in one step where that can be done.
@@ -278,7 +279,7 @@ class LockFile(FileLock[FileHold]):
             return None
         except OSError as error:
             if error.errno not in NOT_HERE:
-                raise
+                raise self._by_path(error) from None
             self._put_away(place, found)
             return None
         if made is None:

@@ -71,8 +71,9 @@ class Published:
             system.close(fd)
 
     def give_up(self, error: BaseException) -> None:
-        """Publishing failed, or was interrupted: perhaps when it was done."""
-        if isinstance(error, OSError):
+        """Publishing failed, or was interrupted: perhaps when it was done. What a signal's handler raised may be an
+        OSError, too: a TimeoutError."""
+        if isinstance(error, FileExistsError):
             self.close()
         else:
             self.take_back()

@@ -23,11 +23,12 @@ from . import about, journal
 from .claim import Claim, Desk, Verdict
 from .clock import Clock
 from .errors import NoSuchTask
-from .finder import Finder, is_number
+from .finder import Finder
+from .inventory import Inventory
 from .journal import Task
 from .limits import Limits
-from .places import Places, count, file_name, listed, name_of, names_in, number_of, remove, task_id
-from .putting import TWO_NAMES, Putter
+from .places import Places, file_name, listed, remove, task_id
+from .putting import Putter
 from .schedule import OPTIONS, Schedules, last_due, timing
 from .sequence import Sequence
 from .taking import Taker
@@ -82,7 +83,7 @@ class TaskQueue:
         self.clock = Clock(self.path)
         self.schedules = Schedules(self.path, mode)
         self._put_at: dict[str, float] = {}
-        self._known_done: set[str] = set()
+        self._inventory = Inventory(self._places, self.clock)
         self._local = threading.local()
         self._putter = Putter(self._places, self._sequence, self.clock, durable=durable, mode=mode, most=max_pending)
         limits = Limits(self._places, self._sequence)
@@ -285,102 +286,19 @@ class TaskQueue:
         """Of the tasks in a state, by where they are: no file is read. Those that wait come in their order."""
         if state not in journal.STATES:
             raise ValueError(f"a task is {', '.join(journal.STATES)}; not {state!r}")
-        return [task_id(name) for name in self._names(state)]
-
-    def _names(self, state: str) -> list[str]:
-        """Of the files of those tasks."""
-        places = self._places
-        if state == "running":
-            return [name_of(place) for place in listed(places.running)]
-        if state == "pending":
-            gone = set(listed(places.cancelled))  # and perhaps still where they waited
-            return [name for name in self._names_waiting() if name not in gone]
-        if state == "done":
-            done = self._names_done()
-            return [name for name in listed(places.tasks) if name in done]
-        return listed(places.failed if state == "failed" else places.cancelled)
-
-    def _names_done(self) -> set[str]:
-        """Those that have no place any more. Not to have seen it in one is not enough: it may be on its way."""
-        others = {name for other in journal.STATES if other != "done" for name in self._names(other)}
-        found = set(listed(self._places.tasks)) - others
-        known = self._known_done
-        done = {name for name in found if name in known or self._has_one_name(name)}
-        self._known_done = done
-        return done
-
-    def _has_one_name(self, name: str) -> bool:
-        try:
-            return system.stat(f"{self._places.tasks}/{name}", follow_symlinks=False).st_nlink == 1
-        except FileNotFoundError:
-            return False  # purged
-
-    def _names_waiting(self) -> list[str]:
-        places = self._places
-        levels = sorted(filter(is_number, listed(places.pending)), key=int, reverse=True)
-        found = [name_of(place) for level in levels for _, place in names_in(f"{places.pending}/{level}", 1)]
-        parts = {places.delayed: 2, places.parked: 3}  # before the name
-        return found + [
-            place.split(".", parts[folder])[-1]
-            for folder, depth in places.put_off
-            for _, place in names_in(folder, depth)
-        ]
+        return [task_id(name) for name in self._inventory.names(state)]
 
     def put_off(self) -> dict[str, float | None]:
         """What waits and cannot be begun now, and for how many seconds; None: until others of its key have ended."""
-        places, now = self._places, self.clock.now()
-        found: dict[str, float | None] = {}
-        for _, place in names_in(places.parked, 1):
-            found[task_id(place.split(".", 3)[-1])] = None
-        for _, place in names_in(places.delayed, 2):
-            found[task_id(place.split(".", 2)[-1])] = max(0.0, number_of(place) / 1000 - now)
-        return found
+        return self._inventory.put_off()
 
     def stats(self) -> dict[str, int]:
         """How many tasks are in which state. `delayed` and `parked` are among the pending ones."""
-        places = self._places
-        gone = self._cancelled_in_place()
-        running, delayed, parked = (
-            self._count(folder, depth, gone) for folder, depth in ((places.running, 0), *self._places.put_off)
-        )
-        pending = self._count(places.pending, 2, gone) + delayed + parked
-        failed, cancelled = len(listed(places.failed)), len(listed(places.cancelled))
-        return {
-            "pending": pending,
-            "running": running,
-            "done": len(self._names_done()),
-            "failed": failed,
-            "cancelled": cancelled,
-            "delayed": delayed,
-            "parked": parked,
-        }
-
-    def _cancelled_in_place(self) -> set[int]:
-        """The inodes of what was cancelled and not yet removed from where it waits."""
-        found = set()
-        for name in listed(self._places.cancelled):
-            with suppress(FileNotFoundError):
-                st = system.stat(f"{self._places.cancelled}/{name}")
-                if st.st_nlink > TWO_NAMES:
-                    found.add(st.st_ino)
-        return found
-
-    def _count(self, folder: str, depth: int, without: set[int]) -> int:
-        number = count(folder, depth)
-        for where, name in names_in(folder, depth) if without else ():
-            with suppress(FileNotFoundError):
-                number -= system.stat(f"{where}/{name}").st_ino in without
-        return number
+        return self._inventory.stats()
 
     def is_empty(self) -> bool:
         """Is there nothing left to be done, and nobody at it?"""
-        places = self._places
-        # What runs first and last: it may be given back meanwhile.
-        folders = ((places.running, 0), (places.pending, 2), *places.put_off, (places.running, 0))
-        if all(next(names_in(folder, depth), None) is None for folder, depth in folders):
-            return True
-        gone = self._cancelled_in_place()
-        return bool(gone) and not any(self._count(folder, depth, gone) for folder, depth in folders)
+        return self._inventory.is_empty()
 
     def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
         """Until all of these have ended. Raises Timeout."""
@@ -399,7 +317,7 @@ class TaskQueue:
                 return
             if claim.task.state not in journal.ENDED:
                 raise NotLocked(f"{self.path}: task {id!r} has not ended, it is {claim.task.state}", path=self.path)
-            self._remove_places({claim.inode} & self._cancelled_in_place())
+            self._inventory.remove_places({claim.inode} & self._inventory.cancelled_in_place())
             self._putter.put_again(claim)
 
     @contextmanager
@@ -453,7 +371,7 @@ class TaskQueue:
         for state in set(states) - journal.ENDED:
             raise ValueError(f"what can be purged is {', '.join(sorted(journal.ENDED))}; not {state!r}")
         removed = 0
-        waiting, gone = self._cancelled_in_place(), set()
+        waiting, gone = self._inventory.cancelled_in_place(), set()
         for name in listed(self._places.tasks):
             try:
                 claim = self._desk.open(f"{self._places.tasks}/{name}", "")
@@ -467,17 +385,9 @@ class TaskQueue:
                     gone.add(claim.inode)
                     removed += 1
                 claim.abandon()
-        self._remove_places(gone & waiting)
+        self._inventory.remove_places(gone & waiting)
         self._remove_what_was_never_put()
         return removed
-
-    def _remove_places(self, inodes: set[int]) -> None:
-        """Of what was cancelled while it waited."""
-        for folder, depth in ((self._places.pending, 2), *self._places.put_off) if inodes else ():
-            for where, name in names_in(folder, depth):
-                with suppress(FileNotFoundError):
-                    if system.stat(f"{where}/{name}").st_ino in inodes:
-                        system.unlink(f"{where}/{name}")
 
     def _remove(self, name: str) -> None:
         for folder in (self._places.failed, self._places.cancelled, self._places.ending, self._places.tasks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from ...tasks import QueueFull, TaskQueue
@@ -137,10 +138,11 @@ class _BadLine(Exception):
 
 def _lines(options: argparse.Namespace) -> Iterator[list[object]]:
     """The lines that have come, as they come: whoever writes them may take its time."""
-    rest = b""
-    text = b"-"
+    if sys.stdin is None:
+        raise ValueError("there is no standard input to read from")
+    rest, text = b"", b"-"
     while text:
-        text = sys.stdin.buffer.read1(_A_CHUNK)  # type: ignore[union-attr]
+        text = os.read(sys.stdin.fileno(), _A_CHUNK)
         *lines, rest = (rest + text).split(b"\n") if text else (rest, b"")
         payloads: list[object] = []
         try:

@@ -1,0 +1,126 @@
+"""What is in a queue, by the names of places: no file is opened for it.
+
+Others go on meanwhile, so a task may be seen in two places or in none. It counts as done only if it has no other name
+but its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from .. import system
+from .clock import Clock
+from .finder import is_number
+from .journal import STATES
+from .places import Places, count, listed, name_of, names_in, number_of, task_id
+from .putting import TWO_NAMES
+
+
+class Inventory:
+    def __init__(self, places: Places, clock: Clock) -> None:
+        self._places = places
+        self._clock = clock
+        self._known_done: set[str] = set()
+
+    def names(self, state: str) -> list[str]:
+        """Of the files of the tasks in a state."""
+        places = self._places
+        if state == "running":
+            return [name_of(place) for place in listed(places.running)]
+        if state == "pending":
+            gone = set(listed(places.cancelled))  # and perhaps still where they waited
+            return [name for name in self._names_waiting() if name not in gone]
+        if state == "done":
+            done = self._names_done()
+            return [name for name in listed(places.tasks) if name in done]
+        return listed(places.failed if state == "failed" else places.cancelled)
+
+    def _names_done(self) -> set[str]:
+        """Those that have no place any more. Not to have seen it in one is not enough: it may be on its way."""
+        others = {name for other in STATES if other != "done" for name in self.names(other)}
+        found = set(listed(self._places.tasks)) - others
+        known = self._known_done
+        done = {name for name in found if name in known or self._has_one_name(name)}
+        self._known_done = done
+        return done
+
+    def _has_one_name(self, name: str) -> bool:
+        try:
+            return system.stat(f"{self._places.tasks}/{name}", follow_symlinks=False).st_nlink == 1
+        except FileNotFoundError:
+            return False  # purged
+
+    def _names_waiting(self) -> list[str]:
+        places = self._places
+        levels = sorted(filter(is_number, listed(places.pending)), key=int, reverse=True)
+        found = [name_of(place) for level in levels for _, place in names_in(f"{places.pending}/{level}", 1)]
+        parts = {places.delayed: 2, places.parked: 3}  # before the name
+        return found + [
+            place.split(".", parts[folder])[-1]
+            for folder, depth in places.put_off
+            for _, place in names_in(folder, depth)
+        ]
+
+    def put_off(self) -> dict[str, float | None]:
+        """What waits and cannot be begun now, and for how many seconds; None: until others of its key have ended."""
+        places, now = self._places, self._clock.now()
+        found: dict[str, float | None] = {}
+        for _, place in names_in(places.parked, 1):
+            found[task_id(place.split(".", 3)[-1])] = None
+        for _, place in names_in(places.delayed, 2):
+            found[task_id(place.split(".", 2)[-1])] = max(0.0, number_of(place) / 1000 - now)
+        return found
+
+    def stats(self) -> dict[str, int]:
+        """How many tasks are in which state. `delayed` and `parked` are among the pending ones."""
+        places = self._places
+        gone = self.cancelled_in_place()
+        running, delayed, parked = (
+            self._count(folder, depth, gone) for folder, depth in ((places.running, 0), *self._places.put_off)
+        )
+        pending = self._count(places.pending, 2, gone) + delayed + parked
+        failed, cancelled = len(listed(places.failed)), len(listed(places.cancelled))
+        return {
+            "pending": pending,
+            "running": running,
+            "done": len(self._names_done()),
+            "failed": failed,
+            "cancelled": cancelled,
+            "delayed": delayed,
+            "parked": parked,
+        }
+
+    def cancelled_in_place(self) -> set[int]:
+        """The inodes of what was cancelled and not yet removed from where it waits."""
+        found = set()
+        for name in listed(self._places.cancelled):
+            with suppress(FileNotFoundError):
+                st = system.stat(f"{self._places.cancelled}/{name}")
+                if st.st_nlink > TWO_NAMES:
+                    found.add(st.st_ino)
+        return found
+
+    def _count(self, folder: str, depth: int, without: set[int]) -> int:
+        number = count(folder, depth)
+        for where, name in names_in(folder, depth) if without else ():
+            with suppress(FileNotFoundError):
+                number -= system.stat(f"{where}/{name}").st_ino in without
+        return number
+
+    def is_empty(self) -> bool:
+        """Is there nothing left to be done, and nobody at it?"""
+        places = self._places
+        # What runs first and last: it may be given back meanwhile.
+        folders = ((places.running, 0), (places.pending, 2), *places.put_off, (places.running, 0))
+        if all(next(names_in(folder, depth), None) is None for folder, depth in folders):
+            return True
+        gone = self.cancelled_in_place()
+        return bool(gone) and not any(self._count(folder, depth, gone) for folder, depth in folders)
+
+    def remove_places(self, inodes: set[int]) -> None:
+        """Of what was cancelled while it waited."""
+        for folder, depth in ((self._places.pending, 2), *self._places.put_off) if inodes else ():
+            for where, name in names_in(folder, depth):
+                with suppress(FileNotFoundError):
+                    if system.stat(f"{where}/{name}").st_ino in inodes:
+                        system.unlink(f"{where}/{name}")
