@@ -101,7 +101,7 @@ def test_a_name_as_long_as_it_may_be(tmp_path, length):
     path = str(tmp_path / ("n" * length))
     pid = in_child(lambda: LockFile(path).acquire() and os.getpid())
     with LockFile(path, timeout=5) as hold:  # from a dead one
-        assert hold.token and pid
+        assert hold.token and isinstance(pid, int)
         with pytest.raises(holdfast.Timeout, match="not acquired within"):
             in_thread(lambda: LockFile(path).acquire(timeout=0.01))
     with Lock(path), pytest.raises(holdfast.Timeout, match="not acquired within"):
@@ -127,7 +127,7 @@ def test_private_files_of_a_long_name_are_cleaned(tmp_path):
 def test_a_record_that_does_not_fit_is_never_seen(path, stale):
     """Not even a part of it, which is all that the system wrote."""
     if stale:
-        in_child(lambda: LockFile(path).acquire() and None)
+        assert in_child(lambda: LockFile(path).acquire() and None) is None
     seen = set()
 
     def attempt():
@@ -188,7 +188,7 @@ def test_a_semaphore_that_may_only_be_read(path):
 
         for parent in Path(path).parents:
             parent.chmod(parent.stat().st_mode | 0o111)
-        in_child(attempt)
+        assert in_child(attempt) is None
 
 
 # Heartbeats.
@@ -236,7 +236,7 @@ def test_a_child_of_a_process_that_reads_its_metrics(path):
         pass
     kind = metrics.kind("lock")
     with kind._mutex:
-        assert in_child(lambda: metrics.snapshot()["lock"]["acquisitions"]) is not None
+        assert in_child(lambda: metrics.snapshot()["lock"]["acquisitions"]) >= 1
 
 
 # Forks.

@@ -207,13 +207,12 @@ class Disk:
     def _take_back_locked(self, ledger: Ledger) -> None:
         """With the store's lock. What is visible cannot be taken back: who did not want to wait for the disk saw it."""
         self.view.forget()
-        while not ledger.pending:
-            safe = ledger.visible
+        if not ledger.pending:
+            safe = ledger.visible  # and stays so: nobody's sync is believed meanwhile
             if safe >= ledger.written:
                 ledger.trust_again()
                 return
-            ledger.take_back(safe, self._open_at(safe, ledger.segment).end)
-            # Or else somebody's sync has made more of it visible meanwhile.
+            ledger.take_back(self._open_at(safe, ledger.segment).end)
         self.finish_cut(ledger)
 
     def _open_at(self, safe: int, segment: int) -> Tail:

@@ -225,20 +225,14 @@ class Ledger:
         self.wake()
         return True
 
-    def take_back(self, safe: int, end: int) -> None:
-        """Say that what is behind `safe` never will be visible, and is to be cut off at `end`: `pending`.
+    def take_back(self, end: int) -> None:
+        """Say that what is not visible is to be cut off at `end`: `pending`.
 
-        Nothing is said if more is visible by now. Only for who holds the store's lock. One number says it: whoever is
-        killed here has said it or has not.
+        For who holds the store's lock, when nothing is trusted, so that nothing becomes visible. One number says it:
+        whoever is killed here has said it or has not.
         """
-        with self._mutex:
-            try:
-                system.lock(self._fd, system.EX)
-                if self.visible == safe:
-                    self._cells[_CHECK] = 0
-                    self._cells[_PENDING] = end + 1
-            finally:
-                system.lock(self._fd, system.UN)
+        self._cells[_CHECK] = 0
+        self._cells[_PENDING] = end + 1
 
     def trust_again(self) -> None:
         """There is nothing to be taken back."""

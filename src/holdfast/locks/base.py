@@ -150,7 +150,7 @@ class Hold:
 
     def _finish_release(self, entry: gate.Entry) -> None:
         if not getattr(self, "_is_closed", False) and self._serial not in self._book.holds:
-            system.close(entry[0])
+            self._release(entry)
 
     async def arelease(self) -> None:
         """The same: releasing never waits."""

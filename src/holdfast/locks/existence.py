@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from time import monotonic, sleep, time_ns
 
 from .. import gate, owner, record, system
@@ -80,19 +81,15 @@ class FileHold(base.Hold):
         return self._lost or (not self.released and not self._still_named())
 
     def _release(self, entry: gate.Entry) -> bool:
-        fd, (dev, ino), _, _, _ = entry
-        name, folder = self._place.name, self._place.folder
+        fd, inode, _, _, _ = entry
+        folder = self._place.folder
         try:
-            if not take_removal_right(fd):
-                # Whoever has it removes the file; if not, everybody finds that we are gone.
-                self.lock._metrics.cleanups_skipped.bump()
-                return not self._lost and self.lock._names((dev, ino))
-            st = system.stat(name, dir_fd=folder, follow_symlinks=False)
-            if (st.st_ino == ino and st.st_dev == dev) or self.lock._says(self._place, (dev, ino), self._content):
-                system.unlink(name, dir_fd=folder)
-                return not self._lost  # who lost it once may have had a successor meanwhile
-        except FileNotFoundError:
-            pass
+            return self._remove(fd, inode)
+        except BaseException:
+            # An interrupt: with a policy that goes by age, what is left would be held for an hour, by nobody.
+            with suppress(OSError):
+                self._remove(fd, inode)
+            raise
         finally:
             if self.lock.heartbeat is not None:
                 heartbeat.end(self)
@@ -109,6 +106,22 @@ class FileHold(base.Hold):
             if self._called_at:
                 gate.book.note_turn(self.lock._file, self._called_at)
                 remove_queue(self.lock._queue)
+
+    def _remove(self, fd: int, inode: gate.Inode) -> bool:
+        """False: it was lost before, now or earlier."""
+        dev, ino = inode
+        name, folder = self._place.name, self._place.folder
+        if not take_removal_right(fd):
+            # Whoever has it removes the file; if not, everybody finds that we are gone.
+            self.lock._metrics.cleanups_skipped.bump()
+            return not self._lost and self.lock._names(inode)
+        try:
+            st = system.stat(name, dir_fd=folder, follow_symlinks=False)
+            if (st.st_ino == ino and st.st_dev == dev) or self.lock._says(self._place, inode, self._content):
+                system.unlink(name, dir_fd=folder)
+                return not self._lost  # who lost it once may have had a successor meanwhile
+        except FileNotFoundError:
+            pass
         self._lost = True
         return False
 
@@ -303,6 +316,7 @@ class LockFile(FileLock[FileHold]):
         try:
             hold._begin(self, fd, (st.st_dev, st.st_ino), place, content)
             made.fd = -1  # a hold says more
+            place.made = None
             gate.book.open_fds.discard(fd)
             token = tokens.new(self._file)
             if self.fence:

@@ -28,10 +28,11 @@ NOT_HERE = frozenset(
 class Place:
     """Where a file is to be: a name in a directory, which is open, or of which we know that nobody can swap it."""
 
-    __slots__ = ("directory", "folder", "name")
+    __slots__ = ("directory", "folder", "made", "name")
 
     def __init__(self, directory: str, name: str, folder: int | None) -> None:
         self.folder = folder
+        self.made: Published | None = None  # what can only be taken back while `folder` is open
         self.directory = directory if folder is None else "."
         self.name = name if folder is not None else f"{directory}/{name}"
 
@@ -52,6 +53,8 @@ class Published:
         self._book = gate.book
         self.private = ""  # the name that it has until it is published
         self.fd = -1
+        if place.folder is not None:
+            place.made = self
 
     def open(self, name: str, flags: int, mode: int) -> None:
         self.fd = fd = system.open_fd(name, flags, mode, dir_fd=self.place.folder)

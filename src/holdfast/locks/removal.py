@@ -359,6 +359,9 @@ def take_removal_right(fd: int) -> bool:
 
 def leave_place(place: Place) -> None:
     """Close the directory, once: a hold and its acquirer share the place, and an interrupt may make both leave."""
+    if place.made is not None:
+        place.made.take_back()
+        place.made = None
     folder, place.folder = place.folder, None
     if folder is not None:
         system.close(folder)
