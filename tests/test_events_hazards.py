@@ -22,7 +22,6 @@ import holdfast
 from holdfast import CorruptStore, Lock, system
 from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query, QueryItem
 from holdfast.events import disk as disk_module
-from holdfast.events import ledger as ledger_module
 from holdfast.events.log import Tail
 
 if TYPE_CHECKING:
@@ -584,9 +583,7 @@ def test_somebody_syncs_while_it_is_found_out_what_is_to_be_taken_back(shop: Pat
 def with_patience(*stores: EventStore) -> None:
     """None: whoever is about to sync does so at once."""
     for store in stores:
-        ledger = store._committer.disk._ledger
-        assert ledger is not None
-        ledger.take_turn = lambda position, epoch: None  # type: ignore[method-assign]
+        store._committer.disk._take_turn = lambda *_: None  # type: ignore[method-assign]
 
 
 def test_killed_when_it_was_said_that_something_is_taken_back(shop: Path, syncs: Syncs) -> None:
@@ -601,6 +598,20 @@ def test_killed_when_it_was_said_that_something_is_taken_back(shop: Path, syncs:
     syncs.let_go("B")
     assert second.outcome() == "OSError"
     assert c.append(Event("c")) == 5 and types(shop) == ["c"]
+
+
+def test_on_disk_by_another_ones_sync_before_something_else_was_taken_back(shop: Path, syncs: Syncs) -> None:
+    """A's event is on disk since B synced, and stays there when C's cannot be. A, which comes late, is told so."""
+    a, b, c = three(shop)
+    with_patience(a, b, c)
+    syncs.hold("A")
+    first = Thread("A", lambda: a.append(Event("a")))
+    syncs.until_held("A")
+    assert Thread("B", lambda: b.append(Event("b"))).outcome() == 6
+    syncs.broken.add("C")
+    assert Thread("C", lambda: c.append(Event("c"))).outcome() == "OSError"
+    syncs.let_go("A")
+    assert first.outcome() == 5 and types(shop) == ["a", "b"]
 
 
 def test_nobody_vouches_for_what_failed(shop: Path, syncs: Syncs) -> None:
@@ -643,7 +654,7 @@ def test_one_syncs_at_a_time(shop: Path, syncs: Syncs, monkeypatch: pytest.Monke
     a, b, _ = three(shop)
     b.append(Event("before"))
     waits = threading.Event()
-    monkeypatch.setattr(ledger_module, "sleep", lambda seconds: (waits.set(), time.sleep(seconds)))
+    monkeypatch.setattr(disk_module, "sleep", lambda seconds: (waits.set(), time.sleep(seconds)))
     for name in "AB":
         syncs.hold(name)
     first = Thread("A", lambda: a.append(Event("a")))

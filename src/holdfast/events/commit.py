@@ -237,7 +237,8 @@ class Committer:
                 tail, end = self.view.tail, 0
             elif spoilt:
                 tail = self._make_anew(work, tail)
-            self.disk.sync_names(tail)
+            if self.disk.named != tail.first:
+                self.disk.sync_names(tail)
             begin = end
             try:
                 end = tail.write(drafts, texts, begin, room=self.disk.has_ledger)
@@ -268,10 +269,10 @@ class Committer:
         """
         ledger = work.ledger = self.disk.usable_ledger()
         if ledger is not None:
-            head, end = ledger.end
+            head, end, segment = ledger.end
             if end:
-                tail = self.view.tail_in(ledger.segment)
-                sure = tail.first == ledger.segment and tail.ends_at(end)
+                tail = self.view.tail_in(segment)
+                sure = tail.first == segment and tail.ends_at(end)
                 if sure and (tail.head == head or not _any_condition(work.taken)):
                     return head, end
         self._catch_up(work)

@@ -12,8 +12,7 @@ Where other machines write too, there is no ledger, and every append is synced u
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from time import monotonic, sleep
 
 from .. import owner, system
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from .view import View
 
 
-_PATIENCE_WITH_OTHERS, _A_MOMENT = 0.2, 0.000_5  # seconds
-_NEVER = 1 << 63
+_PATIENCE, _A_WHILE = 1.0, 0.000_35  # seconds; looking more often takes the time that the sync needs
+_PATIENCE_WITH_OTHERS, _A_MOMENT = 0.2, 0.000_5
 
 
 class Written:
@@ -64,7 +63,7 @@ class Disk:
         self.safe_before = 0  # what was on disk before the ledger that is now, if that is not usable
         self.looked = False  # at what a crash of the machine may have left
         self._epoch = -1  # of what the view knows
-        self._named = 0  # the segment whose name is sure to be on disk
+        self.named = 0  # the segment whose name is sure to be on disk
 
     # Under the store's lock.
 
@@ -85,7 +84,7 @@ class Disk:
 
     def _find_ledger(self) -> Ledger | None:
         self.view.begin_again()  # the store itself may be another one now, brought back from a copy
-        self._named = 0
+        self.named = 0
         self.looked = False
         try:
             ledger = Ledger(self.ledger_path, writable=True)
@@ -106,12 +105,11 @@ class Disk:
 
     def sync_names(self, tail: Tail) -> None:
         """Whoever made the segment may not have cared, or may have died before it could."""
-        if not self.durable or self._named == tail.first:
-            return
-        log.sync_folder(self.view.events)
-        if not self._named:
-            log.sync_folder(self._root)
-        self._named = tail.first
+        if self.durable:
+            log.sync_folder(self.view.events)
+            if not self.named:
+                log.sync_folder(self._root)
+        self.named = tail.first
 
     def sync_or_undo(self, written: Written, head: int) -> None:
         """Before anybody else can see it."""
@@ -128,28 +126,31 @@ class Disk:
     def sync_whole(self, ledger: Ledger | None, tail: Tail, end: int) -> None:
         """All of a segment, of which this is the end, whoever wrote it, and however patient."""
         try:
-            self._wait_for_others(ledger, tail)
-            with _turn(ledger):
-                system.fdatasync(tail.fd)
-                if ledger is not None and not ledger.is_trusted:
-                    raise _taken_back(tail)
-                tail.cut(end)  # no room is needed in it any more
-                system.fsync(tail.fd)
+            if ledger is not None:
+                self._take_turn(ledger, tail)
+            system.fdatasync(tail.fd)
+            if ledger is not None and not ledger.is_trusted:
+                raise _taken_back(tail)
+            tail.cut(end)  # no room is needed in it any more
+            system.fsync(tail.fd)
         except OSError:
             if ledger is not None:
                 ledger.distrust(ledger.epoch)
                 self._take_back_locked(ledger)
             raise
+        finally:
+            tail.end_turn()
 
     def finish_cut(self, ledger: Ledger) -> None:
         """Whoever said that something is taken back may have died before it was."""
         tail = log.Tail(self.view.events, ledger.segment, self._store, writable=True)
-        with _turn(ledger):
+        try:
+            self._take_turn(ledger, tail)
             tail.cut(ledger.pending - 1)
-            try:
+            with suppress(OSError):  # the disk is broken, which is what began it
                 system.fdatasync(tail.fd)
-            except OSError:
-                pass  # the disk is broken, which is what began it
+        finally:
+            tail.end_turn()
         self.view.forget()
         ledger.cut_is_done()
 
@@ -164,10 +165,10 @@ class Disk:
             ledger.wake()
             return
         failure: OSError | None = None
-        self._wait_for_others(ledger, tail)
-        with _turn(ledger, written.head, written.epoch):
-            if ledger.synced >= written.head and ledger.epoch == written.epoch:  # in this order
-                return  # somebody else has synced it meanwhile
+        try:
+            self._take_turn(ledger, tail, written)
+            if ledger.has_synced(written.head, written.epoch):
+                return  # by somebody else, meanwhile
             # In this order: if the last segment is still ours afterwards, what was written then is in it.
             last = ledger.written
             covered = last if ledger.segment == tail.first else written.head
@@ -179,28 +180,47 @@ class Disk:
             else:
                 if ledger.note_synced(covered, written.epoch):
                     return
+        finally:
+            tail.end_turn()
         if self._take_back(written, ledger, tail):  # else another one's sync came after our write, and went well
             raise failure or _taken_back(tail)
 
+    def _take_turn(self, ledger: Ledger, tail: Tail, written: Written | None = None) -> None:
+        """Wait for one's turn to sync a segment, or until somebody else has synced all that was written.
+
+        One at a time: of two who sync a file at the same moment, one may be told that all is well although the other
+        one's sync, which does the work for both, fails. Not for ever: who has the turn may have been stopped.
+        """
+        if tail.vouches_after > 0:
+            self._wait_for_others(ledger, tail)
+        if tail.try_turn():
+            return
+        until = monotonic() + _PATIENCE
+        while monotonic() < until:
+            if written is not None and ledger.has_synced(written.head, written.epoch):
+                return
+            sleep(_A_WHILE)
+            if tail.try_turn():
+                return
+
     @staticmethod
-    def _wait_for_others(ledger: Ledger | None, tail: Tail) -> None:
+    def _wait_for_others(ledger: Ledger, tail: Tail) -> None:
         """The kernel tells of an error those who had the file open then. We may have opened it later, when something
         was in it that had not been synced, and know nothing about that. Those who wrote it do, unless they are dead."""
-        if ledger is not None and ledger.visible < tail.vouches_after:
-            epoch, until = ledger.epoch, monotonic() + _PATIENCE_WITH_OTHERS
-            while ledger.visible < tail.vouches_after and monotonic() < until:
-                if not ledger.is_trusted or ledger.epoch != epoch:
-                    break
-                sleep(_A_MOMENT)
-            tail.vouches_after = 0
+        epoch, until = ledger.epoch, monotonic() + _PATIENCE_WITH_OTHERS
+        while ledger.visible < tail.vouches_after and monotonic() < until:
+            if not ledger.is_trusted or ledger.epoch != epoch:
+                break
+            sleep(_A_MOMENT)
+        tail.vouches_after = 0
 
     def _take_back(self, written: Written, ledger: Ledger, tail: Tail) -> bool:
         """A sync failed: nobody may ever see what it was for. False: it is on disk all the same."""
         with self._lock.acquire(None), self.view.mutex:
             if not ledger.in_place:
                 return True  # there is another ledger now, and nobody knows what it counted on
-            if ledger.epoch != written.epoch:
-                return True  # done, by another one
+            if ledger.epoch != written.epoch:  # done, by another one, which left what was on disk
+                return ledger.synced < written.head or not tail.says(written.text, written.start)
             self._take_back_locked(ledger)
             return ledger.epoch != written.epoch or ledger.synced < written.head
 
@@ -255,18 +275,6 @@ class Disk:
                 if not isinstance(error, PermissionError) and getattr(error, "errno", 0) != errno.EROFS:
                     return None
         return None
-
-
-@contextmanager
-def _turn(ledger: Ledger | None, position: int = _NEVER, epoch: int = 0) -> Iterator[None]:
-    """While nobody else syncs; or until somebody has synced up to a position."""
-    try:
-        if ledger is not None:
-            ledger.take_turn(position, epoch)
-        yield
-    finally:
-        if ledger is not None:
-            ledger.end_turn()
 
 
 def _taken_back(tail: Tail) -> OSError:

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from threading import Lock, RLock
-from time import monotonic, sleep
+from threading import Lock
 from zlib import crc32
 
 from .. import owner, system
@@ -34,7 +33,6 @@ _MAGIC = int.from_bytes(b"hfledger", "little")
 _INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE = range(1, 12)
 _PENDING, _DISTRUST, _SPOILT = range(12, 15)
 _SIZE = 4096
-_A_MOMENT, _PATIENCE = 0.000_2, 1.0  # seconds
 
 
 def _boot() -> int:
@@ -65,7 +63,6 @@ class Ledger:
             system.close(self._fd)
             raise
         self._mutex = Lock()
-        self._syncing = RLock()
 
     @classmethod
     def make(cls, path: str, head: int, segment: int, store: bytes, mode: int) -> Ledger:
@@ -151,11 +148,11 @@ class Ledger:
         cells[_CHECK] = position + end
 
     @property
-    def end(self) -> tuple[int, int]:
-        """The last event, and where in the last segment it ends; 0: that is not sure, or there is nothing in it."""
+    def end(self) -> tuple[int, int, int]:
+        """The last event, where it ends, and in which segment; 0: that is not sure, or there is nothing in it."""
         cells = self._cells
         head, end = cells[_WRITTEN], cells[_END]
-        return (head, end) if cells[_CHECK] == head + end else (0, 0)
+        return (head, end, cells[_SEGMENT]) if cells[_CHECK] == head + end else (0, 0, 0)
 
     def release(self, position: int) -> None:
         """Make it visible. Say `wake` afterwards, when the lock is released."""
@@ -163,30 +160,10 @@ class Ledger:
 
     # For anybody.
 
-    def take_turn(self, position: int, epoch: int) -> None:
-        """Wait for one's turn to sync, or until another one has synced up to a position. `end_turn` in any case.
-
-        One at a time: of two who sync a file at the same moment, one may be told that all is well although the other
-        one's sync, which does the work for both, fails. Not for ever: who has the turn may have been stopped.
-        """
-        until = monotonic() + _PATIENCE
-        while True:
-            if self._syncing.acquire(blocking=False):
-                try:
-                    system.lock_past_end(self._fd, system.EX_NB)
-                    return
-                except BlockingIOError:
-                    self._syncing.release()
-            if (self.synced >= position and self.epoch == epoch) or monotonic() > until:  # in this order
-                return
-            sleep(_A_MOMENT)
-
-    def end_turn(self) -> None:
-        """Of this thread, if it has one."""
-        if self._syncing._is_owned():  # type: ignore[attr-defined]
-            system.lock_past_end(self._fd, system.UN)
-        while self._syncing._is_owned():  # type: ignore[attr-defined]
-            self._syncing.release()  # more than once, if an interrupt came in between the last time
+    def has_synced(self, position: int, epoch: int) -> bool:
+        """Is it on disk up to here, and was nothing taken back since? In this order."""
+        cells = self._cells
+        return cells[_SYNCED] >= position and cells[_EPOCH] + (cells[_PENDING] != 0) == epoch
 
     def distrust(self, epoch: int) -> None:
         """A sync went wrong. Until somebody has taken back what is not visible, no other one says that all is well."""
@@ -217,9 +194,10 @@ class Ledger:
         with self._mutex:
             try:  # to unlock what is not locked does no harm, and an interrupt may come right behind locking it
                 system.lock(self._fd, system.EX)
-                if self.epoch != epoch or not self.is_trusted:
+                cells = self._cells
+                if cells[_EPOCH] + (cells[_PENDING] != 0) != epoch or cells[_DISTRUST]:
                     return False
-                self._cells[_SYNCED] = max(self._cells[_SYNCED], position)
+                cells[_SYNCED] = max(cells[_SYNCED], position)
             finally:
                 system.lock(self._fd, system.UN)
         self.wake()

@@ -120,6 +120,17 @@ class Tail:
         """Does a line end there, with room behind it? Then that is where the log ends."""
         return system.pread(self.fd, 3, end - 2) == b"}\n\n"
 
+    def try_turn(self) -> bool:
+        """True: nobody else has this segment's turn (to sync it) until `end_turn`, or until it is closed."""
+        try:
+            system.lock(self.fd, system.EX_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def end_turn(self) -> None:
+        system.lock(self.fd, system.UN)
+
     def read_on(self, until: int | None = None) -> bytes:
         """Read what others wrote, up to a position or as far as it goes. Gives what is behind the end.
 
@@ -179,7 +190,7 @@ class Tail:
     @property
     def is_gone(self) -> bool:
         """Has somebody removed the file?"""
-        return system.fstat(self.fd).st_nlink == 0
+        return system.is_removed(self.fd)
 
     def _make_room(self, needed: int) -> None:
         size = system.fstat(self.fd).st_size

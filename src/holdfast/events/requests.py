@@ -14,6 +14,7 @@ from time import sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _thread import LockType
     from collections.abc import Iterable, Sequence
 
     from .lines import Draft
@@ -31,20 +32,25 @@ class Request:
     error: BaseException | None = None
     state = WAITING
     leads = False
+    _bell: LockType | None = None
 
     def __init__(self, drafts: Sequence[Draft], condition: AppendCondition | None, deadline: float | None) -> None:
         self.drafts = drafts
         self.condition = condition
         self.deadline = deadline
+
+    def hang_bell(self) -> None:
+        """Before anybody sees it who may ring. Whoever leads from the beginning needs none."""
         self._bell = allocate_lock()
         self._bell.acquire()
 
     def wait(self) -> None:
         """Until it is done, or its turn to lead has come."""
+        assert self._bell is not None
         self._bell.acquire()
 
     def wake(self) -> None:
-        if self._bell.locked():
+        if self._bell is not None and self._bell.locked():
             self._bell.release()
 
 
@@ -69,9 +75,12 @@ class Queue:
     def put(self, requests: Iterable[Request]) -> None:
         with self._mutex:
             waiting = [request for request in requests if request.state == WAITING]  # the others were withdrawn
-            self._waiting += waiting
             if waiting and not self._has_leader:
                 self._has_leader = waiting[0].leads = True
+            for request in waiting:
+                if not request.leads:
+                    request.hang_bell()
+            self._waiting += waiting
 
     def withdraw(self, request: Request) -> bool:
         """Take a request back. False: too late, it is being written."""

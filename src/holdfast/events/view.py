@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from threading import RLock
+from time import monotonic
 
 from .. import system
 from ..errors import CorruptStore
@@ -21,6 +22,7 @@ _NEAR = 1 << 16
 _MERGED = 8
 _MOST_EVENTS = 1 << 31
 _OPEN_FILES = 16
+_A_WHILE = 0.02  # seconds
 
 
 class NoSegment(CorruptStore):
@@ -40,6 +42,7 @@ class View:
         self.mutex = RLock()
         self.firsts: list[int] = []
         self._tail: Tail | None = None
+        self._looked = 0.0  # whether that is still there
         self._runs: list[index.Run] = []  # as far as they were looked at
         self._unsaved: list[index.Run] = []
         self._unread = False
@@ -157,10 +160,16 @@ class View:
 
     def tail_in(self, segment: int) -> Tail:
         """The last segment, of which the ledger says that it is this one. Nothing is read that is not needed."""
-        self._drop_if_gone()
-        if self.tail.first < segment:
+        now = monotonic()
+        if now - self._looked > _A_WHILE:
+            # Not every time. One that was made anew does not have what the ledger tells of.
+            self._looked = now
+            self._drop_if_gone()
+        tail = self.tail
+        if tail.first < segment:
             self.go_on(segment)
-        return self.tail
+            tail = self.tail
+        return tail
 
     def _drop_if_gone(self) -> None:
         """The last segment may have been made anew, or somebody has removed it."""

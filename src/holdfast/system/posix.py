@@ -182,6 +182,11 @@ def generation(fd: int) -> int:
     return 0
 
 
+def is_removed(fd: int) -> bool:
+    """Has the file no name any more?"""
+    return fstat(fd).st_nlink == 0
+
+
 def process_exists(pid: int) -> bool:
     if pid <= 0:
         return False  # 0 and below mean process groups to kill(2)

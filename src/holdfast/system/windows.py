@@ -340,6 +340,11 @@ def generation(fd: int) -> int:
     return 0
 
 
+def is_removed(fd: int) -> bool:
+    """Has the file no name any more?"""
+    return fstat(fd).st_nlink == 0
+
+
 def range_taken(fd: int) -> bool:
     """Has anybody else got what `lock` takes? Asked by taking it."""
     try:
