@@ -144,10 +144,13 @@ class Tail:
         asked = _A_LOOK - known
         while text and text[0] != lines.NEWLINE and (until is None or self.head < until):
             read = self._take_in(text, until)
-            if not read and len(text) < asked:
-                break  # that is all there is
-            asked = _A_CHUNK if read else asked * 4
-            text = system.pread(self.fd, asked, self.end)
+            is_all = len(text) < asked
+            text = text[read:]
+            if is_all and not read:
+                break
+            if not is_all and (not text or text[0] != lines.NEWLINE) and (until is None or self.head < until):
+                asked = _A_CHUNK if read else asked * 4
+                text = system.pread(self.fd, asked, self.end)
         return text
 
     def _take_in(self, text: bytes, until: int | None) -> int:
