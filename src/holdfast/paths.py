@@ -80,9 +80,9 @@ class Mount:
         """Raise Unsupported where what another machine wrote under a lock may not be seen by who has it next."""
         if self.reads_old:
             raise Unsupported(
-                f"{path}: {self.where} is {self.kind}, whose clients read what they remember of a file: two machines "
-                "were seen to overwrite each other's events there. Keep it on a disk of one machine, or on CIFS with "
-                "the mount option nolease.",
+                f"{path}: {self.where} is {self.kind}, whose clients go by what they remember of files and names, so "
+                "that two machines might do the same task. Keep it on a disk of one machine, or on CIFS with the mount "
+                "option nolease.",
                 path=path,
             )
 

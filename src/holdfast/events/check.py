@@ -59,7 +59,7 @@ def verify(store: EventStore) -> Report:
             problems.append(Problem(path, f"begins with event {first}; {expected} comes next", position=expected))
             expected = first
         until = visible if first == firsts[-1] else None  # behind that somebody may be writing
-        found = _Segment(path, expected, store._tag, until)
+        found = _Segment(path, expected, store._tag, until, anew=view.anew)
         problems += found.look()
         expected = found.expected
     if visible is not None and visible > expected - 1:
@@ -72,11 +72,12 @@ def verify(store: EventStore) -> Report:
 class _Segment:
     """One segment, line by line."""
 
-    def __init__(self, path: str, expected: int, tag: bytes, until: int | None) -> None:
+    def __init__(self, path: str, expected: int, tag: bytes, until: int | None, *, anew: bool) -> None:
         self.path = path
         self.expected = expected
         self._tag = tag
         self._until = until
+        self._anew = anew
         self._problems: list[Problem] = []
         self._batch = 0  # the last event of the batch that is being looked at
         self._batch_begin = (0, 0)
@@ -84,7 +85,7 @@ class _Segment:
 
     def look(self) -> list[Problem]:
         number = offset = 0
-        with open(self.path, "rb") as file:
+        with open(log.open_segment(self.path, writable=False, anew=self._anew), "rb") as file:
             for text in file:
                 if self._until is not None and self.expected > self._until:
                     break
@@ -153,7 +154,7 @@ def _runs_of_log(store: EventStore, firsts: list[int], first: int, last: int) ->
     runs = []
     for begin in firsts:
         if first <= begin <= last:
-            tail = log.Tail(store._view.events, begin, store._tag, writable=False)
+            tail = log.Tail(store._view.events, begin, store._tag, writable=False, anew=store._view.anew)
             tail.read_on()
             if tail.head < begin:
                 return None

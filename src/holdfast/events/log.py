@@ -51,11 +51,12 @@ def list_segments(folder: str) -> list[int]:
 class Tail:
     """The last segment, as far as this process has read it: where each event is, and what it is found by."""
 
-    def __init__(self, folder: str, first: int, tag: bytes, *, writable: bool) -> None:
+    def __init__(self, folder: str, first: int, tag: bytes, *, writable: bool, anew: bool = False) -> None:
         self.path = segment_path(folder, first)
         self.first = first
-        self._flags = system.O_EXISTING if writable else system.O_READ
-        self.fd = system.open_fd(self.path, self._flags)
+        self._writable = writable
+        self._anew = anew
+        self.fd = open_segment(self.path, writable=writable, anew=anew)
         self._tag = tag
         self.head = first - 1  # the last event that was read
         self.end = 0  # the first byte behind it
@@ -76,7 +77,7 @@ class Tail:
         """Ask the server: other machines may have written to what this one remembers of the file."""
         system.close(self.fd)
         self.fd = -1
-        self.fd = system.open_fd(self.path, self._flags)
+        self.fd = open_segment(self.path, writable=self._writable, anew=self._anew)
 
     @property
     def last_sum(self) -> bytes:
@@ -148,7 +149,8 @@ class Tail:
             text = text[read:]
             if is_all and not read:
                 break
-            if not is_all and (not text or text[0] != lines.NEWLINE) and (until is None or self.head < until):
+            goes_on = not text or (text[0] != lines.NEWLINE and (until is None or self.head < until))
+            if goes_on and not is_all:
                 asked = _A_CHUNK if read else asked * 4
                 text = system.pread(self.fd, asked, self.end)
         return text
@@ -311,6 +313,13 @@ def line_number(fd: int, offset: int) -> int:
 def segment_of(firsts: list[int], position: int) -> int:
     """The index of the segment in which an event is."""
     return bisect_right(firsts, position) - 1
+
+
+def open_segment(path: str, *, writable: bool, anew: bool) -> int:
+    """`anew`: each read asks the server (NFS). To open it again does not, if somebody on this machine has it open, and
+    what the server says to one who gets a lock on it was seen to be ignored when others read meanwhile."""
+    flags = system.O_EXISTING if writable else system.O_READ
+    return system.open_fd(path, flags | system.O_DIRECT if anew else flags)
 
 
 def make_segment(folder: str, first: int, mode: int, *, durable: bool) -> None:

@@ -77,9 +77,7 @@ class EventStore:
         self._tag = tag = about.tag_of(self.id)
         self._mode = mode
         mount = mount_at(system.stat(self.path).st_dev, self.path)
-        mount.check_reading(self.path)
-        shared = not mount.is_ours
-        self._view = View(self.path, tag, mode, shared=shared)
+        self._view = View(self.path, tag, mode, shared=not mount.is_ours, anew=mount.reads_old)
         self._committer = Committer(
             self.path,
             self._view,
@@ -491,7 +489,7 @@ _stores: weakref.WeakSet[EventStore] = weakref.WeakSet()
 def _begin_again() -> None:
     """In a forked child: its threads are gone, and with them whoever held a mutex."""
     for store in list(_stores):
-        store._view = View(store.path, store._tag, store._mode, shared=store._view.shared)
+        store._view = View(store.path, store._tag, store._mode, shared=store._view.shared, anew=store._view.anew)
         store._committer.begin_again(store._view)
 
 

@@ -30,10 +30,12 @@ class NoSegment(CorruptStore):
 
 
 class View:
-    """`shared`: other machines write here too, and what this one remembers of files and names may be old."""
+    """`shared`: other machines write here too, and what this one remembers of files and names may be old; `anew`: it
+    remembers a file although it was opened again (NFS)."""
 
-    def __init__(self, root: str, store: bytes, mode: int, *, shared: bool = False) -> None:
+    def __init__(self, root: str, store: bytes, mode: int, *, shared: bool = False, anew: bool = False) -> None:
         self.shared = shared
+        self.anew = anew
         self._root = root
         self.events = f"{root}/events"
         self.index = f"{root}/index"
@@ -93,9 +95,9 @@ class View:
 
     def _new_tail(self, first: int) -> Tail:
         try:
-            return Tail(self.events, first, self._store, writable=True)
+            return Tail(self.events, first, self._store, writable=True, anew=self.anew)
         except OSError:  # may be a directory that can only be read
-            return Tail(self.events, first, self._store, writable=False)
+            return Tail(self.events, first, self._store, writable=False, anew=self.anew)
 
     def begin_again(self) -> None:
         """Forget what is known: the files may be others than those that are open."""
@@ -245,7 +247,7 @@ class View:
     def _make_run(self, first: int) -> index.Run:
         """Read a segment that is not the last one."""
         last = self.firsts[bisect_right(self.firsts, first)] - 1
-        tail = Tail(self.events, first, self._store, writable=False)
+        tail = Tail(self.events, first, self._store, writable=False, anew=self.anew)
         rest = tail.read_on(last)
         if tail.head != last or rest.strip(b"\n"):
             what = (
@@ -352,7 +354,7 @@ class View:
         if file is None:
             if len(self._files) >= _OPEN_FILES:
                 self._files.clear()
-            file = self._files[first] = _File(log.segment_path(self.events, first), first)
+            file = self._files[first] = _File(log.segment_path(self.events, first), first, self.anew)
         return file
 
     def place(self, position: int) -> tuple[_File, int, int]:
@@ -452,10 +454,10 @@ class View:
 class _File:
     """A segment, open for reading until nobody reads it any more."""
 
-    def __init__(self, path: str, first: int) -> None:
+    def __init__(self, path: str, first: int, anew: bool) -> None:
         self.path = path
         self.first = first
-        self.fd = system.open_fd(path, system.O_READ)
+        self.fd = log.open_segment(path, writable=False, anew=anew)
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):

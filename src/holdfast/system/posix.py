@@ -26,6 +26,7 @@ EX_NB, SH_NB = EX | NB, SH | NB
 # O_NOFOLLOW: we resolve a symlink at the end ourselves, so that we never unlink the link instead of its target.
 _O_COMMON = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
 O_EXISTING = os.O_RDWR | _O_COMMON
+O_DIRECT = getattr(os, "O_DIRECT", 0)  # past what this machine remembers of a file
 O_READ = os.O_RDONLY | _O_COMMON
 O_LOCK = O_EXISTING | os.O_CREAT
 O_NEW = O_LOCK | os.O_EXCL

@@ -32,6 +32,7 @@ assert sys.platform == "win32"
 SH, EX, NB, UN = 1, 2, 4, 8
 EX_NB, SH_NB = EX | NB, SH | NB
 
+O_DIRECT = 0  # there is none here
 O_READ = os.O_RDONLY
 O_EXISTING = os.O_RDWR
 O_LOCK = O_EXISTING | os.O_CREAT
