@@ -159,8 +159,9 @@ def _flushed(events: Iterator[StoredEvent], limit: int | None) -> Iterator[Store
 
 
 def _head(store: EventStore, options: argparse.Namespace) -> int:
-    output.say_json({"head": store.head()}) if options.json else output.say(str(store.head()))
-    return 0
+    head = store.head()
+    said = output.say_json({"head": head}) if options.json else output.say(str(head))
+    return 0 if said else 3  # what was asked for was not given
 
 
 def _verify(store: EventStore, options: argparse.Namespace) -> int:
