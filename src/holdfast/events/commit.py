@@ -11,7 +11,6 @@ Each request gets its own answer. A write that fails is undone before the lock i
 from __future__ import annotations
 
 import sys
-from _thread import get_ident
 from time import monotonic, sleep
 
 from .. import system
@@ -63,11 +62,7 @@ class Committer:
         self._store = store
         self._mode = mode
         self.segment_size = segment_size
-        self._begin()
-
-    def _begin(self) -> None:
         self.queue = Queue()
-        self._inside: set[int] = set()  # threads
 
     def close(self) -> None:
         self.disk.forget()
@@ -76,16 +71,14 @@ class Committer:
     def begin_again(self, view: View) -> None:
         """In a forked child, in which none of the threads that wait is there."""
         self.view = self.disk.view = view
-        self._begin()
+        self.queue = Queue()
         self.close()
 
     def submit(self, *requests: Request) -> None:
         """Append, and wait for the answers, which are in the requests."""
-        me = get_ident()
-        if me in self._inside and self._is_below(sys._getframe(1)):  # a signal handler, in the middle of an append
+        if self.queue.is_busy and self._is_below(sys._getframe(1)):  # a signal handler, in the middle of an append
             raise WouldDeadlock(f"{self._root}: this thread is appending already", path=self._root)
         try:
-            self._inside.add(me)
             self.queue.put(requests)
             for request in requests:
                 while request.state != DONE:
@@ -93,16 +86,14 @@ class Committer:
                         self._lead(request)
                     else:
                         request.wait()
-                if isinstance(request.error, Timeout):
+                if request.error is not None and isinstance(request.error, Timeout):
                     self.queue.abandon(requests)  # what stands behind it must not come without it
         except BaseException:
             self.queue.abandon(requests)
             raise
-        finally:
-            self._inside.discard(me)
 
     def _is_below(self, frame: FrameType | None) -> bool:
-        """Is this append called by another one? `_inside` alone may be what an interrupt has left."""
+        """Is this append called by another one?"""
         while frame is not None:
             if frame.f_code is Committer.submit.__code__ and frame.f_locals.get("self") is self:
                 return True

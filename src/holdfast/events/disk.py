@@ -166,12 +166,11 @@ class Disk:
             return
         failure: OSError | None = None
         try:
-            self._take_turn(ledger, tail, written)
+            if tail.vouches_after > 0 or not tail.try_turn():
+                self._take_turn(ledger, tail, written)
             if ledger.has_synced(written.head, written.epoch):
                 return  # by somebody else, meanwhile
-            # In this order: if the last segment is still ours afterwards, what was written then is in it.
-            last = ledger.written
-            covered = last if ledger.segment == tail.first else written.head
+            covered = ledger.written_in(tail.first) or written.head
             try:
                 system.fdatasync(tail.fd)
             except OSError as error:

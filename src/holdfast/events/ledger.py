@@ -127,6 +127,12 @@ class Ledger:
     def written(self) -> int:
         return self._cells[_WRITTEN]
 
+    def written_in(self, segment: int) -> int:
+        """The last event that was written; 0: that may be in a later segment than this one."""
+        # In this order: if this is the last segment afterwards, what had been written is in it.
+        written = self._cells[_WRITTEN]
+        return written if self._cells[_SEGMENT] == segment else 0
+
     @property
     def segment(self) -> int:
         return self._cells[_SEGMENT]

@@ -10,7 +10,7 @@ An interrupt may come between any two lines. So everything that ends something c
 from __future__ import annotations
 
 from _thread import allocate_lock
-from time import sleep
+from time import monotonic, sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,16 +33,25 @@ class Request:
     state = WAITING
     leads = False
     _bell: LockType | None = None
+    _deadline: float | None = None
 
-    def __init__(self, drafts: Sequence[Draft], condition: AppendCondition | None, deadline: float | None) -> None:
+    def __init__(self, drafts: Sequence[Draft], condition: AppendCondition | None, timeout: float | None) -> None:
         self.drafts = drafts
         self.condition = condition
-        self.deadline = deadline
+        self._timeout = timeout
 
     def hang_bell(self) -> None:
         """Before anybody sees it who may ring. Whoever leads from the beginning needs none."""
         self._bell = allocate_lock()
         self._bell.acquire()
+        _ = self.deadline
+
+    @property
+    def deadline(self) -> float | None:
+        """Counted from when it first had to wait."""
+        if self._deadline is None and self._timeout is not None:
+            self._deadline = monotonic() + self._timeout
+        return self._deadline
 
     def wait(self) -> None:
         """Until it is done, or its turn to lead has come."""
@@ -72,15 +81,21 @@ class Queue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def is_busy(self) -> bool:
+        """Is anybody in the middle of anything?"""
+        return self._has_leader or self._mutex.locked()
+
     def put(self, requests: Iterable[Request]) -> None:
         with self._mutex:
-            waiting = [request for request in requests if request.state == WAITING]  # the others were withdrawn
-            if waiting and not self._has_leader:
-                self._has_leader = waiting[0].leads = True
-            for request in waiting:
-                if not request.leads:
+            for request in requests:
+                if request.state != WAITING:
+                    continue  # it was withdrawn
+                if self._has_leader:
                     request.hang_bell()
-            self._waiting += waiting
+                self._waiting.append(request)
+                if not self._has_leader:
+                    self._has_leader = request.leads = True
 
     def withdraw(self, request: Request) -> bool:
         """Take a request back. False: too late, it is being written."""
@@ -156,4 +171,5 @@ class Queue:
                 request.state = DONE
             self._pass_on(leader)
         for request in turn.taken:
-            request.wake()
+            if request is not leader:
+                request.wake()

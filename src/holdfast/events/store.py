@@ -131,7 +131,7 @@ class EventStore:
         if condition is not None and not isinstance(condition, AppendCondition):
             hint = "; several events are a list" if isinstance(condition, Event) else ""
             raise TypeError(f"the condition of an append is an AppendCondition, not {condition!r}{hint}")
-        return Request(list(map(self._draft, events)), condition, self._deadline())
+        return Request(list(map(self._draft, events)), condition, self.lock_timeout)
 
     def _draft(self, event: Event) -> lines.Draft:
         if not isinstance(event, Event):
@@ -144,12 +144,9 @@ class EventStore:
                 raise TypeError(f"the data of {event.type!r} is no {kind.__name__}: {error}") from None
         return lines.Draft(event)
 
-    def _deadline(self) -> float | None:
-        return None if self.lock_timeout is None else monotonic() + self.lock_timeout
-
     def _append_drafts(self, batches: list[list[lines.Draft]]) -> None:
         """Several appends under one lock, each whole."""
-        requests = [Request(drafts, None, self._deadline()) for drafts in batches]
+        requests = [Request(drafts, None, self.lock_timeout) for drafts in batches]
         self._committer.submit(*requests)
         for request in requests:
             _answer(request)

@@ -80,8 +80,9 @@ class StandingLock(Lock):
         except BaseException:
             self.drop()
             raise
-        if named and not system.access(self._queue, 0):
-            self._put_away()
+        if named and not self._open_files and not system.access(self._queue, 0):
+            self._open_files.append(self._taken)
+            self._taken = None
         else:
             self.drop()
         if not named:
