@@ -1026,10 +1026,24 @@ def test_where_other_machines_write_too(shop: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4"])
-def test_where_events_would_be_lost(shop: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_each_read_asks_the_server(shop: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What this machine remembers of a segment may be old, whoever opens it, and for whatever."""
     monkeypatch.setattr(store_module, "mount_at", lambda *_: Mount(kind, "/mnt"))
-    with pytest.raises(holdfast.Unsupported, match=f"/mnt is {kind}, whose clients"):
-        EventStore(shop)
+    opened, open_fd = [], system.open_fd
+
+    def look(path: str, flags: int, *more: Any, **options: Any) -> int:
+        if path.endswith(".jsonl") and not flags & os.O_EXCL:
+            opened.append(flags & os.O_DIRECT)
+        return open_fd(path, flags & ~os.O_DIRECT, *more, **options)  # which asks for alignment on a disk
+
+    monkeypatch.setattr(system, "open_fd", look)
+    store, other = many(shop, 9, segment_size=500), EventStore(shop, segment_size=500)
+    for event in range(9):
+        other.append(Event("A", event), AppendCondition(Query.of(tags={"none"})))
+    assert positions(store.read()) == list(range(1, 19)) and store.verify().ok
+    store.rebuild_index()
+    assert positions(EventStore(shop).read(Query.of(types={"A"}))) == list(range(10, 19))
+    assert len(opened) > 30 and all(opened)
 
 
 # Copies.

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from support import die_before_call, in_child, survives
 
-from holdfast import LockLost, NotLocked, Timeout, UnsafePath, system
+from holdfast import LockLost, NotLocked, Timeout, UnsafePath, Unsupported, system
+from holdfast.paths import Mount
 from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue
+from holdfast.tasks import queue as queue_module
 from holdfast.tasks.journal import STATES
 
 
@@ -98,6 +100,13 @@ def test_by_one_id_from_many_threads(queue: TaskQueue, jobs: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(claim_all(queue)) == list(range(100))
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4"])
+def test_where_machines_go_by_what_they_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(queue_module, "mount_at", lambda *_: Mount(kind, "/mnt"))
+    with pytest.raises(Unsupported, match=f"/mnt is {kind}, whose clients"):
+        TaskQueue(tmp_path / "jobs")
 
 
 @pytest.mark.parametrize("id", ["../x", "/etc/x", "a/b", "%2F", "a\0b", ".", "..", "ein Täsk", "a.b.c", "-", " "])
