@@ -1025,6 +1025,18 @@ def test_where_other_machines_write_too(shop: Path, monkeypatch: pytest.MonkeyPa
     assert EventStore(shop).verify().ok
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("query", [Query.of(), Query.of(types={"OrderPlaced"})])
+def test_an_append_between_asking_and_reading(shop: Path, query: Query, backwards: bool) -> None:
+    """The first append of a store looks at everything anew."""
+    many(shop, 30)
+    store = EventStore(shop)
+    reading = store.read(query, backwards=backwards)
+    store.append(orders(31))
+    expected = list(range(1, 31))
+    assert positions(reading) == (expected[::-1] if backwards else expected)
+
+
 @pytest.mark.parametrize("kind", ["nfs", "nfs4"])
 def test_each_read_asks_the_server(shop: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """What this machine remembers of a segment may be old, whoever opens it, and for whatever."""

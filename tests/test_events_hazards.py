@@ -109,6 +109,10 @@ def types(shop: Path) -> list[str]:
     return [event.type for event in found if event.type != "base"]
 
 
+def seen(shop: Path) -> list[str]:
+    return [event.type for event in EventStore(shop).read()]
+
+
 # Syncs that fail.
 
 
@@ -612,6 +616,121 @@ def test_on_disk_by_another_ones_sync_before_something_else_was_taken_back(shop:
     assert Thread("C", lambda: c.append(Event("c"))).outcome() == "OSError"
     syncs.let_go("A")
     assert first.outcome() == 5 and types(shop) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("where", "durable"), [("note_written", True), ("note_written", False), ("epoch", True), ("release", False)]
+)
+def test_interrupted_before_the_ledger_knows(shop: Path, where: str, durable: bool) -> None:
+    """Between writing and saying so. Who was to be served by the same one is told the truth."""
+    EventStore(shop).append([Event("first")])
+    store = EventStore(shop, durable=durable)
+    store.append(Event("second"))
+    ledger = store._committer.disk._ledger
+    assert ledger is not None
+    kind = type(ledger)
+
+    class Interrupted(kind):  # type: ignore[misc, valid-type]
+        come = False
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == where and Interrupted.come and sys._getframe(1).f_code.co_name == "_write_texts":
+                Interrupted.come = False
+                raise KeyboardInterrupt
+            return kind.__getattribute__(self, name)
+
+    ledger.__class__ = Interrupted
+    Interrupted.come = True
+    with pytest.raises(KeyboardInterrupt):
+        store.append(Event("third"))
+    assert seen(shop) == ["first", "second"]
+    assert store.append(Event("fourth")) == 3 and seen(shop) == ["first", "second", "fourth"]
+    assert EventStore(shop).verify().ok
+
+
+def test_a_sync_fails_while_a_segment_is_ended(shop: Path, syncs: Syncs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B's sync of the old segment goes wrong right behind A's, which ends it: nothing of the two is there."""
+    a, b, c = three(shop)
+    with_patience(a, b)
+    syncs.hold("B")
+    second = Thread("B", lambda: b.append(Event("b")))
+    syncs.until_held("B")
+    a._committer.segment_size = 1
+    ledger = a._committer.disk._ledger
+    assert ledger is not None
+    note_synced = ledger.note_synced
+
+    def slowly(position: int, epoch: int) -> bool:
+        syncs.broken.add("B")
+        syncs.let_go("B")
+        until(lambda: not ledger.is_trusted)
+        return note_synced(position, epoch)
+
+    monkeypatch.setattr(ledger, "note_synced", slowly)
+    assert Thread("A", lambda: a.append(Event("a"))).outcome() == "OSError"
+    assert second.outcome() == "OSError"
+    assert c.append(Event("c")) == 5 and types(shop) == ["c"]
+
+
+def test_a_signal_handler_appends_while_its_thread_reads(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = EventStore(shop)
+    store.append(Event("a"))
+    refused = []
+    add = Tail.add
+
+    def handler(tail: Tail, *words: Any) -> None:
+        with pytest.raises(holdfast.WouldDeadlock) as caught:
+            store.append(Event("b"))
+        refused.append(caught.value)
+        add(tail, *words)
+
+    reader = store = EventStore(shop)
+    monkeypatch.setattr(Tail, "add", handler)
+    assert [event.type for event in reader.read(Query.of(types={"a"}))] == ["a"] and refused
+
+
+def test_a_batch_that_fails_takes_those_behind_it_along(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = EventStore(shop)
+    for number in range(3):
+        store.append(Event(f"{number}"))
+    store.export(tmp_path / "all")
+    other = EventStore(tmp_path / "other")
+    acquire, failures = other._committer._acquire, iter([OSError(24, "Too many open files")])
+
+    def fails_once(request: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return acquire(request)
+
+    monkeypatch.setattr(other._committer, "_acquire", fails_once)
+    with pytest.raises(OSError, match="Too many"):
+        other.import_(tmp_path / "all")
+    assert seen(tmp_path / "other") == []
+
+
+def test_a_forked_worker_does_not_have_its_parents_turn(shop: Path) -> None:
+    """It keeps what it reads open, and its parent is killed in the middle of a sync."""
+    store = EventStore(shop)
+    store.append([Event("a"), Event("a")])
+    tail = store._view.tail
+    assert tail.try_turn()
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        assert tail._turn is not None
+        os.close(os.dup(tail.fd))
+        system.close(tail._turn.fd)  # as if we were dead
+        tail._turn.fd = os.open("/dev/null", os.O_RDONLY)
+        other = EventStore(shop)
+        other.append(Event("b"))
+        assert other._view.tail.try_turn()
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
 
 
 def test_nobody_vouches_for_what_failed(shop: Path, syncs: Syncs) -> None:

@@ -76,8 +76,9 @@ class Committer:
 
     def submit(self, *requests: Request) -> None:
         """Append, and wait for the answers, which are in the requests."""
-        if self.queue.is_busy and self._is_below(sys._getframe(1)):  # a signal handler, in the middle of an append
-            raise WouldDeadlock(f"{self._root}: this thread is appending already", path=self._root)
+        # A signal handler, in the middle of an append, or of something else that changes what we know.
+        if self.view.is_ours or (self.queue.is_busy and self._is_below(sys._getframe(1))):
+            raise WouldDeadlock(f"{self._root}: this thread is appending or reading already", path=self._root)
         try:
             self.queue.put(requests)
             for request in requests:
@@ -86,10 +87,14 @@ class Committer:
                         self._lead(request)
                     else:
                         request.wait()
-                if request.error is not None and isinstance(request.error, Timeout):
+                if request.error is not None:
                     self.queue.abandon(requests)  # what stands behind it must not come without it
         except BaseException:
-            self.queue.abandon(requests)
+            try:
+                self.queue.abandon(requests)
+            except BaseException:
+                self.queue.abandon(requests)
+                raise
             raise
 
     def _is_below(self, frame: FrameType | None) -> bool:
@@ -114,10 +119,15 @@ class Committer:
             self._interrupted(work, request, error)
             raise
         finally:
+            # Nobody else may be left waiting. A function that does it again would be one more that is interrupted.
             try:
                 self.queue.answer(request, work)
-            except BaseException:  # an interrupt: nobody else may be left waiting
-                self.queue.answer(request, work)
+            except BaseException:
+                try:
+                    self.queue.answer(request, work)
+                except BaseException:
+                    self.queue.answer(request, work)
+                    raise
                 raise
         if self.view.has_unsaved:
             self.view.save_runs()
@@ -147,6 +157,7 @@ class Committer:
             if taken or hold is not None:
                 self._release(work, hold)
         self.disk.sync(work)
+        work.is_done = True
         if work.is_lost and work.tail is not None and not work.tail.says(work.text, work.start):
             raise LockLost(f"{self.lock.path}: the lock was lost, and somebody wrote meanwhile", path=self.lock.path)
 
@@ -170,9 +181,12 @@ class Committer:
         if work.head:
             try:
                 self.disk.sync(work)
-            except BaseException as failure:
+            except Exception as failure:
                 for one in work.taken:
                     one.error = one.error or failure
+            except BaseException:  # again
+                self.disk.sync(work)
+            work.is_done = True
             return
         self.queue.put_back(request, work)
         request.error = request.error or error
@@ -230,27 +244,38 @@ class Committer:
                 tail = self._make_anew(work, tail)
             if self.disk.named != tail.first:
                 self.disk.sync_names(tail)
-            begin = end
-            try:
-                end = tail.write(drafts, texts, begin, room=self.disk.has_ledger)
-                work.tail, work.text = tail, texts[-1]
-                work.head = head + len(drafts)
-            except BaseException:
-                self.view.forget()
-                tail.cut(begin)
-                raise
-            work.start = end - len(work.text)
+            self._write_texts(work, tail, drafts, texts, head, end)
         else:
             work.tail, work.head = tail, head
+            if work.ledger is not None:
+                work.epoch = work.ledger.epoch
+                work.ledger.note_written(head, tail.first, end)
+
+    def _write_texts(
+        self, work: Work, tail: Tail, drafts: list[Draft], texts: list[bytes], head: int, begin: int
+    ) -> None:
+        """All of it is written, and everybody who looks sees that; or nothing is, whatever interrupts us."""
         ledger = work.ledger
-        if ledger is None:
-            if texts:  # in any case: before it is on the server, no other machine can see it
-                self.disk.sync_or_undo(work, head)
-            return
-        work.epoch = ledger.epoch
-        ledger.note_written(work.head, tail.first, end)
-        if not self.durable:
-            ledger.release(work.head)
+        try:
+            end = tail.write(drafts, texts, begin, room=self.disk.has_ledger)
+            work.tail, work.text, work.start = tail, texts[-1], end - len(texts[-1])
+            if ledger is not None:
+                work.epoch = ledger.epoch
+                ledger.note_written(head + len(drafts), tail.first, end)
+                if not self.durable:
+                    ledger.release(head + len(drafts))
+            work.head = head + len(drafts)  # last: from here on it is to be synced
+        except BaseException:
+            if ledger is not None and ledger.visible >= head + len(drafts):
+                work.head = head + len(drafts)  # others may have seen it
+            elif not work.head:
+                self.view.forget()
+                if ledger is not None:
+                    ledger.note_written(head, tail.first, begin)
+                tail.cut(begin)
+            raise
+        if ledger is None:  # in any case: before it is on the server, no other machine can see it
+            self.disk.sync_or_undo(work, head)
 
     def _find_end(self, work: Work) -> tuple[int, int]:
         """The last event in the log, and where it ends.
@@ -348,10 +373,9 @@ class Committer:
     def _roll(self, work: Work, tail: Tail, head: int, end: int) -> None:
         """Begin a new segment."""
         ledger = work.ledger
-        self.disk.sync_whole(ledger, tail, end)
+        self.disk.sync_whole(ledger, tail, head, end)
         log.make_segment(self.view.events, head + 1, self._mode, durable=self.durable)
         if ledger is not None:
-            ledger.note_synced(head, ledger.epoch)
             ledger.note_written(head, head + 1, 0)
         self.view.begin_segment(head + 1)
 

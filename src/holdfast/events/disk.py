@@ -123,8 +123,8 @@ class Disk:
             tail.cut(tail.end)
             raise
 
-    def sync_whole(self, ledger: Ledger | None, tail: Tail, end: int) -> None:
-        """All of a segment, of which this is the end, whoever wrote it, and however patient."""
+    def sync_whole(self, ledger: Ledger | None, tail: Tail, head: int, end: int) -> None:
+        """All of a segment, which ends so, whoever wrote it, and however patient."""
         try:
             if ledger is not None:
                 self._take_turn(ledger, tail)
@@ -133,9 +133,12 @@ class Disk:
                 raise _taken_back(tail)
             tail.cut(end)  # no room is needed in it any more
             system.fsync(tail.fd)
+            if ledger is not None and not ledger.note_synced(head, ledger.epoch):
+                raise _taken_back(tail)
         except OSError:
             if ledger is not None:
                 ledger.distrust(ledger.epoch)
+                tail.end_turn()
                 self._take_back_locked(ledger)
             raise
         finally:

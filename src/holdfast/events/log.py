@@ -20,7 +20,7 @@ from array import array
 from bisect import bisect_right
 from time import time
 
-from .. import system
+from .. import gate, system
 from ..errors import CorruptStore
 from . import lines
 
@@ -67,6 +67,7 @@ class Tail:
         # The events with a key. Most keys have one: a number instead of a list spares a list, and the collector's time.
         self.keys: dict[str, int | list[int]] = {}
         self._last = b""  # the last bytes of the last line
+        self._turn: _Turn | None = None
 
     def __del__(self) -> None:
         # Not before: somebody may be syncing it while somebody else goes on to the next segment.
@@ -122,15 +123,20 @@ class Tail:
         return system.pread(self.fd, 3, end - 2) == b"}\n\n"
 
     def try_turn(self) -> bool:
-        """True: nobody else has this segment's turn (to sync it) until `end_turn`, or until it is closed."""
+        """True: nobody else has this segment's turn (to sync it) until `end_turn`, or until we are dead."""
         try:
-            system.lock(self.fd, system.EX_NB)
+            if self._turn is None or not self._turn.is_ours:
+                self._turn = _Turn(self.path)
+            system.lock(self._turn.fd, system.EX_NB)
         except BlockingIOError:
             return False
+        except FileNotFoundError:
+            pass  # whoever removed it has no use for it
         return True
 
     def end_turn(self) -> None:
-        system.lock(self.fd, system.UN)
+        if self._turn is not None and self._turn.is_ours:
+            system.lock(self._turn.fd, system.UN)
 
     def read_on(self, until: int | None = None) -> bytes:
         """Read what others wrote, up to a position or as far as it goes. Gives what is behind the end.
@@ -280,6 +286,25 @@ class Tail:
             offset=self.end,
             position=self.head + 1,
         )
+
+
+class _Turn:
+    """What is locked to sync a segment: a descriptor of its own, which a forked child closes. With a copy of it the
+    child would have its parent's turn when that is dead."""
+
+    def __init__(self, path: str) -> None:
+        self._book = gate.book
+        self.fd = system.open_fd(path, system.O_READ)
+        self._book.open_fds.add(self.fd)
+
+    @property
+    def is_ours(self) -> bool:
+        return self._book is gate.book
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd") and self.is_ours:  # else a fork has closed it
+            self._book.open_fds.discard(self.fd)
+            system.close(self.fd)
 
 
 class TakenBack(Exception):

@@ -9,6 +9,7 @@ An interrupt may come between any two lines. So everything that ends something c
 
 from __future__ import annotations
 
+import errno
 from _thread import allocate_lock
 from time import monotonic, sleep
 
@@ -67,6 +68,7 @@ class Turn:
     """What one who leads has taken."""
 
     taken: Sequence[Request] = ()
+    is_done = False  # what was asked for, for those who were not told of an error
 
 
 class Queue:
@@ -168,6 +170,8 @@ class Queue:
             self.withdraw(leader)
         with self._mutex:
             for request in turn.taken:
+                if not turn.is_done and request.error is None:
+                    request.error = InterruptedError(errno.EINTR, "whoever appended it was interrupted, more than once")
                 request.state = DONE
             self._pass_on(leader)
         for request in turn.taken:

@@ -61,6 +61,11 @@ class View:
         return self._tail
 
     @property
+    def is_ours(self) -> bool:
+        """Is this thread in the middle of anything here?"""
+        return bool(self.mutex._is_owned())  # type: ignore[attr-defined]
+
+    @property
     def known(self) -> int:
         """The last event that was read; 0: nothing was, since the store was opened."""
         return 0 if self._tail is None else self._tail.head
@@ -312,9 +317,17 @@ class View:
             found.append(tail)
         return found
 
+    def _know(self, position: int) -> None:
+        """What was known before may have been forgotten meanwhile. With the mutex."""
+        if self.tail.head < position:
+            self.advance(position)
+            if self.tail.head < position:
+                raise self.tail.damaged(f"event {self.tail.head + 1} is damaged or missing; there were {position}")
+
     def candidates(self, query: Query, after: int, until: int, *, backwards: bool) -> Iterator[int]:
         """Positions of events that may match, in order. Whoever asks has to read and compare."""
         with self.mutex:
+            self._know(until)
             sources = self._sources(after, until)
         for source in reversed(sources) if backwards else sources:
             with self.mutex:
@@ -360,8 +373,7 @@ class View:
     def place(self, position: int) -> tuple[_File, int, int]:
         """Where an event is: file, first byte, and the one behind its newline; 0: look for that."""
         with self.mutex:
-            if position > self.tail.head:
-                self.advance(position)  # what was known was forgotten meanwhile
+            self._know(position)
             source = self._source(position)
             file = self.file_of(position)
             start = source.offset(position)

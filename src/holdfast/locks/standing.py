@@ -32,6 +32,8 @@ class StandingLock(Lock):
 
     def close(self) -> None:
         """Close the file until the next time."""
+        if self._taken is not None and self._taken[0] is not gate.book:
+            self._taken = None  # it was another process's, which has forked us
         while self._open_files:
             book, fd, _, _ = self._open_files.pop()
             if book is gate.book:  # else a fork has closed it
@@ -72,8 +74,9 @@ class StandingLock(Lock):
 
     def give_back(self) -> None:
         """Release what `take` took. Raises LockLost if the file was replaced meanwhile."""
-        assert self._taken is not None
-        _, fd, inode, _ = self._taken
+        taken = self._taken
+        assert taken is not None
+        _, fd, inode, _ = taken
         try:
             named = self._names(inode)
             system.lock(fd, system.UN)
@@ -81,10 +84,13 @@ class StandingLock(Lock):
             self.drop()
             raise
         if named and not self._open_files and not system.access(self._queue, 0):
-            self._open_files.append(self._taken)
-            self._taken = None
-        else:
+            self._open_files.append(taken)
+            if self._taken is taken:  # else somebody has taken it again since it was unlocked
+                self._taken = None
+        elif self._taken is taken:
             self.drop()
+        else:
+            _close(taken[0], fd)
         if not named:
             raise LockLost(
                 f"{self.path}: the lock file was removed or replaced while it was held, so somebody else may have held "
