@@ -209,7 +209,17 @@ def excused(pair: tuple[Stay, Stay], stays: list[Stay]) -> bool:
     robbed = {victim for stay in stays for victim in (stay.victim, stay.other_victim)}
     # semats renames over what is there, which names no victim; but its release looks.
     several = sum(stay.member != OURS for stay in stays) > 1
-    return any(stay.pid in robbed or (several and stay.told and stay.member == "semats") for stay in foreign)
+    return any(
+        stay.pid in robbed
+        or (stay.told and stay.member == "semats" and (several or _renamed_over_a_release(stay, stays)))
+        for stay in foreign
+    )
+
+
+def _renamed_over_a_release(foreign: Stay, stays: list[Stay]) -> bool:
+    """It had looked before ours had the lock, and renamed its own over it between our last look at the name and our
+    unlink, which is one of ours then. No system call removes a name only if it means a certain file."""
+    return any(stay.member == OURS and not stay.told and 0 < stay.went <= foreign.came for stay in stays)
 
 
 # To semats a fresh lock is not stale although its process is dead: nothing would happen there.
