@@ -138,31 +138,6 @@ def test_a_task_of_the_same_name(jobs: Path, start_again: Callable[[], None]) ->
     assert payloads(TaskQueue(jobs)) == ["new"]
 
 
-def test_the_one_before_it_is_there_again(jobs: Path, start_again: Callable[[], None]) -> None:
-    """Its removal was not on disk, nor was the new one."""
-    start_again()
-    queue = TaskQueue(jobs)
-    queue.put("old", id="a")
-    assert payloads(queue) == ["old"]
-    old = (jobs / "tasks/a").read_bytes()
-    assert queue.purge() == 1
-    queue.put("new", id="a")
-    shutil.rmtree(jobs / "pending")
-    (jobs / "tasks/a").write_bytes(old)
-    start_again()
-    assert payloads(TaskQueue(jobs)) == ["new"]
-
-
-def test_somebody_has_mended_it(jobs: Path, start_again: Callable[[], None]) -> None:
-    start_again()
-    TaskQueue(jobs).put("wrong", id="a")
-    text = (jobs / "tasks/a").read_text()
-    (jobs / "tasks/a").write_text(text.replace("wrong", "right"))
-    start_again()
-    queue = TaskQueue(jobs)
-    assert (jobs / "tasks/a").read_text() == text.replace("wrong", "right") and payloads(queue) == ["right"]
-
-
 def test_it_begins_anew_when_it_is_large(
     jobs: Path, start_again: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,29 +210,25 @@ class Redo:
                 system.close(fd)
 
     def _restore(self, name: str, lines: list[bytes]) -> None:
-        """Have these lines in a task's file."""
         own = f"{self._places.tasks}/{name}"
-        # A task of this name may have been purged, and another one put since.
-        begin = max((at for at, line in enumerate(lines) if _put_at(line)), default=-1)
         try:
             fd = system.open_fd(own, system.O_EXISTING)
         except FileNotFoundError:
-            if begin < 0:
+            if not _begins(lines[0]):
                 return  # somebody has removed it
             make(self._places.tasks)
             fd = system.open_fd(own, system.O_NEW, self._mode)
         try:
             text = journal.read(fd)
-            if begin >= 0:
-                first, *lines = lines[begin:]
-                if _put_at(text.partition(b"\n")[0]) != _put_at(first):  # nothing of it is on disk, or an older one is
-                    system.ftruncate(fd, 0)
-                    text = first + b"\n"
-                    system.pwrite(fd, text, 0)
+            if b"\n" not in text.strip(b"\0"):  # nothing of it was on disk
+                if not _begins(lines[0]):
+                    return
+                system.ftruncate(fd, 0)
+                text = b""
             there = set(text.split(b"\n"))
             missing = [line for line in lines if line not in there]
             if missing:
-                start = b"" if text.endswith(b"\n") else b"\n"
+                start = b"\n" if text and not text.endswith(b"\n") else b""
                 system.pwrite(fd, start + b"\n".join(missing) + b"\n", len(text))
         finally:
             system.close(fd)
@@ -258,10 +254,6 @@ def _lines(files: list[tuple[str, int]]) -> dict[str, list[bytes]]:
     return by_task
 
 
-def _put_at(line: bytes) -> str:
-    """When a task was put, by its first line, which says what there is to do; nothing: it is another line, or none."""
-    try:
-        said = json.loads(line)
-        return str(said["put"]) if "payload" in said else ""
-    except (ValueError, KeyError, TypeError):
-        return ""
+def _begins(line: bytes) -> bool:
+    """Is it the first line of a task, which says what there is to do?"""
+    return b'"payload"' in line and b'"id"' in line
