@@ -350,10 +350,10 @@ def test_many_until_one_cannot_be_put(jobs: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("few", [True, False])
 def test_many_where_the_file_system_cannot_be_synced(jobs: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     """Or where that would take longer than to sync each."""
-    monkeypatch.setattr(system, "sync_file_system", pytest.fail if few else None)
     queue = TaskQueue(jobs)
     fsync, syncs = system.fsync, []
     monkeypatch.setattr(system, "fsync", lambda fd: (syncs.append(fd), fsync(fd)))
+    monkeypatch.setattr(system, "sync_file_system", pytest.fail if few else None)
     number = 3 if few else 20
     assert len(queue.put_all(range(number))) == number and len(syncs) >= 3 * number
 

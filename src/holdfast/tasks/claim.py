@@ -22,7 +22,6 @@ from ..errors import LockLost, NotLocked
 from . import journal
 from .journal import Task
 from .places import Places, file_name, make, move, name_of
-from .redo import Redo
 
 _A_LITTLE = 0.1  # seconds between two lines that say how far it is
 
@@ -179,13 +178,9 @@ class Claim:
 
     def say(self, **said: object) -> None:
         """Add a line."""
-        line = journal.line(said)
-        self._add(line)
-        self._promise(line)
-
-    def _promise(self, line: bytes) -> None:
+        self._add(journal.line(said))
         if self._desk.durable:
-            self._desk.redo.promise(file_name(self.id), line, self._fd)
+            system.fdatasync(self._fd)
 
     def is_named(self, path: str) -> bool:
         try:
@@ -220,13 +215,14 @@ class Claim:
         with self._mutex:
             self._add(line)
             try:
-                self._promise(line)
                 self._put_away(folder)
             finally:
                 self._close()
                 self._desk.ended(self.task)
 
     def _put_away(self, folder: str | None) -> None:
+        if self._desk.durable:
+            system.fdatasync(self._fd)
         path = f"{self._desk.places.running}/{self.place}"
         try:
             if folder is None:
@@ -329,7 +325,6 @@ class Desk:
     def __init__(
         self,
         places: Places,
-        redo: Redo,
         *,
         durable: bool,
         shared: bool,
@@ -339,7 +334,6 @@ class Desk:
         delay_after: Callable[[int], float],
     ) -> None:
         self.places = places
-        self.redo = redo
         self.durable = durable
         self.shared = shared  # other machines may be at it, too
         self.lock = system.lock_past_end if ranged else system.lock

@@ -10,7 +10,6 @@
     ending/<id>                             how an attempt is to end that runs (`claim.Verdict`)
     new/…                                   what is being put
     sequence                                the last number of every priority (`sequence`)
-    redo/…                                  what was promised to be on disk, and may not be in its place (`redo`)
 
 A task has one of these names besides its own, unless it is done. It goes from one to the other by rename, which only
 one can do. Nobody renames what is running without the lock.

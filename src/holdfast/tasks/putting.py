@@ -23,7 +23,6 @@ from .claim import Claim
 from .clock import Clock
 from .errors import QueueFull
 from .places import Places, count, file_name, listed, make, move, name_of, number_of, remove, sync_folders
-from .redo import Redo
 from .sequence import Sequence
 
 TWO_NAMES = 2  # its own, and that of its place
@@ -32,18 +31,9 @@ _FEW = 8  # to wait for each of more takes longer than to wait for the whole fil
 
 class Putter:
     def __init__(
-        self,
-        places: Places,
-        sequence: Sequence,
-        clock: Clock,
-        redo: Redo,
-        *,
-        durable: bool,
-        mode: int,
-        most: int | None,
+        self, places: Places, sequence: Sequence, clock: Clock, *, durable: bool, mode: int, most: int | None
     ) -> None:
         self._places = places
-        self._redo = redo
         self._sequence = sequence
         self._clock = clock
         self._durable = durable
@@ -81,7 +71,8 @@ class Putter:
                 rest = rest[system.write(fd, rest) :]
             folders = self._put_file(private, name, priority, delay)
             if sync and self._durable and folders:
-                self._redo.promise(name, line, fd, folders)
+                system.fsync(fd)
+                sync_folders(self._places.tasks, *folders)
         except BaseException:
             remove(private)
             raise

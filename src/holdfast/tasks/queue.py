@@ -29,7 +29,6 @@ from .journal import Task
 from .limits import Limits
 from .places import Places, file_name, listed, remove, task_id
 from .putting import Putter
-from .redo import Redo
 from .schedule import OPTIONS, Schedules, last_due, timing
 from .sequence import Sequence
 from .taking import Taker
@@ -86,14 +85,10 @@ class TaskQueue:
         self._put_at: dict[str, float] = {}
         self._inventory = Inventory(self._places, self.clock)
         self._local = threading.local()
-        redo = self._redo = Redo(self._places, mode, shared=self.is_shared)
-        self._putter = Putter(
-            self._places, self._sequence, self.clock, redo, durable=durable, mode=mode, most=max_pending
-        )
+        self._putter = Putter(self._places, self._sequence, self.clock, durable=durable, mode=mode, most=max_pending)
         limits = Limits(self._places, self._sequence)
         self._desk = Desk(
             self._places,
-            redo,
             durable=durable,
             shared=self.is_shared,
             ranged=mount.ranged,
@@ -103,7 +98,6 @@ class TaskQueue:
         )
         finder = Finder(self._places, self._sequence, self.clock)
         self.taker = Taker(self._places, self._desk, finder, limits, stale_after)
-        redo.replay(self._place)
 
     def __repr__(self) -> str:
         return f"holdfast.TaskQueue({self.path!r})"
@@ -376,7 +370,6 @@ class TaskQueue:
 
         for state in set(states) - journal.ENDED:
             raise ValueError(f"what can be purged is {', '.join(sorted(journal.ENDED))}; not {state!r}")
-        self._redo.forget()  # what is in there would come back
         removed = 0
         waiting, gone = self._inventory.cancelled_in_place(), set()
         for name in listed(self._places.tasks):
@@ -431,10 +424,10 @@ class TaskQueue:
 
     def recover(self) -> int:
         """Give a place to what has none, because somebody died, or removed it by hand. Gives how many."""
-        return sum(map(self._place, listed(self._places.tasks)))
-
-    def _place(self, name: str) -> bool:
-        return self._putter.rescue(name) or self._file_again(name)
+        found = 0
+        for name in listed(self._places.tasks):
+            found += self._putter.rescue(name) or self._file_again(name)
+        return found
 
 
 def _check(priority: int, attempts: int, delay: float, timeout: float | None, key: str | None, limit: int) -> None:
