@@ -25,8 +25,8 @@ does, in the way its documentation shows, without batches:
                               Queue: get() and task_done(). Two processes cannot share it, so one has it for itself,
                               and nobody is in its way; chunks so large that it never syncs
 
-Holdfast, `durable=True`: put and complete sync the redo log (the first three of a process the file and directories),
-claim nothing: if the power fails in between, the task is done again, as it would be if its lease had run out.
+Holdfast, `durable=True`: put syncs the file and two directories, complete syncs the file, claim nothing: if the power
+fails in between, the task is done again, as it would be if its lease had run out.
 
 Before an ext4 without a journal makes a file, it looks at every inode that was deleted in the last minutes. So the
 figures of put on such a file system say more about what was removed there than about who puts (the benchmark removes
