@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import Peer, descriptors, in_child, until_queued
 
-from holdfast import Busy, Lock, LockLost
+from holdfast import Busy, Lock, LockLost, system
 from holdfast.locks.standing import StandingLock
 
 if TYPE_CHECKING:
@@ -130,4 +130,33 @@ def test_a_forked_child_has_nothing_of_it(lock: StandingLock, path: str) -> None
     lock.give_back()
     assert in_child(lambda: [lock.try_acquire() is not None, open_files(path)]) == [True, 1]
     assert lock.take()
+    lock.give_back()
+
+
+def test_taken_again_before_it_was_put_away(lock: StandingLock, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, as soon as it was unlocked. What that one has is not ours to put away."""
+    assert lock.take()
+    access = system.access
+
+    def meanwhile(*words: object) -> bool:
+        monkeypatch.setattr(system, "access", access)
+        lock.acquire().release()  # opens another one, and leaves it
+        assert lock.take()
+        return bool(access(*words))
+
+    monkeypatch.setattr(system, "access", meanwhile)
+    lock.give_back()
+    assert held(path) and lock._taken is not None
+    lock.give_back()
+    assert not held(path) and open_files(path) <= 1
+
+
+def test_a_child_forgets_what_another_thread_had_taken(lock: StandingLock) -> None:
+    assert lock.take()
+
+    def child() -> object:
+        lock.close()
+        return lock._taken
+
+    assert in_child(child) is None
     lock.give_back()
