@@ -133,16 +133,19 @@ def test_a_forked_child_has_nothing_of_it(lock: StandingLock, path: str) -> None
     lock.give_back()
 
 
-def test_taken_again_before_it_was_put_away(lock: StandingLock, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("queued", [False, True])
+def test_taken_again_before_it_was_put_away(
+    lock: StandingLock, path: str, monkeypatch: pytest.MonkeyPatch, queued: bool
+) -> None:
     """By another thread, as soon as it was unlocked. What that one has is not ours to put away."""
     assert lock.take()
     access = system.access
 
-    def meanwhile(*words: object) -> bool:
+    def meanwhile(*_: object) -> bool:
         monkeypatch.setattr(system, "access", access)
         lock.acquire().release()  # opens another one, and leaves it
         assert lock.take()
-        return bool(access(*words))
+        return queued
 
     monkeypatch.setattr(system, "access", meanwhile)
     lock.give_back()
