@@ -77,7 +77,7 @@ class Committer:
     def submit(self, *requests: Request) -> None:
         """Append, and wait for the answers, which are in the requests."""
         # A signal handler, in the middle of an append, or of something else that changes what we know.
-        if self.view.is_ours or (self.queue.is_busy and self._is_below(sys._getframe(1))):
+        if self.view.is_ours or self.queue.is_ours or (self.queue.is_busy and self._is_below(sys._getframe(1))):
             raise WouldDeadlock(f"{self._root}: this thread is appending or reading already", path=self._root)
         try:
             self.queue.put(requests)

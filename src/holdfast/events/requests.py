@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 from _thread import allocate_lock
+from threading import RLock
 from time import monotonic, sleep
 
 TYPE_CHECKING = False
@@ -75,7 +76,7 @@ class Queue:
     """The appends of a process that nobody has taken yet."""
 
     def __init__(self) -> None:
-        self._mutex = allocate_lock()
+        self._mutex = RLock()  # so that one can ask whether it is one's own
         self._waiting: list[Request] = []
         self._has_leader = False
         self._together = 1  # how many were taken the last time
@@ -84,9 +85,13 @@ class Queue:
         return len(self._waiting)
 
     @property
+    def is_ours(self) -> bool:
+        """Is this thread in the middle of anything here?"""
+        return bool(self._mutex._is_owned())  # type: ignore[attr-defined]
+
+    @property
     def is_busy(self) -> bool:
-        """Is anybody in the middle of anything?"""
-        return self._has_leader or self._mutex.locked()
+        return self._has_leader
 
     def put(self, requests: Iterable[Request]) -> None:
         with self._mutex:
