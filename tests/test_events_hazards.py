@@ -23,6 +23,7 @@ from holdfast import CorruptStore, Lock, system
 from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query, QueryItem
 from holdfast.events import disk as disk_module
 from holdfast.events.log import Tail
+from holdfast.events.requests import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -687,6 +688,24 @@ def test_a_signal_handler_appends_while_its_thread_reads(shop: Path, monkeypatch
     reader = store = EventStore(shop)
     monkeypatch.setattr(Tail, "add", handler)
     assert [event.type for event in reader.read(Query.of(types={"a"}))] == ["a"] and refused
+
+
+def test_a_signal_handler_appends_while_its_thread_withdraws(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = EventStore(shop)
+    queue, request = store._committer.queue, Request([], None, None)
+    queue.put([request])
+    pass_on, refused = queue._pass_on, []
+
+    def handler(request: Request) -> None:
+        monkeypatch.setattr(queue, "_pass_on", pass_on)
+        with pytest.raises(holdfast.WouldDeadlock) as caught:
+            store.append(Event("b"))
+        refused.append(caught.value)
+        pass_on(request)
+
+    monkeypatch.setattr(queue, "_pass_on", handler)
+    assert queue.withdraw(request) and refused
+    assert store.append(Event("c")) == 1
 
 
 def test_a_batch_that_fails_takes_those_behind_it_along(
