@@ -50,7 +50,8 @@ IN_PLACE: dict[str, Callable[[], bytes | None]] = {
 
 class Stay(NamedTuple):
     """What a process did in a round: when it came in and went out (nanoseconds of the monotonic clock, which all share;
-    0: it did not get in), whether it was told that it lost the lock, and whose locks it removed (at most two)."""
+    0: it did not get in), whether it was told that it lost the lock, whose locks it removed (at most two), and when it
+    began to try and had let go."""
 
     came: int = 0
     went: int = 0
@@ -58,6 +59,8 @@ class Stay(NamedTuple):
     pid: int = 0
     victim: int = 0
     other_victim: int = 0
+    began: int = 0
+    left: int = 0
     member: str = ""
 
 
@@ -147,21 +150,23 @@ class Arena:
         if hold is None:
             return Stay()
         came, went = self._stay()
+        told = 0
         try:
             hold.release()
         except LockLost:
-            return Stay(came, went, 1)
-        return Stay(came, went)
+            told = 1
+        return Stay(came, went, told, left=time.monotonic_ns())
 
     def _foreign(self, member: str) -> Stay:
         victims.clear()
+        began = time.monotonic_ns()
         tool = TOOLS[member](self.path)
         came = went = told = 0
         if tool.try_acquire():
             came, went = self._stay()
             told = int(not tool.release())
         robbed = [pid for pid in victims if pid not in (NO_PROCESS, os.getpid())][:2]
-        return Stay(came, went, told, os.getpid(), *robbed)
+        return Stay(came, went, told, os.getpid(), *robbed)._replace(began=began)
 
     def stays(self) -> list[list[Stay]]:
         """What all did, of each round."""
@@ -218,8 +223,9 @@ def excused(pair: tuple[Stay, Stay], stays: list[Stay]) -> bool:
 
 def _renamed_over_a_release(foreign: Stay, stays: list[Stay]) -> bool:
     """It had looked before ours had the lock, and renamed its own over it between our last look at the name and our
-    unlink, which is one of ours then. No system call removes a name only if it means a certain file."""
-    return any(stay.member == OURS and not stay.told and 0 < stay.went <= foreign.came for stay in stays)
+    unlink, which removes that one then. No system call removes a name only if it means a certain file."""
+    ours = [stay for stay in stays if stay.member == OURS and stay.came and not stay.told]
+    return any(foreign.began < stay.left and stay.went < foreign.came for stay in ours)
 
 
 # To semats a fresh lock is not stale although its process is dead: nothing would happen there.

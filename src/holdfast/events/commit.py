@@ -255,19 +255,21 @@ class Committer:
         self, work: Work, tail: Tail, drafts: list[Draft], texts: list[bytes], head: int, begin: int
     ) -> None:
         """All of it is written, and everybody who looks sees that; or nothing is, whatever interrupts us."""
-        ledger = work.ledger
+        ledger, last = work.ledger, head + len(drafts)
         try:
             end = tail.write(drafts, texts, begin, room=self.disk.has_ledger)
             work.tail, work.text, work.start = tail, texts[-1], end - len(texts[-1])
             if ledger is not None:
                 work.epoch = ledger.epoch
-                ledger.note_written(head + len(drafts), tail.first, end)
+                ledger.note_written(last, tail.first, end)
                 if not self.durable:
-                    ledger.release(head + len(drafts))
-            work.head = head + len(drafts)  # last: from here on it is to be synced
+                    ledger.release(last)
+            work.head = last  # at last: from here on it is to be synced
         except BaseException:
-            if ledger is not None and ledger.visible >= head + len(drafts):
-                work.head = head + len(drafts)  # others may have seen it
+            if ledger is not None and ledger.end[0] == last:  # too late: somebody may sync it at this very moment
+                if not self.durable:
+                    ledger.release(last)
+                work.head = last
             elif not work.head:
                 self.view.forget()
                 if ledger is not None:

@@ -288,6 +288,41 @@ class Tail:
         )
 
 
+class Segment:
+    """One that may have ended, open for reading until nobody reads it any more."""
+
+    def __init__(self, folder: str, first: int, *, anew: bool) -> None:
+        self.path = segment_path(folder, first)
+        self.first = first
+        self.fd = open_segment(self.path, writable=False, anew=anew)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            system.close(self.fd)
+
+    def end_of_line(self, start: int) -> int:
+        """The byte behind the newline of the line that begins there."""
+        size = 4096
+        while True:
+            text = system.pread(self.fd, size, start)
+            at = text.find(b"\n")
+            if at >= 0 or len(text) < size:
+                return start + (at + 1 if at >= 0 else len(text))
+            size *= 4
+
+    def damaged(self, offset: int, position: int, *, foreign: bool = False) -> CorruptStore:
+        number = line_number(self.fd, offset)
+        what = "belongs to another store" if foreign else "is damaged"
+        return CorruptStore(
+            f"{self.path}, line {number} (byte {offset}): event {position} {what}. holdfast events verify tells all "
+            "that is wrong.",
+            path=self.path,
+            line=number,
+            offset=offset,
+            position=position,
+        )
+
+
 class _Turn:
     """What is locked to sync a segment: a descriptor of its own, which a forked child closes. With a copy of it the
     child would have its parent's turn when that is dead."""

@@ -14,7 +14,7 @@ from time import monotonic
 from .. import system
 from ..errors import CorruptStore
 from . import about, index, lines, log
-from .log import Tail, TakenBack
+from .log import Segment, Tail, TakenBack
 from .model import Query, QueryItem, StoredEvent
 
 _A_CHUNK = 1 << 20
@@ -48,7 +48,7 @@ class View:
         self._runs: list[index.Run] = []  # as far as they were looked at
         self._unsaved: list[index.Run] = []
         self._unread = False
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, Segment] = {}
 
     # Catching up.
 
@@ -360,17 +360,17 @@ class View:
 
     # Reading.
 
-    def file_of(self, position: int) -> _File:
+    def file_of(self, position: int) -> Segment:
         """The segment in which an event is, open."""
         first = self.firsts[log.segment_of(self.firsts, position)]
         file = self._files.get(first)
         if file is None:
             if len(self._files) >= _OPEN_FILES:
                 self._files.clear()
-            file = self._files[first] = _File(log.segment_path(self.events, first), first, self.anew)
+            file = self._files[first] = Segment(self.events, first, anew=self.anew)
         return file
 
-    def place(self, position: int) -> tuple[_File, int, int]:
+    def place(self, position: int) -> tuple[Segment, int, int]:
         """Where an event is: file, first byte, and the one behind its newline; 0: look for that."""
         with self.mutex:
             self._know(position)
@@ -384,7 +384,7 @@ class View:
                 return file, start, 0
             return file, start, source.offset(next_one)
 
-    def _first_set(self, file: _File) -> Sequence[int]:
+    def _first_set(self, file: Segment) -> Sequence[int]:
         at = bisect_right(self.firsts, file.first)
         return self.firsts[at : at + 1]
 
@@ -394,7 +394,7 @@ class View:
         text = system.pread(file.fd, (stop or file.end_of_line(start)) - start, start)
         return self._checked(text[:-1], file, start, position)
 
-    def _checked(self, line: bytes, file: _File, start: int, position: int) -> bytes:
+    def _checked(self, line: bytes, file: Segment, start: int, position: int) -> bytes:
         if not lines.is_good(line, self._store) or not line.startswith(b'{"position":%d,' % position):
             raise file.damaged(start, position, foreign=lines.is_foreign(line, self._store))
         return line
@@ -461,41 +461,6 @@ class View:
                 first = max(self.firsts[log.segment_of(self.firsts, until)], after + 1)
             yield from reversed(list(self.stream(first - 1, until, backwards=False)))
             until = first - 1
-
-
-class _File:
-    """A segment, open for reading until nobody reads it any more."""
-
-    def __init__(self, path: str, first: int, anew: bool) -> None:
-        self.path = path
-        self.first = first
-        self.fd = log.open_segment(path, writable=False, anew=anew)
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            system.close(self.fd)
-
-    def end_of_line(self, start: int) -> int:
-        """The byte behind the newline of the line that begins there."""
-        size = 4096
-        while True:
-            text = system.pread(self.fd, size, start)
-            at = text.find(b"\n")
-            if at >= 0 or len(text) < size:
-                return start + (at + 1 if at >= 0 else len(text))
-            size *= 4
-
-    def damaged(self, offset: int, position: int, *, foreign: bool = False) -> CorruptStore:
-        number = log.line_number(self.fd, offset)
-        what = "belongs to another store" if foreign else "is damaged"
-        return CorruptStore(
-            f"{self.path}, line {number} (byte {offset}): event {position} {what}. holdfast events verify tells all "
-            "that is wrong.",
-            path=self.path,
-            line=number,
-            offset=offset,
-            position=position,
-        )
 
 
 def _positions(source: index.Run | Tail, item: QueryItem, after: int, until: int) -> Sequence[int]:
