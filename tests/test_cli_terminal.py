@@ -365,12 +365,13 @@ def test_control_c_twice_gives_back_what_runs(
     jobs.put("a long story " * 20, id="x")
     worker = terminal("tasks", "work", "jobs", "--", "cat", "gate", cwd=in_memory, columns=40)
     text = worker.until_shows("  x  ", "a long story")
-    assert [len(line.rstrip()) for line in text.splitlines() if "  x  " in line] == [39], "it is cut, not wrapped"
+    assert [len(line.rstrip()) for line in text.splitlines() if "  x  " in line] == [36], "it is cut, not wrapped"
     worker.press("\x03")
     worker.until_shows("finishing 1 that run")
     worker.press("\x03")
     assert worker.wait() == 0
     assert "given back x: its worker was ended" in worker.text() and jobs.get("x").state == "pending"
+    assert "of 1 done" not in worker.text(), "what was drawn is gone, though the terminal wrote ^C behind it"
 
 
 def test_no_bar_on_a_dumb_terminal(jobs: TaskQueue, terminal: Callable[..., Terminal]) -> None:

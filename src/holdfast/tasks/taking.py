@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 
 from .. import owner
 from ..errors import CorruptStore, UnsafePath
@@ -25,6 +25,7 @@ _NOT_A_TASK = (CorruptStore, UnsafePath, ValueError, TypeError, OverflowError, R
 _ONLY_THIS_FILE = frozenset(
     {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EINVAL}
 )
+_BETWEEN_TRIES = 0.002  # seconds
 _BETWEEN_LOOKS = 0.5  # seconds after which who is busy looks for tasks of the dead
 
 
@@ -168,8 +169,11 @@ class Taker:
             return  # it has ended
         verdict.write(self._places, task)
 
-    def settle_place(self, place: str) -> bool:
-        """If its worker is dead, and it was said how this ends."""
+    def settle_place(self, place: str, until: float) -> bool:
+        """If its worker is dead, and it was said how this ends. A command that the worker had started has the task
+        locked, too, and may take a moment longer to die: that one is waited for until a time."""
+        while self._desk.is_locked(f"{self._places.running}/{place}") and monotonic() < until:
+            sleep(_BETWEEN_TRIES)
         claim = self._desk.abandoned(place)
         if claim is None:
             return False

@@ -42,6 +42,7 @@ _SOON = 0.2  # seconds: a child that dies so soon, and often, is not started aga
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _FAILED, _RETRIED, _GIVEN_BACK, _CANCELLED = 1, 2, 3, 4
 _BETWEEN_LOOKS = 0.25  # seconds
+_PATIENCE = 0.5  # seconds for what a killed child has started to be gone, too
 _GIVE_BACK = Verdict("pending", "its worker was ended")
 
 
@@ -329,8 +330,9 @@ class Worker:
             for place, task in running.items():
                 self.queue.taker.say_how_it_ends(place, task, verdicts.get(place, _GIVE_BACK))
             child.kill()
+        until = monotonic() + _PATIENCE
         for place, task in running.items():
-            self.queue.taker.settle_place(place)
+            self.queue.taker.settle_place(place, until)
             state = verdicts.get(place, _GIVE_BACK).state
             if state == "failed":
                 self._total[_FAILED if task.tried >= task.attempts else _RETRIED] += 1

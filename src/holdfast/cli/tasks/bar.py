@@ -213,7 +213,8 @@ class Board:
             lines.append(f"  {output.shown(attempt.id)}  {output.duration(attempt.seconds)}  {attempt.note}".rstrip())
         if len(shown) < len(self._attempts):
             lines.append(f"  and {len(self._attempts) - len(shown)} more")
-        self._lines.draw([output.shortened(line, columns - 1) for line in lines])
+        # With room for the ^C^C that a terminal shows: a line that wraps cannot be cleared.
+        self._lines.draw([output.shortened(line, columns - 4) for line in lines])
 
     def _bar(self, columns: int) -> str:
         finished, left, rate = self._left.look()
