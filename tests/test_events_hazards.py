@@ -328,22 +328,28 @@ def test_an_interrupt_anywhere(step: int, segment_size: int, shop: Path) -> None
     raise AssertionError("it never came to its end")
 
 
-def test_an_append_within_an_append(shop: Path) -> None:
+@pytest.mark.parametrize("inner", ["the same", "another object", "another store"])
+@pytest.mark.parametrize("where", ["_write", "_release"])
+def test_an_append_within_an_append(shop: Path, inner: str, where: str) -> None:
     """A signal handler may come at any moment; it is told instead of waiting for itself."""
     store = EventStore(shop)
     store.append(Event("base"))
-    told = []
-    real = store._committer._write
+    second = store if inner == "the same" else EventStore(shop if inner == "another object" else shop / "second")
+    told: list[object] = []
+    real = getattr(store._committer, where)
 
-    def write(work: Any) -> None:
+    def within(*words: Any) -> None:
         try:
-            store.append(Event("inner"))
+            told.append(second.append(Event("inner")))
         except holdfast.WouldDeadlock as error:
             told.append(error)
-        real(work)
+        real(*words)
 
-    store._committer._write = write  # type: ignore[method-assign]
+    setattr(store._committer, where, within)
     assert store.append(Event("outer")) == 2 and len(told) == 1
+    assert told == [1] if inner == "another store" else isinstance(told[0], holdfast.WouldDeadlock)
+    setattr(store._committer, where, real)
+    assert second.append(Event("later")) == (2 if inner == "another store" else 3)
 
 
 # Cancellation.

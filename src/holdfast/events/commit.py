@@ -11,6 +11,7 @@ Each request gets its own answer. A write that fails is undone before the lock i
 from __future__ import annotations
 
 import sys
+from threading import get_ident
 from time import monotonic, sleep
 
 from .. import system
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _SOON, _A_MOMENT = 0.005, 0.000_02  # seconds
 _MANY = 100
 _A_WHILE = 1.0  # seconds after which who waits for the lock looks whether it is still wanted
+
+_appending: set[int] = set()  # the threads that are, to whatever store; one may be left in it by an interrupt
 
 
 class Work(Turn, Written):
@@ -77,9 +80,12 @@ class Committer:
     def submit(self, *requests: Request) -> None:
         """Append, and wait for the answers, which are in the requests."""
         # A signal handler, in the middle of an append, or of something else that changes what we know.
-        if self.view.is_ours or self.queue.is_ours or (self.queue.is_busy and self._is_below(sys._getframe(1))):
+        me = get_ident()
+        nested = me in _appending
+        if self.view.is_ours or self.queue.is_ours or (nested and self._is_below(sys._getframe(1))):
             raise WouldDeadlock(f"{self._root}: this thread is appending or reading already", path=self._root)
         try:
+            _appending.add(me)
             self.queue.put(requests)
             for request in requests:
                 while request.state != DONE:
@@ -96,11 +102,14 @@ class Committer:
                 self.queue.abandon(requests)
                 raise
             raise
+        finally:
+            if not nested:
+                _appending.discard(me)
 
     def _is_below(self, frame: FrameType | None) -> bool:
-        """Is this append called by another one?"""
+        """Is this append called by another one to the same store, perhaps with another object?"""
         while frame is not None:
-            if frame.f_code is Committer.submit.__code__ and frame.f_locals.get("self") is self:
+            if frame.f_code is Committer.submit.__code__ and frame.f_locals["self"]._store == self._store:
                 return True
             frame = frame.f_back
         return False

@@ -89,10 +89,6 @@ class Queue:
         """Is this thread in the middle of anything here?"""
         return bool(self._mutex._is_owned())  # type: ignore[attr-defined]
 
-    @property
-    def is_busy(self) -> bool:
-        return self._has_leader
-
     def put(self, requests: Iterable[Request]) -> None:
         with self._mutex:
             for request in requests:
