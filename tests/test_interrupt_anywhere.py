@@ -38,9 +38,6 @@ KINDS: dict[str, Callable[[str], Any]] = {
 }
 
 
-RARER = ("shared", "kept", "durable file", "fenced file")
-
-
 class Interrupt:
     """Raises KeyboardInterrupt before line `number` that runs in the package; `came` says whether there was one."""
 
@@ -97,9 +94,11 @@ def closed_twice(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def no_garbage() -> Iterator[None]:
     """What an earlier test left must not be collected, and interrupted, in the middle of this one."""
     gc.collect()
+    gc.freeze()  # so that to collect, which is done a thousand times, is not to look through everything there is
     gc.disable()
     yield
     gc.enable()
+    gc.unfreeze()
 
 
 def interrupted_everywhere(action: Callable[[], object], after: Callable[[str], object]) -> None:
@@ -238,9 +237,7 @@ def left_by(
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="handlers run elsewhere, too")
 @pytest.mark.filterwarnings("ignore:a hold on")
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in RARER else kind for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
 def test_in_a_with_block(kind: str, raises: type[BaseException], path: str, closed_twice: list[int]) -> None:
     """At the latest when the lock object is gone, nobody has the lock. A TimeoutError is what alarms raise, and an
@@ -265,7 +262,7 @@ def test_in_a_with_block(kind: str, raises: type[BaseException], path: str, clos
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="handlers run elsewhere, too")
-@pytest.mark.parametrize("fair", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fair", [True, False])
 @pytest.mark.parametrize("kind", ["exclusive", "semaphore", "file"])
 def test_in_a_wait(kind: str, fair: bool, path: str, closed_twice: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits afterwards does not wait for a place in a line that nobody leaves."""
