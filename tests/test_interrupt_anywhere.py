@@ -94,11 +94,9 @@ def closed_twice(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def no_garbage() -> Iterator[None]:
     """What an earlier test left must not be collected, and interrupted, in the middle of this one."""
     gc.collect()
-    gc.freeze()  # so that to collect, which is done a thousand times, is not to look through everything there is
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 def interrupted_everywhere(action: Callable[[], object], after: Callable[[str], object]) -> None:
