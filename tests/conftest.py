@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def pytest_collection_finish() -> None:
     """What is there now stays. Not to look through it each time garbage is collected saves minutes."""
+    import hypothesis  # noqa: F401  # which asks the collector who refers to what, and is not told of what is frozen
+
     gc.collect()
     gc.freeze()
 
