@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import linecache
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -894,3 +896,56 @@ def test_others_append_between_two_looks_of_a_reader_without_a_ledger(
 
     monkeypatch.setattr(Tail, "check_rest", append_first)
     assert reader.head() == 5
+
+
+# Somebody is stopped in the middle.
+
+
+@contextmanager
+def locked_by_somebody(path: Path) -> Iterator[None]:
+    """As if its process had been stopped."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_somebody_was_stopped_while_it_wrote_into_the_ledger(rolls: bool, shop: Path) -> None:
+    store, other, waiting = (EventStore(shop, segment_size=1 if rolls else 1 << 20) for _ in range(3))
+    store.append(Event("a"))
+    assert other.append(Event("b")) == 2
+    live = waiting.follow(after=2, timeout=20)
+    follower = Thread("follower", lambda: [next(live).type, next(live).type])
+    with locked_by_somebody(shop / "ledger"):
+        beside = Thread("other", lambda: other.append(Event("x")))
+        began = time.monotonic()
+        store.append(Event("x"))
+        assert time.monotonic() - began < 10
+        beside.outcome()
+        began = time.monotonic()
+        assert store.append(Event("y")) == 5 and other.append(Event("z")) == 6
+        assert time.monotonic() - began < 1, "everybody goes on with a new one"
+    assert follower.outcome() == ["x", "x"]
+    assert seen(shop) == ["a", "b", "x", "x", "y", "z"] and EventStore(shop).verify().ok
+
+
+def test_somebody_was_stopped_in_the_ledger_and_the_disk_is_broken(shop: Path, syncs: Syncs) -> None:
+    store = EventStore(shop)
+    store.append(Event("a"))
+    syncs.broken.add("A")
+    with locked_by_somebody(shop / "ledger"):
+        thread = Thread("A", lambda: store.append(Event("b")))
+        assert thread.outcome() == "Stuck", "it says so, and is not waiting for ever"
+    assert store.append(Event("c")) == 2 and seen(shop) == ["a", "c"]
+
+
+def test_somebody_was_stopped_while_it_had_the_turn_to_sync(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append(Event("a"))
+    with locked_by_somebody(shop / "events" / "0000000001.jsonl"):
+        store.append(Event("b"))
+        began = time.monotonic()
+        for _ in range(10):
+            store.append(Event("c"))
+        assert time.monotonic() - began < 1, "it is waited for once, not each time"
+    assert store.append(Event("d")) == 13 and store._view.tail.turn_is_moving

@@ -325,7 +325,7 @@ class Committer:
         if tail.repair(rest, safe, thorough=not self.disk.looked) and self.durable:
             system.fdatasync(tail.fd)
         if ledger is None and self.disk.has_ledger:
-            work.ledger = self.disk.make_ledger(tail)
+            work.ledger = self.disk.make_ledger(tail, tail.head)
         self.disk.looked = True
 
     def _decide(self, work: Work, before: int) -> tuple[list[Draft], list[bytes]]:
@@ -383,8 +383,7 @@ class Committer:
 
     def _roll(self, work: Work, tail: Tail, head: int, end: int) -> None:
         """Begin a new segment."""
-        ledger = work.ledger
-        self.disk.sync_whole(ledger, tail, head, end)
+        ledger = work.ledger = self.disk.sync_whole(work.ledger, tail, head, end)
         log.make_segment(self.view.events, head + 1, self._mode, durable=self.durable)
         if ledger is not None:
             ledger.note_written(head, head + 1, 0)

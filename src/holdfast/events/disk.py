@@ -17,7 +17,7 @@ from time import monotonic, sleep
 
 from .. import owner, system
 from . import log
-from .ledger import Ledger
+from .ledger import Ledger, Stuck
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ class Disk:
         self.safe_before = ledger.was_synced(self._store)
         return None
 
-    def make_ledger(self, tail: Tail) -> Ledger:
+    def make_ledger(self, tail: Tail, head: int) -> Ledger:
         system.fdatasync(tail.fd)  # what we found counts as on disk from now on
-        ledger = Ledger.make(self.ledger_path, tail.head, tail.first, self._store, self._mode)
+        ledger = Ledger.make(self.ledger_path, head, tail.first, self._store, self._mode)
         self._ledger = ledger
         self._epoch = ledger.epoch
         return ledger
@@ -123,8 +123,8 @@ class Disk:
             tail.cut(tail.end)
             raise
 
-    def sync_whole(self, ledger: Ledger | None, tail: Tail, head: int, end: int) -> None:
-        """All of a segment, which ends so, whoever wrote it, and however patient."""
+    def sync_whole(self, ledger: Ledger | None, tail: Tail, head: int, end: int) -> Ledger | None:
+        """All of a segment, which ends so, whoever wrote it, and however patient. Gives the ledger from then on."""
         try:
             if ledger is not None:
                 self._take_turn(ledger, tail)
@@ -135,6 +135,8 @@ class Disk:
             system.fsync(tail.fd)
             if ledger is not None and not ledger.note_synced(head, ledger.epoch):
                 raise _taken_back(tail)
+        except Stuck:
+            ledger = self.make_ledger(tail, head)
         except OSError:
             if ledger is not None:
                 ledger.distrust(ledger.epoch)
@@ -143,6 +145,7 @@ class Disk:
             raise
         finally:
             tail.end_turn()
+        return ledger
 
     def finish_cut(self, ledger: Ledger) -> None:
         """Whoever said that something is taken back may have died before it was."""
@@ -168,6 +171,7 @@ class Disk:
             ledger.wake()
             return
         failure: OSError | None = None
+        is_stuck = False
         try:
             if tail.vouches_after > 0 or not tail.try_turn():
                 self._take_turn(ledger, tail, written)
@@ -177,15 +181,28 @@ class Disk:
             try:
                 system.fdatasync(tail.fd)
             except OSError as error:
-                ledger.distrust(written.epoch)  # at once: somebody may be about to say that all is well
                 failure = error
+                ledger.distrust(written.epoch)  # at once: somebody may be about to say that all is well
             else:
                 if ledger.note_synced(covered, written.epoch):
                     return
+        except Stuck:
+            is_stuck = True
         finally:
             tail.end_turn()
+        if is_stuck and failure is None and self._is_on_disk(written, ledger, tail):
+            return
         if self._take_back(written, ledger, tail):  # else another one's sync came after our write, and went well
             raise failure or _taken_back(tail)
+
+    def _is_on_disk(self, written: Written, stuck: Ledger, tail: Tail) -> bool:
+        """Go on with another ledger, in which all that is in the log counts as on disk. True: so does what was written."""
+        with self._lock.acquire(None), self.view.mutex:
+            ledger = self.usable_ledger()
+            if ledger is None or ledger is stuck:
+                self.view.advance()
+                ledger = self.make_ledger(self.view.tail, self.view.tail.head)
+            return ledger.synced >= written.head and tail.says(written.text, written.start)
 
     def _take_turn(self, ledger: Ledger, tail: Tail, written: Written | None = None) -> None:
         """Wait for one's turn to sync a segment, or until somebody else has synced all that was written.
@@ -197,13 +214,14 @@ class Disk:
             self._wait_for_others(ledger, tail)
         if tail.try_turn():
             return
-        until = monotonic() + _PATIENCE
+        until = monotonic() + (_PATIENCE if tail.turn_is_moving else _A_WHILE)
         while monotonic() < until:
             if written is not None and ledger.has_synced(written.head, written.epoch):
                 return
             sleep(_A_WHILE)
             if tail.try_turn():
                 return
+        tail.turn_is_moving = False
 
     @staticmethod
     def _wait_for_others(ledger: Ledger, tail: Tail) -> None:

@@ -13,7 +13,8 @@ It is derived from the log, and disposable. A few numbers of 8 bytes, each writt
 * with its generation, where there is one: a copy is told by that, and one from before the last boot by 2. They are not
 believed, except that what was on disk then was on disk. `written`, `released` and 7 belong to who holds the store's
 lock; `synced` and `epoch` to who holds the flock on the ledger, which nobody does for longer than it takes to write a
-number. Readers see what is `visible`.
+number. Who is stopped in that moment is not waited for: the others make a new ledger (`Stuck`). Readers see what is
+`visible`.
 
 Nobody is woken by a change of memory. Who sleeps says so in 8, looks once more, and waits for the file to be touched;
 who makes something visible looks there afterwards. Between writing one number and reading the other each makes a system
@@ -25,14 +26,21 @@ from __future__ import annotations
 import mmap
 import os
 from threading import Lock
+from time import monotonic, sleep
 from zlib import crc32
 
 from .. import owner, system
+from ..errors import Timeout
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
 _INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE = range(1, 12)
 _PENDING, _DISTRUST, _SPOILT = range(12, 15)
 _SIZE = 4096
+_PATIENCE, _A_MOMENT = 1.0, 0.000_05  # seconds
+
+
+class Stuck(Timeout):
+    """Somebody has the ledger locked, and does not go on."""
 
 
 def _boot() -> int:
@@ -166,6 +174,21 @@ class Ledger:
 
     # For anybody.
 
+    def _lock(self) -> None:
+        until = 0.0
+        while True:
+            try:
+                system.lock(self._fd, system.EX_NB)
+                return
+            except BlockingIOError:
+                pass
+            now = monotonic()
+            until = until or now + _PATIENCE
+            if now > until:
+                text = "a process has been stopped, or is traced, while it had this locked. Let it go on, or end it."
+                raise Stuck(f"{self.path}: {text}", path=self.path)
+            sleep(_A_MOMENT)
+
     def has_synced(self, position: int, epoch: int) -> bool:
         """Is it on disk up to here, and was nothing taken back since? In this order."""
         cells = self._cells
@@ -175,7 +198,7 @@ class Ledger:
         """A sync went wrong. Until somebody has taken back what is not visible, no other one says that all is well."""
         with self._mutex:
             try:
-                system.lock(self._fd, system.EX)
+                self._lock()
                 if self.epoch == epoch:  # else that was done since
                     self._cells[_DISTRUST] = 1
             finally:
@@ -199,7 +222,7 @@ class Ledger:
         """Say that it is on disk up to here. False: it was taken back meanwhile."""
         with self._mutex:
             try:  # to unlock what is not locked does no harm, and an interrupt may come right behind locking it
-                system.lock(self._fd, system.EX)
+                self._lock()
                 cells = self._cells
                 if cells[_EPOCH] + (cells[_PENDING] != 0) != epoch or cells[_DISTRUST]:
                     return False
@@ -231,7 +254,7 @@ class Ledger:
         """In this order, of which everybody sees one epoch or a greater one."""
         with self._mutex:
             try:
-                system.lock(self._fd, system.EX)
+                self._lock()
                 cells = self._cells
                 cells[_WRITTEN] = self.visible
                 cells[_SPOILT] = cells[_SEGMENT]

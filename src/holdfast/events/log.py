@@ -63,6 +63,7 @@ class Tail:
         self.size = 0  # of the file, when we last looked
         # Syncing it tells of what went wrong with events behind this one. -1: that is not known yet.
         self.vouches_after = -1
+        self.turn_is_moving = True  # nobody has had it for longer than a sync takes
         self.offsets = array("I")
         # The events with a key. Most keys have one: a number instead of a list spares a list, and the collector's time.
         self.keys: dict[str, int | list[int]] = {}
@@ -132,6 +133,7 @@ class Tail:
             return False
         except FileNotFoundError:
             pass  # whoever removed it has no use for it
+        self.turn_is_moving = True
         return True
 
     def end_turn(self) -> None:
