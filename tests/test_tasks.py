@@ -53,10 +53,12 @@ def test_from_put_to_done(queue: TaskQueue) -> None:
     assert claim.id == id and claim.payload == {"url": "https://example.org"}
     assert queue.get(id).state == "running" and queue.get(id).worker.startswith(f"{os.getpid()}@")
     claim.progress(1, 2, "half")
+    claim.progress(2, 2, "too soon after the other one")
     assert queue.get(id).progress == (1, 2, "half")
     claim.complete([1, 2])
     task = queue.get(id)
     assert (task.state, task.result, task.tried, task.error) == ("done", [1, 2], 1, None)
+    assert task.progress == (2, 2, "too soon after the other one"), "the last one is there"
     assert task.put_at <= task.started_at <= task.ended_at
     assert queue.claim() is None
     with pytest.raises(NotLocked):
@@ -416,7 +418,8 @@ def test_so_many_of_a_key(queue: TaskQueue, jobs: Path) -> None:
 def test_not_more_than_so_many(jobs: Path) -> None:
     queue = TaskQueue(jobs, max_pending=3)
     for number in range(3):
-        queue.put(number)
+        queue.put(number, id=str(number))
+    assert queue.put("again", id="1") == "1", "it is there, so nothing happens"
     with pytest.raises(QueueFull, match="3 tasks wait already"):
         queue.put("x")
     with pytest.raises(QueueFull):

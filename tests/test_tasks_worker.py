@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import Child, descriptors, unpacked, until
+from support import Child, descriptors, in_child, unpacked, until
 
 from holdfast import Lock
-from holdfast.tasks import Claim, TaskQueue, Worker
+from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed
 from holdfast.tasks.claim import Verdict
 
 
@@ -218,17 +218,49 @@ def test_who_is_killed_is_replaced_within_a_second(queue: TaskQueue, in_memory: 
     assert worker.end() == 0
 
 
-def test_who_kills_its_worker_every_time(queue: TaskQueue) -> None:
+@pytest.mark.parametrize("status", [9, 0])
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_who_ends_its_worker_every_time(queue: TaskQueue, status: int, concurrency: int) -> None:
     poison, other = queue.put("poison", attempts=3), queue.put("other")
 
     def handle(task: Claim) -> None:
         if task.payload == "poison":
-            os._exit(9)
+            os._exit(status)
 
-    summary = Worker(queue, handle).run(drain=True)
+    summary = Worker(queue, handle, concurrency=concurrency).run(drain=True)
     assert queue.get(other).state == "done" and summary.deaths == 3
     assert (summary.done, summary.retried, summary.failed) == (1, 2, 1)
     assert queue.get(poison).state == "failed" and "the worker died" in queue.get(poison).error
+
+
+def test_what_a_dead_worker_had_counts_as_failed(queue: TaskQueue) -> None:
+    queue.put("x", attempts=1)
+    Child(lambda _: os._exit(queue.claim() is None)).end()
+    summary = Worker(queue, lambda task: None).run(drain=True)
+    assert (summary.done, summary.failed, summary.deaths) == (0, 1, 0)
+
+
+def test_children_that_cannot_begin(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, and does not try for ever."""
+
+    def reopened(queue: TaskQueue) -> TaskQueue:
+        raise PermissionError(13, "Permission denied", queue.path)
+
+    queue.put("x")
+    monkeypatch.setattr(TaskQueue, "reopened", reopened)
+    with pytest.raises(WorkerFailed):
+        Worker(queue, lambda task: None).run()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_worker_that_may_not_write(queue: TaskQueue, in_memory: Path) -> None:
+    in_memory.chmod(0o755)
+
+    def work() -> object:
+        os.setuid(65534)
+        return Worker(queue, lambda task: None).run()
+
+    assert in_child(work) == "PermissionError"
 
 
 def test_the_supervisor_is_killed(queue: TaskQueue, in_memory: Path) -> None:

@@ -196,7 +196,7 @@ class Disk:
             raise failure or _taken_back(tail)
 
     def _is_on_disk(self, written: Written, stuck: Ledger, tail: Tail) -> bool:
-        """Go on with another ledger, in which all that is in the log counts as on disk. True: so does what was written."""
+        """Go on with another ledger, in which all that is in the log counts as on disk. True: what was written is."""
         with self._lock.acquire(None), self.view.mutex:
             ledger = self.usable_ledger()
             if ledger is None or ledger is stuck:

@@ -8,9 +8,9 @@ Worker(queue, handler).run()
 from __future__ import annotations
 
 from .claim import Claim
-from .errors import NoSuchTask, QueueFull
+from .errors import NoSuchTask, QueueFull, WorkerFailed
 from .journal import Task
 from .queue import TaskQueue
 from .worker import Summary, Worker
 
-__all__ = ["Claim", "NoSuchTask", "QueueFull", "Summary", "Task", "TaskQueue", "Worker"]
+__all__ = ["Claim", "NoSuchTask", "QueueFull", "Summary", "Task", "TaskQueue", "Worker", "WorkerFailed"]

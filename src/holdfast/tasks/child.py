@@ -27,11 +27,28 @@ class Counts:
     """What the threads of a child have done, in memory that it shares with its supervisor, and so survives it."""
 
     def __init__(self, threads: int) -> None:
-        self._memory = mmap.mmap(-1, 32 * threads)
-        self._cells = memoryview(self._memory).cast("Q")
+        self._memory = mmap.mmap(-1, 32 * threads + 16)
+        cells = memoryview(self._memory).cast("Q")
+        self._cells, self._begun, self._finished = cells[:-2], cells[-2:-1], cells[-1:]
 
     def of(self, thread: int) -> memoryview:
         return self._cells[4 * thread : 4 * thread + 4]
+
+    def begin(self) -> None:
+        self._begun[0] = 1
+
+    @property
+    def has_begun(self) -> bool:
+        """Has it had a task?"""
+        return bool(self._begun[0])
+
+    def finish(self) -> None:
+        """It has come to its end. A handler can end its process as if it had: with the same status."""
+        self._finished[0] = 1
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self._finished[0])
 
     def total(self) -> list[int]:
         return [sum(self._cells[kind::4]) for kind in range(4)]
@@ -149,7 +166,8 @@ class Loop:
         hooks: tuple[Callable[..., object] | None, ...],
         stop: int,
         tell: Callable[[str], None],
-        counts: memoryview,
+        counts: Counts,
+        thread: int,
         *,
         drain: bool,
         tells: bool,
@@ -163,23 +181,29 @@ class Loop:
         self._drain = drain
         self._tells = tells
         self._ends_with_task = ends_with_task  # there is nothing else that this process does
-        self._counts = counts
+        self._all_counts = counts
+        self._counts = counts.of(thread)
 
     def work(self) -> None:
         stop = select.poll()
         stop.register(self._stop, select.POLLIN)
         with Idle(self._queue) as idle:
+            self._queue.taker.on_dead = self._count_dead
             while not stop.poll(0):
                 claim = self._queue.taker.try_claim() or self._wait(idle)
                 if claim is None:
                     return
                 self._do(claim)
 
+    def _count_dead(self, failed: bool) -> None:
+        self._counts[_FAILED if failed else _RETRIED] += 1
+
     def _wait(self, idle: Idle) -> Claim | None:
         return idle.wait(None, self._stop, enough=self._queue.is_empty if self._drain else None)
 
     def _do(self, claim: Claim) -> None:
         task = claim.task
+        self._all_counts.begin()
         tells = self._tells or task.timeout is not None
         if tells:
             longest = (task.timeout or _NEVER) + (_GRACE if getattr(self._run, "ends_itself", False) else 0)
@@ -233,7 +257,9 @@ class Loop:
             if hook is not None:
                 hook(*said)
         except Exception as error:
-            _log(error)
+            import logging
+
+            logging.getLogger("holdfast").warning("%s: on_… hook: %r", said[0], error, exc_info=error)
 
 
 def work(
@@ -278,7 +304,8 @@ def work(
             hooks,
             stop,
             say,
-            counts.of(thread),
+            counts,
+            thread,
             drain=drain,
             tells=tells,
             ends_with_task=threads == 1,
@@ -293,6 +320,8 @@ def work(
             thread.start()
         for thread in running:
             thread.join()
+    if not failures:
+        counts.finish()
     return 1 if failures else 0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from threading import RLock
 from time import monotonic
 from types import TracebackType
@@ -44,6 +45,7 @@ class Claim:
         self._book = gate.book
         self._said_at = 0.0
         self._progress_at = -1  # where the last line begins, if that says how far it is
+        self._unsaid: dict[str, object] | None = None  # how far it is, if that was too soon to be written
         self._open = True
         self._mutex = RLock()  # a thread of the handler may say how far it is while it ends
 
@@ -80,9 +82,15 @@ class Claim:
         """Say how far it is; for others to see, so not more than a few times in a second."""
         with self._mutex:
             now = monotonic()
+            self._unsaid = {"progress": [done, total, note]}
             if now - self._said_at >= _A_LITTLE:
                 self._said_at = now
-                self._replace_progress(journal.line({"progress": [done, total, note]}))
+                self._say_progress()
+
+    def _say_progress(self) -> None:
+        said, self._unsaid = self._unsaid, None
+        if said is not None:
+            self._replace_progress(journal.line(said))
 
     def _replace_progress(self, line: bytes) -> None:
         """In place of the last one, so that the file does not grow for as long as it takes."""
@@ -202,7 +210,7 @@ class Claim:
 
     def _return(self, line: bytes, delay: float) -> None:
         with self._mutex:
-            self._add(line)
+            self._add_last(line)
             try:
                 self._desk.put_back(self.place, self.task.priority, delay)
             except FileNotFoundError:
@@ -213,7 +221,7 @@ class Claim:
 
     def _finish(self, line: bytes, folder: str | None = None) -> None:
         with self._mutex:
-            self._add(line)
+            self._add_last(line)
             try:
                 self._put_away(folder)
             finally:
@@ -231,6 +239,12 @@ class Claim:
                 move(path, f"{folder}/{name_of(self.place)}")
         except FileNotFoundError:
             pass  # somebody has tidied up; the line is what counts
+
+    def _add_last(self, line: bytes) -> None:
+        if self._unsaid is not None:
+            with suppress(TypeError, ValueError):  # what JSON cannot say is no reason not to end
+                self._say_progress()
+        self._add(line)
 
     def _add(self, line: bytes, *, check: bool = True) -> None:
         with self._mutex:

@@ -14,3 +14,7 @@ class NoSuchTask(HoldfastError, KeyError):
 
 class QueueFull(Timeout):
     """As many tasks wait as may, and none of them was taken in the time given."""
+
+
+class WorkerFailed(HoldfastError):
+    """The processes of a worker end, one after the other, before they have begun a task."""

@@ -6,6 +6,7 @@ file, by who holds the kernel lock on that; a worker that dies lets go of it, an
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator
@@ -127,7 +128,7 @@ class TaskQueue:
         wait: how long to wait if there are `max_pending`; 0: QueueFull at once, None: for ever
         """
         _check(priority, attempts, delay, timeout, key, limit)
-        if self.max_pending is not None:
+        if self.max_pending is not None and (id is None or id not in self):
             self._putter.wait_for_room(wait)
         if id is None:
             id = os.urandom(12).hex()
@@ -238,6 +239,14 @@ class TaskQueue:
         if idle is None or idle.book is not gate.book:
             idle = self._local.idle = Idle(self)
         return idle
+
+    def check_writable(self) -> None:
+        """Raise PermissionError if this process may only look."""
+        for folder in (self.path, *self._places.folders):
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(
+                    errno.EACCES, "to work on these tasks, one has to be allowed to write here", folder
+                )
 
     def reopened(self) -> TaskQueue:
         """The same queue, for another process or thread."""

@@ -8,6 +8,7 @@ machine, that its lock is gone proves nothing: that one may have been cut off. I
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
 
@@ -46,6 +47,7 @@ class Taker:
         self._looked_at = 0.0
         self._leases: dict[str, tuple[int, float]] = {}
         self._said: set[str] = set()
+        self.on_dead: Callable[[bool], None] = lambda failed: None  # an attempt is over because its worker died
 
     def try_claim(self, *, look: bool = False) -> Claim | None:
         """The next task, if there is one. `look`: in any case also among those of the dead."""
@@ -116,8 +118,10 @@ class Taker:
         if task.state == "running":
             if task.tried >= task.attempts:
                 claim.fail(f"the worker died, the last of {task.tried} times")
+                self.on_dead(True)
                 return False
             claim.say(**{"is": "pending", "because": "the worker died"})
+            self.on_dead(False)
         if task.key is not None and not self._limits.admit(task, f"{self._places.running}/{claim.place}", claim.place):
             claim.abandon()
             return False

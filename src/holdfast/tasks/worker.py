@@ -33,12 +33,13 @@ from .. import gate, system
 from ..errors import HoldfastError, Unsupported
 from .child import Child, Counts, work
 from .claim import Verdict
+from .errors import WorkerFailed
 from .handler import Command, Handler, runner
 from .journal import Task
 from .queue import TaskQueue
 
 _TICK = 0.5
-_SOON = 0.2  # seconds: a child that dies so soon, and often, is not started again at once
+_SOON, _OFTEN = 0.2, 5  # seconds, times: a child that dies so soon, and often, is not started again at once
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _FAILED, _RETRIED, _GIVEN_BACK, _CANCELLED = 1, 2, 3, 4
 _BETWEEN_LOOKS = 0.25  # seconds
@@ -55,7 +56,7 @@ class Summary:
     retried: int = 0
     given_back: int = 0
     cancelled: int = 0
-    deaths: int = 0  # of its processes; what each was at counts as retried, or failed
+    deaths: int = 0  # of its processes; what each was at counts as retried, or failed, when another one takes it
 
 
 class Observer(Protocol):
@@ -111,6 +112,7 @@ class Worker:
         self._wake_reader, self._wake_writer = -1, -1
         self._asked = 0  # how often it was asked to end
         self._deaths = 0
+        self._in_vain = 0  # in a row
         self._starts: list[float] = []
         self._renewed_at = self._looked_at = 0.0
         self._total = [0, 0, 0, 0, 0]
@@ -136,7 +138,8 @@ class Worker:
             raise Unsupported("a Worker needs processes that can be forked; use queue.claim() here")
         self._drain = drain
         self._total = [0, 0, 0, 0, 0]
-        self._deaths = 0
+        self._deaths = self._in_vain = 0
+        self.queue.check_writable()
         _open_standard_files()
         self._open_pipes()
         before = self._catch_signals()
@@ -205,6 +208,8 @@ class Worker:
                     drain=self._drain,
                     tells=self.queue.is_shared,
                 )
+            except (OSError, HoldfastError) as error:
+                logging.getLogger("holdfast").warning("%s", error)
             except BaseException:
                 import traceback
 
@@ -280,19 +285,23 @@ class Worker:
         child.close()
         for kind, number in enumerate(child.counts.total()):
             self._total[kind] += number
-        if code == 0:
+        if code == 0 and child.counts.is_finished:
             return
         if not child.was_killed:
             self._deaths += 1
-            for task in self._running_of(child).values():  # whoever takes it next goes on with it so
-                self._total[_FAILED if task.tried >= task.attempts else _RETRIED] += 1
+            self._in_vain = 0 if child.counts.has_begun else self._in_vain + 1
+            if self._in_vain > self.concurrency + _OFTEN:
+                raise WorkerFailed(
+                    f"{self.queue.path}: the processes of this worker end before they have begun a task; they said why",
+                    path=self.queue.path,
+                )
         if not self._asked:
             self._wait_if_they_die_at_once()
             self._start()
 
     def _wait_if_they_die_at_once(self) -> None:
         self._starts = [start for start in self._starts if monotonic() - start < _SOON * 5]
-        if len(self._starts) > self.concurrency + 5:
+        if len(self._starts) > self.concurrency + _OFTEN:
             threading.Event().wait(_SOON * 5)
 
     # Ending tasks.

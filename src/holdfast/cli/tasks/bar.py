@@ -54,6 +54,7 @@ class Board:
         self.counts = dict.fromkeys(("done", "failed", "retry", "given back", "cancelled"), 0)
         # How often the worker was told to end, once it begins nothing more.
         self.asked: Callable[[], int] = lambda: 0
+        self.failed = 0  # as the worker has counted, at its end: also those that a dead one had, who tells nothing
         self._queue = queue
         self._teller = teller
         self._json = json
@@ -82,6 +83,7 @@ class Board:
         try:
             self._hear()
             self._look_at_tasks(0.0)
+            self.counts["failed"] = max(self.counts["failed"], self.failed)
             self._lines.end()
             if kind is None:
                 self._say_summary()

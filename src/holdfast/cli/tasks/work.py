@@ -7,7 +7,7 @@ import sys
 
 from ...tasks import TaskQueue, Worker
 from ...tasks.handler import Command, Handler
-from .. import arguments
+from .. import arguments, output
 from .bar import Board
 from .teller import Teller
 
@@ -63,7 +63,10 @@ class _Worker(Worker):
 def call(options: argparse.Namespace) -> int:
     teller = Teller()
     handler = _handler(options, teller)
+    is_new = not os.path.exists(os.path.join(options.path, "queue.json"))
     queue = TaskQueue(options.path, durable=options.durable, retry_after=options.retry_after)
+    if is_new and not (options.quiet or options.json):
+        output.complain(f"made {output.shown(options.path)}, a new queue: nothing is in it yet")
     with Board(queue, teller, json=options.json, quiet=options.quiet) as board:
         worker = _Worker(
             queue,
@@ -76,7 +79,7 @@ def call(options: argparse.Namespace) -> int:
             observer=board,
         )
         board.asked = lambda: worker.asked if worker.is_ending else 0
-        worker.run(drain=options.drain)
+        board.failed = worker.run(drain=options.drain).failed
     if board.counts["failed"]:
         return FAILED
     return UNFINISHED if options.drain and worker.asked and not queue.is_empty() else 0
