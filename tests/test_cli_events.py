@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import descriptors, until
+from support import descriptors, in_child, until
 
 from holdfast import Lock
+from holdfast.cli import main
 from holdfast.events import Event, EventStore
 
 HOLDFAST = [sys.executable, "-m", "holdfast", "events"]
@@ -106,3 +107,50 @@ def test_tail(shop: Path) -> None:
         tail.wait()
         tail.stdout.close()
     assert [row["type"] for row in rows(call("tail", shop, "--after", 0, "--limit", 3))] == ["Old", "New", "Newer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["append", "--tag", "x", "--json-line", '{"type": "A"}'], "append takes no --tag; the event itself says so"),
+        (["append", "in.jsonl", "--json-line", '{"type": "A"}'], "not both"),
+        (["read", "extra"], "read takes no FILE"),
+        (["read", "--batch"], "read takes no --batch"),
+        (["read", "--unless-tag", "x"], "read takes no --unless-tag"),
+        (["head", "--after", "0"], "head takes no --after"),
+    ],
+)
+def test_what_an_action_does_not_know_is_not_ignored(words: list[str], said: str, shop: Path) -> None:
+    EventStore(shop).append(Event("A"))
+    action, *rest = words
+    assert said in call(action, shop, *rest, status=2)
+    assert EventStore(shop).head() == 1
+
+
+def test_pipes_have_a_name(shop: Path, tmp_path: Path) -> None:
+    EventStore(shop).append(Event("A"))
+    text = call("export", shop, "-")
+    assert call("import", tmp_path / "copy", "-", text=text) == "1\n" and not os.path.exists("-")
+
+
+@pytest.mark.parametrize("action", ["read", "head", "verify", "export"])
+def test_nowhere_to_print_to(action: str, shop: Path) -> None:
+    EventStore(shop).append(Event("A"))
+    for to in (">&-", ">/dev/full"):
+        line = f"{sys.executable} -m holdfast events {action} {shop} {to}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+        assert done.returncode == 3 and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_what_may_not_be_read_is_not_said_to_be_missing(in_memory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shop = in_memory / "shop"
+    EventStore(shop).append(Event("A"))
+    in_memory.chmod(0o755)
+    shop.chmod(0o700)
+
+    def look() -> object:
+        os.setuid(65534)
+        return main(["events", "head", str(shop)])
+
+    assert in_child(look) == 3 and "Permission denied" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -531,8 +532,9 @@ def test_a_missing_segment(shop: Path) -> None:
     (shop / "events" / names[1]).unlink()
     problems = EventStore(shop).verify().problems
     assert any(p.position == int(names[1][:10]) for p in problems)
-    with pytest.raises(CorruptStore):
-        list(EventStore(shop).read())
+    for query in (ALL, Query.of(tags={"order:60"})):
+        with pytest.raises(CorruptStore, match=rf"ends with event .* event {int(names[1][:10])} is missing"):
+            list(EventStore(shop).read(query))
     (shop / "events" / names[0]).unlink()
     with pytest.raises(CorruptStore, match="first segment is missing"):
         list(EventStore(shop).read())
@@ -657,9 +659,40 @@ def test_segments_that_are_missing_at_the_end(shop: Path) -> None:
     last.unlink()
     with pytest.raises(CorruptStore, match="a segment is missing"):
         EventStore(shop).append(orders(61))
+    assert "a segment is missing" in EventStore(shop).verify().problems[0].what
     last_but_one.unlink()
     with pytest.raises(CorruptStore, match="a segment is missing"):
         EventStore(shop).head()
+
+
+def test_what_is_left_is_the_store_if_one_says_so(shop: Path) -> None:
+    """The remedy that its errors tell of."""
+    many(shop, 60)
+    *_, last = sorted((shop / "events").iterdir())
+    last.unlink()
+    for do in (lambda store: store.append(orders(61)), lambda store: list(store.read())):
+        with pytest.raises(CorruptStore, match=f"remove {shop}/index and {shop}/ledger"):
+            do(EventStore(shop))
+    shutil.rmtree(shop / "index")
+    (shop / "ledger").unlink()
+    head = EventStore(shop).head()
+    assert head == int(last.name[:10]) - 1 and EventStore(shop).append(orders(61)) == head + 1
+    assert EventStore(shop).verify().ok
+
+
+def test_following_a_store_that_is_brought_back_from_a_copy(shop: Path, tmp_path: Path) -> None:
+    many(shop, 5)
+    shutil.copytree(shop, tmp_path / "copy")
+    store = many(shop, 5)
+    live = store.follow(after=9, timeout=20)
+    assert next(live).position == 10
+    shutil.rmtree(shop)
+    shutil.move(tmp_path / "copy", shop)
+    EventStore(shop).append(orders(1))
+    with pytest.raises(CorruptStore, match="there is no event 10, the last one is 6"):
+        next(live)
+    with pytest.raises(CorruptStore, match="there is no event 10"):
+        asyncio.run(anext(store.tail(after=10)))
 
 
 def test_all_segments_are_missing(shop: Path) -> None:
@@ -721,7 +754,13 @@ async def _async_decision(ask: Any) -> list[Event]:
         (lambda store: store.append([], AppendCondition(ALL, after=99)), ValueError, "after=99 is no position"),
         (lambda store: store.read("A"), TypeError, "Query.of"),
         (lambda store: store.read(after="1"), ValueError, "after is a position"),
-        (lambda store: store.read(limit=1.5), ValueError, "limit a number"),
+        (lambda store: store.append({"type": "A"}), TypeError, "Events, not {'type'"),
+        (lambda store: store.append(None), TypeError, "Events, not None"),
+        (lambda store: Event("A", tags={"order": 7}), TypeError, "tags are several texts"),
+        (lambda store: Event("A", tags=None), TypeError, "tags are several texts"),
+        (lambda store: ALL | "A", TypeError, "unsupported operand"),
+        (lambda store: store.read(limit=1.5), ValueError, "limit is a number"),
+        (lambda store: EventStore(store.path, segment_size="4M"), ValueError, "segment_size"),
         (lambda store: store.decide(ALL), TypeError, "takes projections"),
         (lambda store: store.execute(_async_decision), TypeError, "plain function"),
         (lambda store: Query.of(types={Paid}), TypeError, "its name is 'Paid'"),
@@ -1073,10 +1112,32 @@ def test_export_and_import(shop: Path, tmp_path: Path) -> None:
         )
     assert other.import_(['{"type": "Plain"}', "", b'{"type": "Bytes", "tags": ["t"]}']) == 2
     assert other.head() == 24 and other.verify().ok
-    with pytest.raises(ValueError, match="line 2 is no event"):
+    with pytest.raises(ValueError, match=r"line 2 is no event.*\(0 events before it were appended"):
         other.import_(['{"type": "Fine"}', '{"type": 7}'])
+    with pytest.raises(ValueError, match=r"line 2001 is no event.*\(1000 events before it were appended"):
+        other.import_([*['{"type": "Fine"}'] * 2000, '{"type": 7}'])
+    assert other.head() == 1024
     with open(tmp_path / "some.jsonl", "wb") as file:
         assert store.export(file, Query.of(tags={"order:7"})) == 1
+
+
+def test_an_export_is_whole(shop: Path, tmp_path: Path) -> None:
+    store = many(shop, 20)
+    target = tmp_path / "all.jsonl"
+    (tmp_path / "link").symlink_to(target)
+    store.export(tmp_path / "link")
+    target.chmod(0o600)
+    first = sorted((shop / "events").iterdir())[0]
+    for inside in (first, shop / "new", shop):
+        with pytest.raises(ValueError, match="inside of the store"):
+            store.export(inside)
+    text = target.read_bytes()
+    store.export(target)
+    assert target.read_bytes() == text and target.stat().st_mode & 0o777 == 0o600
+    first.write_bytes(first.read_bytes().replace(b'"id":2', b'"id":3'))
+    with pytest.raises(CorruptStore):
+        EventStore(shop).export(target)
+    assert target.read_bytes() == text and sorted(os.listdir(tmp_path)) == ["all.jsonl", "link", "shop"]
 
 
 def test_modes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -30,8 +31,8 @@ tail      the same, and then what comes, until it is stopped; from now on, or --
 head      print the position of the last event
 verify    look at every line; exit status 1 if something is wrong
 rebuild   make the index again from the log
-export    write events to FILE, or to the standard output
-import    append what export wrote, from FILE or the standard input
+export    write events to FILE, whole or not at all, or to the standard output (-)
+import    append what export wrote, from FILE or the standard input, whether it is there already or not; prints how many
 
 exit status: 0, or 1 if a condition failed or verify found something, 75 if others kept the lock too long, 2 wrong
 usage, 3 it cannot be done
@@ -80,17 +81,63 @@ def call(options: argparse.Namespace) -> int:
         from ..events import EventStore
     except ImportError:
         raise Unsupported("holdfast events needs msgspec: pip install 'holdfast[events]'") from None
-    if options.action not in ("append", "import") and not os.path.exists(f"{options.path}/store.json"):
-        raise FileNotFoundError(2, "there is no event store here", options.path)
+    _check_options(options)
+    if options.action not in ("append", "import"):
+        _must_be_there(options.path)
     try:
         store = EventStore(options.path, durable=options.durable, lock_timeout=options.lock_timeout)
         return _CALLS[options.action](store, options)
     except ConditionFailed as error:
-        output.complain(f"holdfast events: {output.shown(str(error))}")
+        after = "" if options.after is None else f" after {options.after}"
+        text = f"{options.path}: not appended: event {error.position} matches what must not be there{after}"
+        output.complain(f"holdfast events: {output.shown(text)}")
         return PROBLEMS
     except Timeout as error:
         output.complain(f"holdfast events: {output.shown(str(error))}")
         return BUSY
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """What an action does not know must not be ignored: a tag that one believes to have given is not there."""
+    given = {
+        "FILE": options.file,
+        "--type": options.types,
+        "--tag": options.tags,
+        "--after": options.after is not None,
+        "--limit": options.limit is not None,
+        "--backwards": options.backwards,
+        "--batch": options.batch,
+        "--json-line": options.json_line is not None,
+        "--unless-type": options.unless_type,
+        "--unless-tag": options.unless_tag,
+    }
+    for name, value in given.items():
+        if value and name not in _TAKES[options.action]:
+            hint = "; the event itself says so" if options.action == "append" and name in ("--type", "--tag") else ""
+            raise ValueError(f"{options.action} takes no {name}{hint}")
+    if options.file is not None and options.json_line is not None:
+        raise ValueError("give a FILE or --json-line, not both")
+
+
+_SELECTS = {"--type", "--tag", "--after"}
+_TAKES: dict[str, set[str]] = {
+    "append": {"FILE", "--after", "--batch", "--json-line", "--unless-type", "--unless-tag"},
+    "read": _SELECTS | {"--limit", "--backwards"},
+    "tail": _SELECTS | {"--limit"},
+    "head": set(),
+    "verify": set(),
+    "rebuild": set(),
+    "export": _SELECTS | {"FILE"},
+    "import": {"FILE"},
+}
+
+
+def _must_be_there(path: str) -> None:
+    try:
+        os.stat(f"{path}/store.json")
+    except FileNotFoundError:
+        if not os.path.exists(f"{path}/events"):  # else the store says what is missing
+            raise FileNotFoundError(2, "there is no event store here", path) from None
 
 
 def _query(types: list[str], tags: list[str]) -> Query:
@@ -102,7 +149,11 @@ def _query(types: list[str], tags: list[str]) -> Query:
 def _source(options: argparse.Namespace) -> Iterable[bytes]:
     if options.json_line is not None:
         return [os.fsencode(options.json_line)]
-    return open(options.file, "rb") if options.file else sys.stdin.buffer
+    return open(options.file, "rb") if _is_file(options.file) else sys.stdin.buffer
+
+
+def _is_file(name: str | None) -> bool:
+    return name not in (None, "", "-")
 
 
 def _append(store: EventStore, options: argparse.Namespace) -> int:
@@ -126,6 +177,8 @@ def _append(store: EventStore, options: argparse.Namespace) -> int:
 def _print(events: Iterable[StoredEvent]) -> int:
     from ..events.check import as_line
 
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "the standard output is closed")
     stream: BinaryIO = sys.stdout.buffer
     try:
         for event in events:
@@ -169,18 +222,23 @@ def _verify(store: EventStore, options: argparse.Namespace) -> int:
     if options.json:
         import msgspec
 
-        output.say_json({**msgspec.to_builtins(report), "ok": report.ok})
+        said = output.say_json({**msgspec.to_builtins(report), "ok": report.ok})
     else:
         for problem in report.problems:
             output.say(output.shown(str(problem)))
-        events = f"{report.events} events in {report.segments} segment{'s' if report.segments != 1 else ''}"
-        output.say(f"{events}: {_good_or_not(report)}")
-    return 0 if report.ok else PROBLEMS
+        events = f"{_several(report.events, 'event')} in {_several(report.segments, 'segment')}"
+        said = output.say(f"{events}: {_good_or_not(report)}")
+    if not report.ok:
+        return PROBLEMS
+    return 0 if said else 3
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _good_or_not(report: Report) -> str:
-    many = len(report.problems)
-    return "good" if report.ok else f"{many} problem{'s' if many != 1 else ''}"
+    return "good" if report.ok else _several(len(report.problems), "problem")
 
 
 def _rebuild(store: EventStore, options: argparse.Namespace) -> int:
@@ -190,7 +248,7 @@ def _rebuild(store: EventStore, options: argparse.Namespace) -> int:
 
 def _export(store: EventStore, options: argparse.Namespace) -> int:
     query = _query(options.types, options.tags)
-    if options.file:
+    if _is_file(options.file):
         store.export(options.file, query, options.after or 0)
         return 0
     return _print(store.read(query, options.after or 0))

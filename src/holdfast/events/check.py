@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,6 +50,7 @@ class Report(msgspec.Struct, frozen=True):
 def verify(store: EventStore) -> Report:
     view = store._view
     visible = store._committer.disk.visible()  # first: the log only grows
+    indexed = view.last_indexed()  # a run is made when there is a segment behind it
     firsts = log.list_segments(view.events)
     problems: list[Problem] = []
     expected = 1
@@ -65,6 +66,9 @@ def verify(store: EventStore) -> Report:
     if visible is not None and visible > expected - 1:
         what = f"the ledger says that there are {visible} events, the log has {expected - 1}"
         problems.append(Problem(store._committer.disk.ledger_path, what, position=expected))
+    if indexed >= (firsts[-1] if firsts else 1):
+        what = f"a segment is missing: there were more than {indexed} events. {view.if_lost}"
+        problems.append(Problem(view.events, what, position=indexed + 1))
     problems += _check_runs(store, firsts)
     return Report(expected - 1, len(firsts), tuple(problems))
 
@@ -163,13 +167,34 @@ def _runs_of_log(store: EventStore, firsts: list[int], first: int, last: int) ->
 
 
 def export(store: EventStore, target: Any, query: Query, after: int) -> int:
+    if hasattr(target, "write"):
+        return _export(store, target, query, after)
+    path = os.path.realpath(os.fsdecode(target))
+    if os.path.commonpath([path, os.path.realpath(store.path)]) == os.path.realpath(store.path):
+        raise ValueError(f"{path} is inside of the store itself; give it another place")
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal
+        with open(path, "wb") as file:
+            return _export(store, file, query, after)
+    # All of it or nothing: part of an export would look like a smaller store.
+    private = f"{path}.{os.urandom(8).hex()}.tmp"
+    try:
+        with open(private, "xb") as file:
+            count = _export(store, file, query, after)
+        with suppress(FileNotFoundError):
+            os.chmod(private, os.stat(path).st_mode & 0o7777)
+        os.replace(private, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(private)
+        raise
+    return count
+
+
+def _export(store: EventStore, target: Any, query: Query, after: int) -> int:
     count = 0
-    with ExitStack() as stack:
-        if not hasattr(target, "write"):
-            target = stack.enter_context(open(target, "wb"))
-        for event in store.read(query, after):
-            target.write(as_line(event))
-            count += 1
+    for event in store.read(query, after):
+        target.write(as_line(event))
+        count += 1
     return count
 
 
@@ -204,14 +229,21 @@ def import_(store: EventStore, source: Any) -> int:
         if isinstance(source, str | os.PathLike):
             source = stack.enter_context(open(source, "rb"))
         waiting: list[list[lines.Draft]] = []
-        for drafts in _drafts(source):
-            waiting.append(drafts)
-            count += len(drafts)
-            if len(waiting) >= _AT_ONCE:
-                store._append_drafts(waiting)
-                waiting = []
-        if waiting:
+
+        def append() -> None:
+            nonlocal count, waiting
             store._append_drafts(waiting)
+            count += sum(map(len, waiting))
+            waiting = []
+
+        try:
+            for drafts in _drafts(source):
+                waiting.append(drafts)
+                if len(waiting) >= _AT_ONCE:
+                    append()
+            append()
+        except ValueError as error:
+            raise ValueError(f"{error} ({count} events before it were appended)") from None
     return count
 
 

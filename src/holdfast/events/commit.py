@@ -215,8 +215,8 @@ class Committer:
     def _timed_out(self, error: Timeout) -> Timeout:
         who = error.status.explain() if error.status is not None else "somebody holds it"
         said = Timeout(
-            f"{self.lock.path}: not acquired within {self.lock.timeout or 0:g} s: {who}. Nothing was appended; give "
-            "EventStore a longer lock_timeout to wait longer.",
+            f"{self.lock.path}: not acquired within {self.lock.timeout or 0:g} s: {who}. Nothing was appended; with a "
+            "longer lock_timeout (--lock-timeout) one waits longer.",
             path=self.lock.path,
         )
         said.status = error.status

@@ -277,12 +277,13 @@ class Tail:
             start += len(text)
 
     def damaged(self, what: str) -> CorruptStore:
-        if _is_foreign(system.pread(self.fd, _A_CHUNK, self.end), self._tag):
+        rest = system.pread(self.fd, _A_CHUNK, self.end)
+        if _is_foreign(rest, self._tag):
             what = "the lines from here on belong to another store"
         number = line_number(self.fd, self.end)
+        where = f"{self.path}, line {number} (byte {self.end})" if rest.strip(b"\n") else _end_of(self.path, self.head)
         return CorruptStore(
-            f"{self.path}, line {number} (byte {self.end}): {what}. Nothing was changed; holdfast events verify tells "
-            "all that is wrong.",
+            f"{where}: {what}. Nothing was changed; holdfast events verify tells all that is wrong.",
             path=self.path,
             line=number,
             offset=self.end,
@@ -314,15 +315,24 @@ class Segment:
 
     def damaged(self, offset: int, position: int, *, foreign: bool = False) -> CorruptStore:
         number = line_number(self.fd, offset)
+        where = f"{self.path}, line {number} (byte {offset})"
         what = "belongs to another store" if foreign else "is damaged"
+        if not system.pread(self.fd, 2, offset).strip(b"\n"):
+            where, what = _end_of(self.path, position - 1), MISSING
         return CorruptStore(
-            f"{self.path}, line {number} (byte {offset}): event {position} {what}. holdfast events verify tells all "
-            "that is wrong.",
+            f"{where}: event {position} {what}. holdfast events verify tells all that is wrong.",
             path=self.path,
             line=number,
             offset=offset,
             position=position,
         )
+
+
+MISSING = "is missing, with the segment that it was in"
+
+
+def _end_of(path: str, last: int) -> str:
+    return f"{path}, which ends with event {last}"
 
 
 class _Turn:

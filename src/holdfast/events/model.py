@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ class Event(msgspec.Struct, frozen=True):
         if not isinstance(tags, frozenset | set):
             if isinstance(tags, str | bytes):
                 raise TypeError(f"tags are several texts: {{{tags!r}}}, not {tags!r}")
+            if isinstance(tags, Mapping) or not isinstance(tags, Iterable):
+                raise TypeError(f'tags are several texts, such as {{"order:7"}}, not {tags!r}')
             tags = frozenset(tags)
             _set(self, "tags", tags)
         for tag in tags:
@@ -93,6 +95,8 @@ class Query(msgspec.Struct, frozen=True):
         return cls()
 
     def __or__(self, other: Query) -> Query:
+        if not isinstance(other, Query):
+            return NotImplemented
         if not self.items or not other.items:
             return Query()
         return Query(tuple(dict.fromkeys(self.items + other.items)))

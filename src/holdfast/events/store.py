@@ -65,7 +65,7 @@ class EventStore:
         mode: int = 0o644,
     ) -> None:
         self.path = about.absolute(path)
-        if not 1 <= segment_size < 1 << 31:
+        if not isinstance(segment_size, int) or not 1 <= segment_size < 1 << 31:
             raise ValueError(f"segment_size is a number of bytes below 2 GiB, not {segment_size!r}")
         self.lock_timeout = base.check_timeout(lock_timeout)
         self.durable = durable
@@ -128,6 +128,8 @@ class EventStore:
     def _request(self, events: Event | Iterable[Event], condition: AppendCondition | None) -> Request:
         if isinstance(events, Event):
             events = (events,)
+        elif isinstance(events, Mapping) or not isinstance(events, Iterable):
+            raise TypeError(f"what is appended are Events, not {events!r}")
         if condition is not None and not isinstance(condition, AppendCondition):
             hint = "; several events are a list" if isinstance(condition, Event) else ""
             raise TypeError(f"the condition of an append is an AppendCondition, not {condition!r}{hint}")
@@ -191,7 +193,10 @@ class EventStore:
         if not isinstance(query, Query):
             raise TypeError(f"a query is made with Query.of(types=…, tags=…); this is none: {query!r}")
         if not isinstance(after, int) or (limit is not None and (not isinstance(limit, int) or limit < 0)):
-            raise ValueError(f"after is a position and limit a number of events, not {after!r} and {limit!r}")
+            wrong = f"after is a position, not {after!r}"
+            if isinstance(after, int):
+                wrong = f"limit is a number of events, or None for all, not {limit!r}"
+            raise ValueError(wrong)
         head = self.head()
         if self._view.has_unsaved:
             self._view.save_runs()
@@ -200,7 +205,7 @@ class EventStore:
                 self._view.advance(head)
                 tail = self._view.tail
                 if tail.head < head:
-                    raise tail.damaged(f"event {tail.head + 1} is damaged or missing; there were {head}")
+                    raise self._view.ends_too_soon(head)
         return Reading(self._find(query, after, head, backwards), head, limit)
 
     def _find(self, query: Query, after: int, head: int, backwards: bool) -> Iterator[StoredEvent]:
@@ -268,7 +273,14 @@ class EventStore:
         waiting = Waiting(path)
         watched = None
         try:
-            while self.head() <= after:
+            while (head := self.head()) <= after:
+                if head < after:
+                    raise CorruptStore(
+                        f"{self.path}: there is no event {after}, the last one is {head}: was the store brought back "
+                        "from a copy? Begin again, after a position that it has.",
+                        path=self.path,
+                        position=head,
+                    )
                 wait.check_deadline(deadline)
                 inode = _inode_of(path)
                 if inode != watched:

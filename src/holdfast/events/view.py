@@ -17,6 +17,7 @@ from . import about, index, lines, log
 from .log import Segment, Tail, TakenBack
 from .model import Query, QueryItem, StoredEvent
 
+_NEWLINE = b"\n"
 _A_CHUNK = 1 << 20
 _NEAR = 1 << 16
 _MERGED = 8
@@ -72,14 +73,13 @@ class View:
 
     def _open_tail(self) -> None:
         # In this order: a run is made when there is a segment behind it.
-        indexed = self._last_indexed()
+        indexed = self.last_indexed()
         self.firsts = log.list_segments(self.events)
         if not self.firsts and not indexed:
             raise NoSegment(f"{self.events}: all segments are missing.", path=self.events)
         if indexed >= (self.firsts[-1] if self.firsts else 1):
             raise CorruptStore(
-                f"{self.events}: a segment is missing: there were more than {indexed} events. If this is what you "
-                f"have, remove {self.index}.",
+                f"{self.events}: a segment is missing: there were more than {indexed} events. {self.if_lost}.",
                 path=self.events,
                 position=indexed + 1,
             )
@@ -90,7 +90,15 @@ class View:
             )
         self._tail = self._new_tail(self.firsts[-1])
 
-    def _last_indexed(self) -> int:
+    @property
+    def if_lost(self) -> str:
+        return f"If it is lost for good, remove {self.index} and {self._root}/ledger: they tell of what is not there"
+
+    def ends_too_soon(self, head: int) -> CorruptStore:
+        tail = self.tail
+        return tail.damaged(f"event {tail.head + 1} is damaged or missing; there were {head}. {self.if_lost}")
+
+    def last_indexed(self) -> int:
         """The last event in a run, if that is one of this store."""
         runs = [(lasts[0], first) for first, lasts in index.list_runs(self.index).items()]
         for last, first in sorted(runs, reverse=True):
@@ -149,7 +157,11 @@ class View:
     def go_on(self, first: int | None = None) -> None:
         """To a later segment, which is there. What we have not read of those before it is read when it is needed."""
         tail = self.tail
-        new = self._new_tail(tail.head + 1 if first is None else first)
+        try:
+            new = self._new_tail(tail.head + 1 if first is None else first)
+        except FileNotFoundError as error:
+            what = f"event {first or tail.head + 1} {log.MISSING}"
+            raise CorruptStore(f"{error.filename}: {what}. {self.if_lost}.", path=self.events, position=first) from None
         if new.first == tail.head + 1:
             run = index.make_run(tail.first, tail.head, tail.offsets, tail.keys, tail.last_sum)
             if self._indexed_to == tail.first:
@@ -254,10 +266,10 @@ class View:
         last = self.firsts[bisect_right(self.firsts, first)] - 1
         tail = Tail(self.events, first, self._store, writable=False, anew=self.anew)
         rest = tail.read_on(last)
-        if tail.head != last or rest.strip(b"\n"):
-            what = (
-                f"event {tail.head + 1} is damaged" if tail.head < last else "there is something behind the last event"
-            )
+        if tail.head != last or rest.strip(_NEWLINE):
+            what = "there is something behind the last event"
+            if tail.head < last:
+                what = f"event {tail.head + 1} {'is damaged' if rest.strip(_NEWLINE) else log.MISSING}"
             raise tail.damaged(what)
         return index.make_run(first, last, tail.offsets, tail.keys, tail.last_sum)
 
@@ -322,7 +334,7 @@ class View:
         if self.tail.head < position:
             self.advance(position)
             if self.tail.head < position:
-                raise self.tail.damaged(f"event {self.tail.head + 1} is damaged or missing; there were {position}")
+                raise self.ends_too_soon(position)
 
     def candidates(self, query: Query, after: int, until: int, *, backwards: bool) -> Iterator[int]:
         """Positions of events that may match, in order. Whoever asks has to read and compare."""
