@@ -343,7 +343,7 @@ def test_cancel(jobs: Path, queue: TaskQueue) -> None:
     assert "b: cancelled\n" in text and "there is no task 'nobody'" in text
     assert "'a' has ended already, it is done" in text
     assert queue.get("b").state == "cancelled"
-    assert call("cancel", jobs, "b") == "b: cancelled\n", "and it stays so"
+    assert call("cancel", jobs, "b") == "b: was cancelled before\n", "and it stays so"
     assert "which tasks?" in call("cancel", jobs, status=2)
 
 

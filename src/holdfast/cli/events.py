@@ -135,7 +135,7 @@ _TAKES: dict[str, set[str]] = {
 def _must_be_there(path: str) -> None:
     try:
         os.stat(f"{path}/store.json")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if not os.path.exists(f"{path}/events"):  # else the store says what is missing
             raise FileNotFoundError(2, "there is no event store here", path) from None
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+try:
+    import msgspec  # noqa: F401
+except ImportError:
+    raise ImportError("holdfast.events needs msgspec: pip install 'holdfast[events]'", name="msgspec") from None
+
 from ..errors import ConditionFailed, CorruptStore
 from .check import Problem, Report
 from .decisions import Decision, Projection

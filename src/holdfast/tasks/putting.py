@@ -213,12 +213,13 @@ class Putter:
         pause = FIRST_PAUSE
         while self._room <= 0:
             # Others may put at the same time; so not all of what is left is ours.
-            self._room = (self._most - self._count_waiting() + 7) // 8
+            waiting = self._count_waiting()
+            self._room = (self._most - waiting + 7) // 8
             if self._room > 0:
                 break
             if deadline is not None and monotonic() >= deadline:
                 raise QueueFull(
-                    f"{self._places.root}: {self._most} tasks wait already. Start more workers, or wait for room with "
+                    f"{self._places.root}: {waiting} tasks wait already. Start more workers, or wait for room with "
                     "put(…, wait=seconds).",
                     path=self._places.root,
                 )

@@ -377,6 +377,10 @@ class TaskQueue:
         """Remove tasks that have ended so, more than so many seconds ago. Gives how many."""
         import time
 
+        if not isinstance(older_than, int | float):
+            raise TypeError(f"older_than is seconds, not {older_than!r}")
+        if isinstance(states, str):
+            states = {states}
         for state in set(states) - journal.ENDED:
             raise ValueError(f"what can be purged is {', '.join(sorted(journal.ENDED))}; not {state!r}")
         removed = 0
@@ -450,6 +454,8 @@ def _check(priority: int, attempts: int, delay: float, timeout: float | None, ke
     if timeout is not None and (not isinstance(timeout, int | float) or not 0 < timeout < journal.LONGEST):
         raise ValueError(f"timeout is seconds, or None; not {timeout!r}")
     if key is not None:
+        if not isinstance(key, str):
+            raise ValueError(f"a key is a text, not {key!r}")
         file_name(key)  # raises UnsafePath if it cannot be one
     if not isinstance(limit, int) or limit < 1:
         raise ValueError(f"limit is how many may run at once, not {limit!r}")

@@ -187,7 +187,7 @@ complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -l limit -x -d 'o
 complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -s j -l json -d 'print JSON'
 complete -c holdfast -n '_shtab_holdfast_using tasks schedule' -s q -l quiet -d 'say nothing; the exit status tells'
 complete -c holdfast -n '_shtab_holdfast_using tasks schedule; and test $_shtab_holdfast_npos -eq 0' -ka "(__fish_complete_directories)" -d 'the directory of the queue'
-complete -c holdfast -n '_shtab_holdfast_using tasks; and test $_shtab_holdfast_npos -eq 0' -a unschedule -d 'End that.'
+complete -c holdfast -n '_shtab_holdfast_using tasks; and test $_shtab_holdfast_npos -eq 0' -a unschedule -d 'End schedules: what they put is not put any more.'
 complete -c holdfast -n '_shtab_holdfast_using tasks unschedule' -s h -l help -d 'show this help message and exit'
 complete -c holdfast -n '_shtab_holdfast_using tasks unschedule' -s j -l json -d 'print JSON'
 complete -c holdfast -n '_shtab_holdfast_using tasks unschedule' -s q -l quiet -d 'say nothing; the exit status tells'

@@ -27,7 +27,7 @@ ACTIONS = {
     "cancel": ("commands", "have tasks not be done; one that runs is ended"),
     "purge": ("commands", "remove tasks that have ended: done, failed and cancelled ones"),
     "schedule": ("put", "have a task put again and again; without a name, list what is"),
-    "unschedule": ("put", "end that"),
+    "unschedule": ("put", "end schedules: what they put is not put any more"),
     "recover": ("commands", "find tasks that a crash left where nobody sees them"),
 }
 

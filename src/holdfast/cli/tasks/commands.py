@@ -161,8 +161,10 @@ def cancel(options: argparse.Namespace) -> int:
     queue = queue_at(options.path)
 
     def end(id: str) -> str | None:
-        if not queue.cancel(id) and queue.get(id).state != "cancelled":
-            raise NotLocked(f"{queue.path}: task {id!r} has ended already, it is {queue.get(id).state}")
+        if not queue.cancel(id):
+            if queue.get(id).state != "cancelled":
+                raise NotLocked(f"{queue.path}: task {id!r} has ended already, it is {queue.get(id).state}")
+            return "was cancelled before"
         return "runs, and is being ended" if queue.get(id).state == "running" else None
 
     return _for_each(options, [], end, "cancelled", "cancelled")

@@ -79,6 +79,10 @@ def put(options: argparse.Namespace) -> int:
         raise ValueError("which tasks? Give their payloads, or - to read one per line from the standard input")
     if options.id is not None and (len(options.payloads) > 1 or options.payloads == ["-"]):
         raise ValueError("--id names one task, so there can be one payload")
+    if options.limit != 1 and options.key is None:
+        raise ValueError("--limit is how many with the same --key are done at a time; there is no --key")
+    if options.wait and options.max_pending is None:
+        raise ValueError("--wait is for room in a queue that may be full; there is no --max-pending")
     given = [word if word == "-" else _payload(word, options) for word in options.payloads]  # wrong: no queue is made
     queue = TaskQueue(options.path, durable=options.durable, max_pending=options.max_pending)
     more = {**_options_of(options), "delay": options.delay, "wait": options.wait}

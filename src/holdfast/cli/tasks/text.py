@@ -28,8 +28,10 @@ COLOURS = {
 
 def queue_at(path: str, **options: Any) -> TaskQueue:
     """The queue of a directory, which must be one."""
-    if not os.path.exists(f"{path}/queue.json"):
-        raise FileNotFoundError(2, "there is no queue of tasks here; holdfast tasks put makes one", path)
+    try:
+        os.stat(f"{path}/queue.json")
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(2, "there is no queue of tasks here; holdfast tasks put makes one", path) from None
     return TaskQueue(path, **options)
 
 

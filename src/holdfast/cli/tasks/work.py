@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 FAILED, UNFINISHED = 1, 75
 
 MORE = """\
-A word {} in the command is the payload: a text as it is, anything else as JSON. The command also has HOLDFAST_TASK_ID,
-HOLDFAST_TASK_TOKEN and HOLDFAST_TASK_PAYLOAD (JSON) in its environment. What it prints is shown when it has ended, and
+{} in the command, wherever it is in a word, is the payload: a text as it is, anything else as JSON. (Not in the text of
+sh -c: there a payload would be run as code.) The command also has HOLDFAST_TASK_ID, HOLDFAST_TASK_TOKEN and
+HOLDFAST_TASK_PAYLOAD (JSON) in its environment. What it prints is shown when it has ended, and its last 64 KiB are
 kept. If its exit status is not 0, it is tried again later, until --attempts of put are over.
 
 SIGTERM or control-C: what runs is finished, and nothing more begun. A second one: what runs is ended and given back.
