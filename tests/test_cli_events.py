@@ -148,6 +148,7 @@ def test_what_may_not_be_read_is_not_said_to_be_missing(in_memory: Path, capfd: 
     EventStore(shop).append(Event("A"))
     in_memory.chmod(0o755)
     shop.chmod(0o700)
+    assert main(["events", "head", str(shop)]) == 0  # and whatever is imported for it is
 
     def look() -> object:
         os.setuid(65534)

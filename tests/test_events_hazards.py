@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ import holdfast
 from holdfast import CorruptStore, Lock, system
 from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query, QueryItem
 from holdfast.events import disk as disk_module
+from holdfast.events.commit import Work
+from holdfast.events.ledger import Ledger
 from holdfast.events.log import Tail
 from holdfast.events.requests import Request
 
@@ -949,3 +952,214 @@ def test_somebody_was_stopped_while_it_had_the_turn_to_sync(shop: Path) -> None:
             store.append(Event("c"))
         assert time.monotonic() - began < 1, "it is waited for once, not each time"
     assert store.append(Event("d")) == 13 and store._view.tail.turn_is_moving
+
+
+# A second attack, by one who did not write this.
+
+
+@pytest.mark.parametrize("where", [(Tail, "read_on"), (Tail, "write"), (Tail, "ends_at")])
+def test_a_handler_closes_the_store_in_the_middle(where: Any, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had opened the last segment again, read nothing of it, and written from its beginning."""
+    store, other = EventStore(shop), EventStore(shop)
+    store.append(Event("a"))
+    other.append(Event("b"))
+    kind, name = where
+    real, closed = getattr(kind, name), []
+
+    def with_handler(*words: Any, **options: Any) -> Any:
+        found = real(*words, **options)
+        closed.append(store.close())  # type: ignore[func-returns-value]
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, with_handler)
+        assert store.append(Event("c"), AppendCondition(Query.of(types={"x"}))) == 3 and closed
+    assert other.append(Event("d")) == 4 and seen(shop) == ["a", "b", "c", "d"] and EventStore(shop).verify().ok
+
+
+@pytest.mark.parametrize("do", [lambda store: store.read_last(), lambda store: store.rebuild_index()])
+def test_a_handler_reads_while_its_thread_reads(do: Any, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    EventStore(shop).append([Event("a"), Event("b")])
+    store, real, told = EventStore(shop), Tail.add, []
+
+    def add(*words: Any) -> None:
+        with pytest.raises(holdfast.WouldDeadlock) as caught:
+            do(store)
+        told.append(caught.value)
+        real(*words)
+
+    monkeypatch.setattr(Tail, "add", add)
+    assert [event.type for event in store.read(Query.of(types={"a", "b"}))] == ["a", "b"] and len(told) == 2
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_a_sync_fails_and_an_interrupt_comes_with_it(rolls: bool, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of the failure once."""
+    store = EventStore(shop, segment_size=1 if rolls else 1 << 20)
+    store.append(Event("a"))
+    fails = [OSError(errno.EIO, "a broken disk")]
+    fdatasync, distrust = system.fdatasync, Ledger.distrust
+    interrupts = [KeyboardInterrupt()]
+    told: list[int] = []
+
+    def sync(fd: int) -> None:
+        if fails:
+            raise fails.pop()
+        fdatasync(fd)
+
+    def interrupted(ledger: Ledger, epoch: int) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        told.append(epoch)
+        distrust(ledger, epoch)
+
+    monkeypatch.setattr(system, "fdatasync", sync)
+    monkeypatch.setattr(Ledger, "distrust", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.append(Event("b"))
+    assert not fails and not interrupts
+    assert store.append(Event("c")) == 2 and told
+    assert seen(shop) == ["a", "c"], "and it is in a segment of its own"
+    assert len(list((shop / "events").glob("*.jsonl"))) == 2 and EventStore(shop).verify().ok
+
+
+def test_two_interrupts_while_it_is_undone(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = EventStore(shop)
+    store.append(Event("a"))
+    write, forget = Tail.write, store._view.forget
+    interrupts = [KeyboardInterrupt("second"), KeyboardInterrupt("first")]
+
+    def interrupted(*words: Any, **options: Any) -> int:
+        end = write(*words, **options)
+        if len(interrupts) == 2:
+            raise interrupts.pop()
+        return end
+
+    def again() -> None:
+        forget()
+        if len(interrupts) == 1:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(Tail, "write", interrupted)
+    monkeypatch.setattr(store._view, "forget", again)
+    with pytest.raises(KeyboardInterrupt):
+        store.append(Event("b"))
+    assert not interrupts and store.append(Event("c")) == 2 and seen(shop) == ["a", "c"]
+
+
+def test_what_identifies_a_store_is_on_disk_whoever_made_it(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = system.fsync
+    monkeypatch.setattr(system, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    EventStore(shop, durable=False)
+    assert any("store.json" in path for path in synced) and {str(shop), str(shop.parent)} <= set(synced)
+
+
+def test_what_is_ready_is_taken_while_it_is_read(shop: Path) -> None:
+    """By a task that comes after one that was cancelled. The tail had taken that for the end."""
+    store = EventStore(shop)
+    store.append([Event("T", n) for n in range(600)])
+    tail = store.tail()
+    taken: list[int] = []
+
+    class Taken(deque[Any]):
+        def extend(self, found: Any) -> None:
+            taken.extend(event.position for event in found)
+
+    tail._ready = Taken()  # type: ignore[attr-defined]
+    while len(taken) < 600:
+        before = len(taken)
+        tail._read_on()  # type: ignore[attr-defined]
+        assert len(taken) > before
+    assert taken == list(range(1, 601))
+
+
+@pytest.mark.parametrize("size", [0, 50])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_segment_is_cut_under_a_reader(size: int, backwards: bool, shop: Path) -> None:
+    """It is told, and does not look for ever."""
+    store = EventStore(shop, durable=False, segment_size=900)
+    for number in range(20):
+        store.append(Event("T", number, tags={"a"}))
+    assert len(list(store.read(Query.of(tags={"a"})))) == 20
+    os.truncate(sorted((shop / "events").iterdir())[1], size)
+    with pytest.raises(CorruptStore):
+        list(store.read(backwards=backwards))
+
+
+def test_a_damaged_line_of_a_batch_with_good_ones_behind_it(shop: Path) -> None:
+    """Without a ledger, and never synced: it is no end of anything, so nothing is cut off."""
+    store = EventStore(shop, durable=False)
+    store.append([Event("A", 1), Event("A", 2)])
+    store.append(Event("B"))
+    path = shop / "events/0000000001.jsonl"
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b'"data":2', b'"data":3'))
+    (shop / "ledger").unlink()
+    for do in (lambda store: list(store.read()), lambda store: store.append(Event("C"))):
+        with pytest.raises(CorruptStore, match="is damaged, and what comes after that is not"):
+            do(EventStore(shop, durable=False))
+    path.write_bytes(text)
+    assert EventStore(shop).append(Event("C")) == 4
+
+
+@pytest.mark.parametrize("query", [Query.all(), Query.of(tags={"a"})])
+def test_a_fork_in_the_middle_of_reading(query: Query, shop: Path) -> None:
+    store = EventStore(shop)
+    store.append([Event("T", n, tags={"a"}) for n in range(10)])
+    reading = iter(store.read(query))
+    assert next(reading).position == 1
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store._view.mutex:
+            held.set()
+            let_go.wait(30)
+
+    thread = Thread("other", hold)
+    assert held.wait(30)
+
+    def in_its_child() -> list[int]:
+        signal.alarm(20)
+        return [event.position for event in reading]
+
+    assert in_child(in_its_child) == list(range(2, 11))
+    let_go.set()
+    thread.join()
+
+
+def test_a_failed_sync_of_what_others_have_made_visible(shop: Path, syncs: Syncs) -> None:
+    """It stays, but the next one who waits for the disk begins a new segment."""
+    careful, hasty = EventStore(shop), EventStore(shop, durable=False)
+    careful.append(Event("a"))
+    syncs.hold("A")
+    thread = Thread("A", lambda: careful.append(Event("b")))
+    syncs.until_held("A")
+    hasty.append(Event("c"))
+    syncs.broken.add("A")
+    syncs.let_go("A")
+    assert thread.outcome() == "OSError"
+    assert careful.append(Event("d")) == 4 and seen(shop) == ["a", "b", "c", "d"]
+    assert sorted(path.name for path in (shop / "events").iterdir()) == ["0000000001.jsonl", "0000000004.jsonl"]
+
+
+def test_a_segment_that_is_made_anew_is_never_missing(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = EventStore(shop)
+    store.append(Event("a"))
+    ledger = store._committer.disk._ledger
+    assert ledger is not None
+    store._committer.segment_size = 1
+    store.append(Event("b"))
+    tail = store._view.tail
+    work = Work()
+    rename = system.rename
+
+    def dies(source: str, target: str) -> None:
+        if target == tail.path:
+            raise OSError(errno.EMFILE, "Too many open files")
+        rename(source, target)
+
+    monkeypatch.setattr(system, "rename", dies)
+    with pytest.raises(OSError, match="Too many"):
+        store._committer._make_anew(work, tail)
+    assert seen(shop) == ["a", "b"]

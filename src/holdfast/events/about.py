@@ -32,13 +32,13 @@ def tag_of(name: str) -> bytes:
     return b"%08x" % crc32(name.encode())
 
 
-def open_directory(path: str, durable: bool, mode: int) -> str:
+def open_directory(path: str, mode: int) -> str:
     """Make it if it is not there. Gives the id of the store."""
     while True:
         try:
             return read_id(path)
         except FileNotFoundError:
-            _make(path, durable, mode)
+            _make(path, mode)
 
 
 def read_id(path: str) -> str:
@@ -64,7 +64,7 @@ def read_id(path: str) -> str:
     return name
 
 
-def _make(path: str, durable: bool, mode: int) -> None:
+def _make(path: str, mode: int) -> None:
     made = _missing(path)
     try:
         os.makedirs(f"{path}/events", exist_ok=True)
@@ -79,8 +79,7 @@ def _make(path: str, durable: bool, mode: int) -> None:
     fd = system.open_fd(private, system.O_NEW, mode)
     try:
         system.write(fd, msgspec.json.encode({"format": FORMAT, "id": os.urandom(16).hex()}) + b"\n")
-        if durable:
-            system.fsync(fd)
+        system.fsync(fd)  # also if nobody waits for the disk later: without it, nobody knows whose events these are
     finally:
         system.close(fd)
     try:
@@ -89,9 +88,8 @@ def _make(path: str, durable: bool, mode: int) -> None:
         pass  # another process was quicker
     finally:
         system.unlink(private)
-    if durable:
-        for folder in (path, *made):
-            log.sync_folder(folder)
+    for folder in (path, *made):
+        log.sync_folder(folder)
 
 
 def _missing(path: str) -> list[str]:

@@ -10,7 +10,7 @@ Each request gets its own answer. A write that fails is undone before the lock i
 
 from __future__ import annotations
 
-import sys
+from sys import _getframe
 from threading import get_ident
 from time import monotonic, sleep
 
@@ -71,19 +71,23 @@ class Committer:
         self.disk.forget()
         self.lock.close()
 
-    def begin_again(self, view: View) -> None:
+    def begin_again(self) -> None:
         """In a forked child, in which none of the threads that wait is there."""
-        self.view = self.disk.view = view
         self.queue = Queue()
         self.close()
 
+    @property
+    def is_ours(self) -> bool:
+        """Is this thread in the middle of an append, or of something else that changes what we know? Then whoever asks
+        is a signal handler."""
+        return self.view.is_ours or self.queue.is_ours or (get_ident() in _appending and self._is_below(_getframe(1)))
+
     def submit(self, *requests: Request) -> None:
         """Append, and wait for the answers, which are in the requests."""
-        # A signal handler, in the middle of an append, or of something else that changes what we know.
         me = get_ident()
         nested = me in _appending
-        if self.view.is_ours or self.queue.is_ours or (nested and self._is_below(sys._getframe(1))):
-            raise WouldDeadlock(f"{self._root}: this thread is appending or reading already", path=self._root)
+        if self.view.is_ours or self.queue.is_ours or (nested and self._is_below(_getframe(1))):
+            raise self.would_deadlock()
         try:
             _appending.add(me)
             self.queue.put(requests)
@@ -105,6 +109,9 @@ class Committer:
         finally:
             if not nested:
                 _appending.discard(me)
+
+    def would_deadlock(self) -> WouldDeadlock:
+        return WouldDeadlock(f"{self._root}: this thread is appending or reading already", path=self._root)
 
     def _is_below(self, frame: FrameType | None) -> bool:
         """Is this append called by another one to the same store, perhaps with another object?"""
@@ -238,8 +245,7 @@ class Committer:
     # Under the lock.
 
     def _write(self, work: Work) -> None:
-        head, end = self._find_end(work)
-        tail = self.view.tail
+        tail, head, end = self._find_end(work)
         if tail.vouches_after < 0:
             tail.vouches_after = head
         drafts, texts = self._decide(work, head)
@@ -275,21 +281,29 @@ class Committer:
                     ledger.release(last)
             work.head = last  # at last: from here on it is to be synced
         except BaseException:
-            if ledger is not None and ledger.end[0] == last:  # too late: somebody may sync it at this very moment
-                if not self.durable:
-                    ledger.release(last)
-                work.head = last
-            elif not work.head:
-                self.view.forget()
-                if ledger is not None:
-                    ledger.note_written(head, tail.first, begin)
-                tail.cut(begin)
+            try:
+                self._undo(work, tail, last, head, begin)
+            except BaseException:
+                self._undo(work, tail, last, head, begin)
+                raise
             raise
         if ledger is None:  # in any case: before it is on the server, no other machine can see it
             self.disk.sync_or_undo(work, head)
 
-    def _find_end(self, work: Work) -> tuple[int, int]:
-        """The last event in the log, and where it ends.
+    def _undo(self, work: Work, tail: Tail, last: int, head: int, begin: int) -> None:
+        ledger = work.ledger
+        if ledger is not None and ledger.end[0] == last:  # too late: somebody may sync it at this very moment
+            if not self.durable:
+                ledger.release(last)
+            work.head = last
+        elif not work.head:
+            self.view.forget()
+            if ledger is not None:
+                ledger.note_written(head, tail.first, begin)
+            tail.cut(begin)
+
+    def _find_end(self, work: Work) -> tuple[Tail, int, int]:
+        """The last segment, the last event in the log, and where it ends.
 
         If the ledger says so and the log agrees, nobody died, and there is no need to know what others wrote. With a
         condition there is.
@@ -301,12 +315,11 @@ class Committer:
                 tail = self.view.tail_in(segment)
                 sure = tail.first == segment and tail.ends_at(end)
                 if sure and (tail.head == head or not _any_condition(work.taken)):
-                    return head, end
-        self._catch_up(work)
-        tail = self.view.tail
-        return tail.head, tail.end
+                    return tail, head, end
+        tail = self._catch_up(work)
+        return tail, tail.head, tail.end
 
-    def _catch_up(self, work: Work) -> None:
+    def _catch_up(self, work: Work) -> Tail:
         """Know everything that is in the log, and remove what a crash left of the last append."""
         ledger = work.ledger
         if ledger is not None and ledger.pending:
@@ -327,6 +340,7 @@ class Committer:
         if ledger is None and self.disk.has_ledger:
             work.ledger = self.disk.make_ledger(tail, tail.head)
         self.disk.looked = True
+        return tail
 
     def _decide(self, work: Work, before: int) -> tuple[list[Draft], list[bytes]]:
         """Check the conditions, each against the log and what those before it in the queue are about to add."""
@@ -372,8 +386,7 @@ class Committer:
 
     def _make_anew(self, work: Work, tail: Tail) -> Tail:
         """A segment with nothing in it. Whoever has the old one open sees that it is gone."""
-        system.unlink(tail.path)
-        log.make_segment(self.view.events, tail.first, self._mode, durable=self.durable)
+        log.make_segment(self.view.events, tail.first, self._mode, durable=self.durable, anew=True)
         if work.ledger is not None:
             work.ledger.note_made_anew()
         self.view.forget()

@@ -12,6 +12,7 @@ Where other machines write too, there is no ledger, and every append is synced u
 from __future__ import annotations
 
 import errno
+import os
 from contextlib import suppress
 from time import monotonic, sleep
 
@@ -55,6 +56,7 @@ class Disk:
         self._lock = lock
         # Shared memory reaches the processes of this machine, and is trusted until the next boot.
         self.has_ledger = not view.shared and owner.boot_id() is not None
+        self._unsaid: tuple[Ledger, int] | None = None  # a sync went wrong, which the ledger was not told yet
         self.forget()
 
     def forget(self) -> None:
@@ -73,6 +75,8 @@ class Disk:
         if not self.has_ledger:
             return None
         ledger = self._ledger
+        if self._unsaid is not None:
+            self._say_unsaid()
         if ledger is None or not ledger.in_place:
             ledger = self._ledger = self._find_ledger()
         if ledger is not None and not ledger.is_trusted:
@@ -109,6 +113,8 @@ class Disk:
             log.sync_folder(self.view.events)
             if not self.named:
                 log.sync_folder(self._root)
+                with suppress(PermissionError):
+                    log.sync_folder(os.path.dirname(self._root))
         self.named = tail.first
 
     def sync_or_undo(self, written: Written, head: int) -> None:
@@ -139,7 +145,8 @@ class Disk:
             ledger = self.make_ledger(tail, head)
         except OSError:
             if ledger is not None:
-                ledger.distrust(ledger.epoch)
+                self._unsaid = (ledger, ledger.epoch)
+                self._say_unsaid()
                 tail.end_turn()
                 self._take_back_locked(ledger)
             raise
@@ -170,6 +177,8 @@ class Disk:
         if not self.durable:
             ledger.wake()
             return
+        if self._unsaid is not None:
+            self._say_unsaid()
         failure: OSError | None = None
         is_stuck = False
         try:
@@ -181,8 +190,9 @@ class Disk:
             try:
                 system.fdatasync(tail.fd)
             except OSError as error:
-                failure = error
-                ledger.distrust(written.epoch)  # at once: somebody may be about to say that all is well
+                # The kernel does not say it twice, and an interrupt may come with the next call.
+                self._unsaid, failure = (ledger, written.epoch), error
+                self._say_unsaid()  # at once: somebody may be about to say that all is well
             else:
                 if ledger.note_synced(covered, written.epoch):
                     return
@@ -194,6 +204,12 @@ class Disk:
             return
         if self._take_back(written, ledger, tail):  # else another one's sync came after our write, and went well
             raise failure or _taken_back(tail)
+
+    def _say_unsaid(self) -> None:
+        unsaid = self._unsaid
+        if unsaid is not None:
+            unsaid[0].distrust(unsaid[1])
+            self._unsaid = None
 
     def _is_on_disk(self, written: Written, stuck: Ledger, tail: Tail) -> bool:
         """Go on with another ledger, in which all that is in the log counts as on disk. True: what was written is."""

@@ -242,7 +242,8 @@ class Ledger:
         self._cells[_PENDING] = end + 1
 
     def trust_again(self) -> None:
-        """There is nothing to be taken back."""
+        """There is nothing to be taken back. The segment is not to be gone on with, all the same."""
+        self._cells[_SPOILT] = self._cells[_SEGMENT]
         self._cells[_DISTRUST] = 0
 
     @property

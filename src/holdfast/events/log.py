@@ -260,8 +260,8 @@ class Tail:
         safe = max(known_safe, max((head.batch[2] for head in good), default=0))
         if safe > self.head:
             raise self.damaged(f"event {self.head + 1} is damaged: it had been on disk")
-        if good and not _begins_good(rest, self._tag) and self._written_since_boot():
-            raise self.damaged(f"event {self.head + 1} is damaged, and what comes after it is not")
+        if good and _good_behind_bad(rest, self._tag) and self._written_since_boot():
+            raise self.damaged(f"event {self.head + 1}, or one behind it, is damaged, and what comes after that is not")
         if _is_foreign(rest, self._tag):
             raise self.damaged("not ours")
         return True
@@ -362,8 +362,10 @@ def _good_heads(text: bytes, tag: bytes) -> list[lines._Head]:
     return [lines.decode_head(line) for line in text.split(b"\n") if line and lines.is_good(line, tag)]
 
 
-def _begins_good(text: bytes, tag: bytes) -> bool:
-    return lines.is_good(text[: text.find(b"\n")], tag)
+def _good_behind_bad(text: bytes, tag: bytes) -> bool:
+    """Is there a good line behind one that is not? What was killed leaves good ones, and then part of one."""
+    good = [lines.is_good(line, tag) for line in text.split(b"\n") if line]
+    return False in good and True in good[good.index(False) :]
 
 
 def _is_foreign(text: bytes, tag: bytes) -> bool:
@@ -394,10 +396,14 @@ def open_segment(path: str, *, writable: bool, anew: bool) -> int:
     return system.open_fd(path, flags | system.O_DIRECT if anew else flags)
 
 
-def make_segment(folder: str, first: int, mode: int, *, durable: bool) -> None:
-    """An empty one. If somebody died after making it, it is there already."""
+def make_segment(folder: str, first: int, mode: int, *, durable: bool, anew: bool = False) -> None:
+    """An empty one. If somebody died after making it, it is there already. `anew`: in place of that."""
+    path = segment_path(folder, first)
+    private = f"{path}.{os.urandom(8).hex()}.tmp" if anew else path
     try:
-        system.close(system.open_fd(segment_path(folder, first), system.O_NEW, mode))
+        system.close(system.open_fd(private, system.O_NEW, mode))
+        if anew:
+            system.rename(private, path)
     except FileExistsError:
         pass
     if durable:

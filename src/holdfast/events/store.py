@@ -73,7 +73,7 @@ class EventStore:
         for kind in self.types.values():
             if not isinstance(kind, type):
                 raise TypeError(f"types are classes, not {kind!r}")
-        self.id = about.open_directory(self.path, durable, mode)
+        self.id = about.open_directory(self.path, mode)
         self._tag = tag = about.tag_of(self.id)
         self._mode = mode
         mount = mount_at(system.stat(self.path).st_dev, self.path)
@@ -93,7 +93,10 @@ class EventStore:
         return f"holdfast.events.EventStore({self.path!r})"
 
     def close(self) -> None:
-        """Close all files. Not needed; whatever is done next opens them again."""
+        """Close all files. Not needed; whatever is done next opens them again. (A signal handler that comes while this
+        thread appends or reads closes nothing.)"""
+        if self._committer.is_ours:
+            return
         with self._view.mutex:
             self._view.forget()
         self._committer.close()
@@ -197,6 +200,8 @@ class EventStore:
             if isinstance(after, int):
                 wrong = f"limit is a number of events, or None for all, not {limit!r}"
             raise ValueError(wrong)
+        if self._committer.is_ours:
+            raise self._committer.would_deadlock()
         head = self.head()
         if self._view.has_unsaved:
             self._view.save_runs()
@@ -254,8 +259,10 @@ class EventStore:
     def follow(self, query: Query = _ALL, after: int = 0, timeout: float | None = None) -> Iterator[StoredEvent]:
         """`tail` without an event loop. Ends when nothing has come for `timeout` seconds; None: never."""
         deadline = None
+        head = 0
         while True:
             reading = self.read(query, after)
+            head = max(head, reading.head)
             for event in reading:
                 yield event
                 deadline = None
@@ -263,21 +270,21 @@ class EventStore:
             if deadline is None and timeout is not None:
                 deadline = monotonic() + timeout
             try:
-                wait.drive(self._news(after, deadline))
+                wait.drive(self._news(after, deadline, head))
             except wait.DeadlinePassed:
                 return
 
-    def _news(self, after: int, deadline: float | None) -> wait.Steps[None]:
-        """Until there is something behind `after`."""
+    def _news(self, after: int, deadline: float | None, had: int) -> wait.Steps[None]:
+        """Until there is something behind `after`. It is not to have fewer events than it had."""
         path = self._committer.disk.ledger_path
         waiting = Waiting(path)
         watched = None
         try:
             while (head := self.head()) <= after:
-                if head < after:
+                if head < had:
                     raise CorruptStore(
-                        f"{self.path}: there is no event {after}, the last one is {head}: was the store brought back "
-                        "from a copy? Begin again, after a position that it has.",
+                        f"{self.path}: there is no event {had} any more, the last one is {head}: was the store brought "
+                        "back from a copy? Begin again, after a position that it has.",
                         path=self.path,
                         position=head,
                     )
@@ -346,6 +353,8 @@ class EventStore:
 
     def rebuild_index(self) -> None:
         """Make again what is derived from the log."""
+        if self._committer.is_ours:
+            raise self._committer.would_deadlock()
         self._view.rebuild()
 
     def export(self, target: base.StrPath | Any, query: Query = _ALL, after: int = 0) -> int:
@@ -412,11 +421,13 @@ class AsyncReading(AsyncIterator[StoredEvent]):
 
     def _read_on(self) -> None:
         with self._mutex:
-            if self._ready:
-                return
-            if self._reading is None:
-                self._reading = self._begin()
-            self._ready.extend(self._reading.some(_AT_ONCE))
+            if not self._ready:
+                self._ready.extend(self._some())
+
+    def _some(self) -> list[StoredEvent]:
+        if self._reading is None:
+            self._reading = self._begin()
+        return self._reading.some(_AT_ONCE)
 
     async def __anext__(self) -> StoredEvent:
         if not self._ready:
@@ -432,27 +443,31 @@ class AsyncTail(AsyncReading):
     def __init__(self, store: EventStore, query: Query, after: int) -> None:
         self._store = store
         self._after = after  # up to here everything was given, or is ready
+        self._head = 0  # of what was read
         super().__init__(lambda: store.read(query, self._after))
 
-    def _read_on(self) -> None:
+    def _some(self) -> list[StoredEvent]:
         try:
-            super()._read_on()
+            found = super()._some()
         except BaseException:
             self._reading = None  # begin again behind what was given
             raise
-        with self._mutex:
-            if self._ready:
-                self._after = self._ready[-1].position
-            elif self._reading is not None:
-                self._after = max(self._after, self._reading.head)
-                self._reading = None
+        # By what was found: of what is ready somebody may take all at this very moment.
+        if self._reading is not None:
+            self._head = max(self._head, self._reading.head)
+        if found:
+            self._after = found[-1].position
+        else:
+            self._after = max(self._after, self._head)
+            self._reading = None
+        return found
 
     async def __anext__(self) -> StoredEvent:
         while True:
             try:
                 return await super().__anext__()
             except StopAsyncIteration:
-                await wait.adrive(self._store._news(self._after, None))
+                await wait.adrive(self._store._news(self._after, None, self._head))
 
 
 def _inode_of(path: str) -> int | None:
@@ -498,8 +513,8 @@ _stores: weakref.WeakSet[EventStore] = weakref.WeakSet()
 def _begin_again() -> None:
     """In a forked child: its threads are gone, and with them whoever held a mutex."""
     for store in list(_stores):
-        store._view = View(store.path, store._tag, store._mode, shared=store._view.shared, anew=store._view.anew)
-        store._committer.begin_again(store._view)
+        store._view.begin_in_child()  # the same one: whoever has begun to read goes on with it
+        store._committer.begin_again()
 
 
 if hasattr(os, "register_at_fork"):

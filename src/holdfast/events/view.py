@@ -42,6 +42,10 @@ class View:
         self.index = f"{root}/index"
         self._store = store
         self._mode = mode
+        self.begin_in_child()
+
+    def begin_in_child(self) -> None:
+        """Know nothing. (In a forked child, whoever had the mutex may be gone.)"""
         self.mutex = RLock()
         self.firsts: list[int] = []
         self._tail: Tail | None = None
@@ -379,7 +383,11 @@ class View:
         if file is None:
             if len(self._files) >= _OPEN_FILES:
                 self._files.clear()
-            file = self._files[first] = Segment(self.events, first, anew=self.anew)
+            try:
+                file = self._files[first] = Segment(self.events, first, anew=self.anew)
+            except FileNotFoundError as error:
+                text = f"{error.filename}: event {first} {log.MISSING}"
+                raise CorruptStore(text, path=self.events, position=first) from None
         return file
 
     def place(self, position: int) -> tuple[Segment, int, int]:
@@ -438,7 +446,7 @@ class View:
         position = after + 1
         while position <= until:
             file, start, _ = self.place(position)
-            size = _A_CHUNK
+            began, size = position, _A_CHUNK
             while position <= until:
                 text = system.pread(file.fd, size, start)
                 cut = text.rfind(b"\n") + 1
@@ -460,7 +468,7 @@ class View:
                     position += 1
                 if not cut or text[:1] == b"\n" or len(text) < size:
                     break  # the segment ends here
-            if not self._has_started(position):
+            if position == began or not self._has_started(position):
                 raise file.damaged(start, position)
 
     def _has_started(self, position: int) -> bool:

@@ -44,8 +44,7 @@ def _make(places: Places, about: str, *, durable: bool, mode: int) -> None:
     fd = system.open_fd(private, system.O_NEW, mode)
     try:
         system.write(fd, json.dumps({"format": FORMAT, "what": "tasks of Holdfast"}).encode() + b"\n")
-        if durable:
-            system.fsync(fd)
+        system.fsync(fd)  # also if nobody waits for the disk later: without it, this is no queue
     finally:
         system.close(fd)
     system.rename(private, about)
