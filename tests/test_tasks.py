@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import die_before_call, in_child, survives
@@ -16,7 +19,9 @@ from holdfast import LockLost, NotLocked, Timeout, UnsafePath, Unsupported, syst
 from holdfast.paths import Mount
 from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue
 from holdfast.tasks import queue as queue_module
+from holdfast.tasks.claim import Verdict
 from holdfast.tasks.journal import STATES
+from holdfast.tasks.putting import Putter
 
 
 @pytest.fixture
@@ -707,3 +712,120 @@ def test_what_is_on_its_way_is_not_done(queue: TaskQueue, jobs: Path, monkeypatc
     place.rename(jobs / "new" / "x")
     assert queue.stats()["done"] == 0 and queue.ids("done") == []
     assert queue.stats()["pending"] == 1
+
+
+# A second attack, by one who did not write this.
+
+
+def test_cancelling_what_a_dead_worker_had(queue: TaskQueue, jobs: Path) -> None:
+    """Its name in running/ and the one in cancelled/ are of one file: to rename that does nothing."""
+    queue.put("x", id="x")
+    assert not survives(lambda: queue.claim() and os.kill(os.getpid(), signal.SIGKILL))
+    assert queue.cancel("x") and queue.claim() is None
+    assert queue.taker.try_claim(look=True) is None
+    assert os.listdir(jobs / "running") == [] and queue.get("x").state == "cancelled" and queue.is_empty()
+
+
+@pytest.mark.parametrize("how", ["fail", "give back", "raise"])
+def test_a_cancelled_task_is_not_done_again(how: str, queue: TaskQueue) -> None:
+    queue.put("x", id="x")
+    claim = claimed(queue)
+    assert queue.cancel("x") and claim.cancelled
+    if how == "fail":
+        assert not claim.fail("no")
+    elif how == "give back":
+        claim.give_back()
+    else:
+        with pytest.raises(ZeroDivisionError), claim:
+            _ = 1 / 0
+    assert queue.get("x").state == "cancelled" and queue.claim() is None
+
+
+def test_giving_back_does_not_take_back_a_cancellation(queue: TaskQueue) -> None:
+    queue.put("x", id="x")
+    claim = claimed(queue)
+    assert queue.cancel("x")
+    queue.taker.say_how_it_ends(claim.place, queue.get("x"), Verdict("pending", "its worker was ended"))
+    claim.abandon()
+    assert queue.taker.settle_place(claim.place, 0.0) and queue.get("x").state == "cancelled"
+
+
+@pytest.mark.parametrize("do", ["purge", "retry"])
+def test_it_is_purged_and_put_again_in_between(do: str, queue: TaskQueue, jobs: Path) -> None:
+    """Between opening the file and locking it."""
+    queue.put("old", id="x")
+    claimed(queue).complete()
+    other, lock, times = TaskQueue(jobs), queue._desk.lock, []
+
+    def late(fd: int, op: int) -> None:
+        if not times:
+            times.append(other.purge())
+            other.put("new", id="x")
+        lock(fd, op)
+
+    queue._desk.lock = late
+    if do == "purge":
+        assert queue.purge() == 0
+    else:
+        with pytest.raises(NotLocked, match="has not ended"):
+            queue.retry("x")
+    queue._desk.lock = lock
+    assert times == [1] and other.get("x").payload == "new" and claim_all(other) == ["new"]
+
+
+def test_a_put_that_others_have_helped_and_done_and_purged(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, enqueue = TaskQueue(jobs), Putter.enqueue
+
+    def late(putter: Putter, *words: Any) -> list[str]:
+        if putter is queue._putter:
+            other.rescue()
+            claimed(other).complete()
+            assert other.purge() == 1
+        return enqueue(putter, *words)
+
+    monkeypatch.setattr(Putter, "enqueue", late)
+    assert queue.put("x", id="x") == "x" and queue.is_empty()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESPIPE, errno.EBADMSG])
+def test_one_file_that_cannot_be_read(number: int, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.put("bad", id="bad")
+    queue.put("good")
+    pread = system.pread
+
+    def broken(fd: int, size: int, at: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".bad"):
+            raise OSError(number, os.strerror(number))
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(system, "pread", broken)
+    assert claimed(queue).payload == "good"
+
+
+def test_what_is_no_task_in_the_way(queue: TaskQueue, jobs: Path) -> None:
+    (jobs / "pending/0").mkdir(parents=True)
+    (jobs / "pending/0/README").write_text("not ours")
+    (jobs / "pending/0/\N{SUPERSCRIPT TWO}").mkdir()
+    os.mkfifo(jobs / "tasks/fifo")
+    (jobs / "tasks/folder").mkdir()
+    queue.put("x", id="x", key="k")
+    first = claimed(queue)
+    queue.put("y", id="y", key="k")
+    assert queue.claim() is None and len(list((jobs / "parked/k").iterdir())) == 1
+    (jobs / "parked/k/.DS_Store").write_text("not ours")
+    first.complete()
+    assert claim_all(queue) == ["y"]
+    (jobs / "pending/0/000000000").mkdir(exist_ok=True)
+    (jobs / "pending/0/000000000/README").write_text("not ours")
+    assert queue.is_empty() and {task.id for task in queue} == {"x", "y"} and queue.recover() == 0
+
+
+def test_who_puts_it_again_promises_it_too(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was first may have died before it was on disk."""
+    queue.put("x", id="x")
+    synced: list[str] = []
+    monkeypatch.setattr(system, "sync_file_system", synced.append)
+    queue.put("x", id="x")
+    assert synced == [f"{queue.path}/tasks"]

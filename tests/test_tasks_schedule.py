@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from support import until
 
+from holdfast import UnsafePath
 from holdfast.tasks import TaskQueue, Worker
 from holdfast.tasks.schedule import Cron, Every
+
+
+@pytest.fixture
+def queue(in_memory: Path) -> TaskQueue:
+    return TaskQueue(in_memory / "jobs", durable=False)
 
 
 def moment(text: str) -> float:
@@ -125,3 +134,34 @@ def test_a_full_queue_is_no_reason_to_stop(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "since": 0}))
     queue.put("waits")
     assert Worker(queue, lambda task: None).run(drain=True).done == 1
+
+
+def test_one_that_is_wrong_is_not_in_the_way_of_the_others(queue: TaskQueue) -> None:
+    for name in ("a", "z"):
+        queue.schedule(name, every=1)
+    folder = Path(queue.path) / "schedules"
+    said = json.loads((folder / "a.json").read_text())
+    for change in ({"cron": [5], "every": None}, {"options": {"priority": "high"}}, {"every": 1e300}, {"since": 1e300}):
+        (folder / "a.json").unlink()
+        (folder / "a.json").write_text(json.dumps({**said, **change}))
+        before = queue.stats()["pending"]
+        until(lambda before=before: _put(queue) or queue.stats()["pending"] > before)
+    (folder / "a.json").unlink()
+    os.mkfifo(folder / "a.json")
+    before = queue.stats()["pending"]
+    until(lambda: _put(queue) or queue.stats()["pending"] > before)
+
+
+def _put(queue: TaskQueue) -> None:
+    with suppress(ValueError):
+        queue.put_scheduled()
+
+
+@pytest.mark.parametrize(
+    ("name", "payload", "every"),
+    [("x" * 240, None, 1), ("a", float("nan"), 1), ("a", None, 10**400), ("a", None, float("inf"))],
+)
+def test_what_cannot_be_put_cannot_be_scheduled(name: str, payload: object, every: float, queue: TaskQueue) -> None:
+    with pytest.raises((ValueError, UnsafePath)):
+        queue.schedule(name, payload, every=every)
+    assert queue.schedules.all() == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import select
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 from support import Child, descriptors, in_child, unpacked, until
 
-from holdfast import Lock
+from holdfast import Lock, system
 from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed
 from holdfast.tasks.claim import Verdict
 
@@ -617,3 +618,28 @@ def test_the_clock_is_set_while_they_work(jobs: Path, in_memory: Path) -> None:
     assert [worker.wait(60) for worker in workers] == [0, 0]
     assert [queue.get(id).state for id in ids] == ["done"] * 40
     assert Counter(noted(in_memory / "out")) == Counter(map(str, range(40)))
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_the_disk_is_full_for_a_while(threads: bool, queue: TaskQueue, in_memory: Path) -> None:
+    """Whoever works goes on when there is room again."""
+    flag = in_memory / "full"
+    flag.write_text("")
+    real = system.pwrite
+
+    def pwrite(fd: int, data: bytes, at: int) -> int:
+        if flag.exists() and b'"is": ' in data:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data, at)
+
+    system.pwrite = pwrite
+    try:
+        ids = queue.put_all(range(3))
+        worker = Running(lambda: Worker(queue, lambda task: None, concurrency=2, threads=threads))
+        time.sleep(2.5)
+        flag.unlink()
+        assert [task.state for task in queue.wait(ids, timeout=30)] == ["done"] * 3
+        worker.kill(signal.SIGTERM)
+        assert worker.end() == 0
+    finally:
+        system.pwrite = real

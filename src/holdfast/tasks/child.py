@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from time import monotonic
+from time import monotonic, sleep
 
 from .. import gate, owner
 from ..errors import HoldfastError
@@ -20,6 +20,7 @@ from .queue import TaskQueue
 
 _NEVER = float("inf")
 _GRACE = 1.0  # seconds for what ends itself
+_A_WHILE = 1.0
 _DONE, _FAILED, _RETRIED, _GIVEN_BACK = range(4)
 
 
@@ -193,7 +194,11 @@ class Loop:
                 claim = self._queue.taker.try_claim() or self._wait(idle)
                 if claim is None:
                     return
-                self._do(claim)
+                try:
+                    self._do(claim)
+                finally:
+                    claim.abandon()  # if it could not be said how it ended: whoever takes it next goes by its file
+                    claim = None
 
     def _count_dead(self, failed: bool) -> None:
         self._counts[_FAILED if failed else _RETRIED] += 1
@@ -288,14 +293,18 @@ def work(
                 os.write(tell, text.encode() + b"\n")
 
     say(f"me {owner.me().random.decode()}")
-    failures: list[BaseException] = []
+    failures: list[type[BaseException]] = []
 
     def run_one(loop: Loop) -> None:
-        try:
-            loop.work()
-        except BaseException as error:
-            failures.append(error)
-            raise
+        while True:
+            try:
+                return loop.work()
+            except OSError as error:  # the disk is full, for one. The other threads go on, and so does this one
+                _log(error)
+            except BaseException as error:
+                failures.append(type(error))  # not itself, which would keep its claim
+                raise
+            sleep(_A_WHILE)
 
     loops = [
         Loop(

@@ -22,7 +22,7 @@ from .. import gate, system
 from ..errors import LockLost, NotLocked
 from . import journal
 from .journal import Task
-from .places import Places, file_name, make, move, name_of
+from .places import Places, file_name, make, move, move_over, name_of, remove
 
 _A_LITTLE = 0.1  # seconds between two lines that say how far it is
 
@@ -126,6 +126,9 @@ class Claim:
 
         True: it is tried again.
         """
+        if self.cancelled:
+            self.cancel()
+            return False
         said = _describe(error)
         task = self.task
         if task.tried >= task.attempts:
@@ -137,6 +140,9 @@ class Claim:
 
     def give_back(self, because: str = "given back") -> None:
         """Somebody else is to do it. This does not count as an attempt."""
+        if self.cancelled:
+            self.cancel()
+            return
         self._return(journal.line({"is": "pending", "because": because, "uncounted": True}), 0.0)
 
     def cancel(self) -> None:
@@ -236,7 +242,7 @@ class Claim:
             if folder is None:
                 system.unlink(path)
             else:
-                move(path, f"{folder}/{name_of(self.place)}")
+                move_over(path, f"{folder}/{name_of(self.place)}")
         except FileNotFoundError:
             pass  # somebody has tidied up; the line is what counts
 
@@ -312,9 +318,12 @@ class Verdict:
                 fd,
                 journal.line({"is": self.state, "because": self.because, "token": task.token, "put": task.put}, "said"),
             )
+            move(private, f"{places.ending}/{name}")
+        except BaseException:
+            remove(private)
+            raise
         finally:
             system.close(fd)
-        move(private, f"{places.ending}/{name}")
 
     @staticmethod
     def of(places: Places, task: Task) -> Verdict | None:
@@ -402,6 +411,14 @@ class Desk:
             claim.abandon()
             return None
         return claim
+
+    def open_named(self, path: str, place: str) -> Claim | None:
+        """`open`, and what is locked is what has this name now: it may have been purged, and put again, meanwhile."""
+        while True:
+            claim = self.open(path, place)
+            if claim is None or claim.is_named(path):
+                return claim
+            claim.abandon()
 
     def open(self, path: str, place: str) -> Claim | None:
         """Lock the file of a task, and read it. None: it is gone, or somebody has it."""

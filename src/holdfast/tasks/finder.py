@@ -84,7 +84,8 @@ class Finder:
                 if names:
                     self._level, self._folder, self._names = level, path, names
                     return True
-                if not there and bucket.isdigit() and int(bucket) < self._known.get(str(level), 0) // IN_A_BUCKET:
+                last = self._known.get(str(level), 0) // IN_A_BUCKET
+                if not there and is_number(bucket) and int(bucket) < last:
                     remove_empty(path)  # nothing is put there any more
             if not buckets:
                 remove_empty(folder)

@@ -112,8 +112,9 @@ class Inventory:
         places = self._places
         # What runs first and last: it may be given back meanwhile.
         folders = ((places.running, 0), (places.pending, 2), *places.put_off, (places.running, 0))
-        if all(next(names_in(folder, depth), None) is None for folder, depth in folders):
-            return True
+        there = (name for folder, depth in folders for _, name in names_in(folder, depth))
+        if not any(number_of(name) and name_of(name) for name in there):
+            return True  # what else is there is not ours
         gone = self.cancelled_in_place()
         return bool(gone) and not any(self._count(folder, depth, gone) for folder, depth in folders)
 

@@ -160,6 +160,11 @@ def read_file(path: str) -> Task:
         system.close(fd)
 
 
+def has_begun(text: bytes) -> bool:
+    """Did anybody add a line to the one with which it was put?"""
+    return text.count(b"\n") > 1
+
+
 def was_never_put(path: str) -> bool:
     """Is it not even one line? Then the power failed before it was on disk, and nobody was told that it is there."""
     fd = system.open_fd(path, system.O_READ)

@@ -6,11 +6,25 @@ task that gets none is parked, out of the way of the others, and whoever ends on
 
 from __future__ import annotations
 
+import re
+
+from ..errors import UnsafePath
 from ..locks.base import Hold
 from ..locks.kernel import Lock
 from .journal import LARGEST, Task
 from .places import Places, file_name, listed, make, move, remove_empty, task_id
 from .sequence import Sequence
+
+_PLACE = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)\.(.+)", re.DOTALL)
+
+
+def _can_be_a_name(key: str) -> bool:
+    """Else somebody has edited it, and it was never admitted."""
+    try:
+        file_name(key)
+    except UnsafePath:
+        return False
+    return True
 
 
 class Limits:
@@ -39,7 +53,7 @@ class Limits:
 
     def ended(self, task: Task) -> None:
         """It does not run any more."""
-        if task.key is None:
+        if task.key is None or not _can_be_a_name(task.key):
             return
         hold = self._holds.pop(task.id, None)  # in one step
         if hold is not None:
@@ -68,12 +82,10 @@ class Limits:
 
     def _bring_back(self, key: str) -> None:
         folder = f"{self._places.parked}/{key}"
-        names = listed(folder)
-        if not names:
+        first = next(filter(None, map(_PLACE.fullmatch, listed(folder))), None)  # others are not ours
+        if first is None:
             return
-        priority, number, limit, name = (*names[0].split(".", 3), "", "", "")[:4]
-        if not (priority.isdigit() and number.isdigit() and limit.isdigit() and name):
-            return  # not ours
+        priority, number, limit, name = first.groups()
         hold = self._try(task_id(key), int(limit))
         if hold is None:
             return
@@ -81,7 +93,7 @@ class Limits:
         level = LARGEST - int(priority)
         target = self._places.waiting(level, int(number), name)
         try:
-            self._numbers.put(level, lambda _: move(f"{folder}/{names[0]}", target))
+            self._numbers.put(level, lambda _: move(f"{folder}/{first[0]}", target))
         except FileNotFoundError:
             pass  # another one has
         remove_empty(folder)

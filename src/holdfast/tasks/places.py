@@ -99,6 +99,12 @@ def move(source: str, target: str) -> bool:
             made = True
 
 
+def move_over(source: str, target: str) -> None:
+    """`move`, also if the target is another name of the same file: to rename that does nothing, and says nothing."""
+    move(source, target)
+    remove(source)
+
+
 def make(folder: str) -> None:
     try:
         system.mkdir(folder)

@@ -69,10 +69,13 @@ class Putter:
             rest = line
             while rest:
                 rest = rest[system.write(fd, rest) :]
-            folders = self._put_file(private, name, priority, delay)
-            if sync and self._durable and folders:
-                system.fsync(fd)
-                sync_folders(self._places.tasks, *folders)
+            folders = self._put_file(fd, private, name, priority, delay)
+            if sync and self._durable:
+                if folders:
+                    system.fsync(fd)
+                    sync_folders(self._places.tasks, *folders)
+                else:  # whoever put it may have died before it did, and who knows in which place it is
+                    (system.sync_file_system or sync_folders)(self._places.tasks)
         except BaseException:
             remove(private)
             raise
@@ -85,7 +88,7 @@ class Putter:
             self._book = gate.book  # last: there are threads
         return f"{self._beginning}{self._new_name()}"
 
-    def _put_file(self, private: str, name: str, priority: int, delay: float) -> list[str]:
+    def _put_file(self, fd: int, private: str, name: str, priority: int, delay: float) -> list[str]:
         """Under its own name, which must be free, and then in its place. Gives the directories that have it now."""
         own = f"{self._places.tasks}/{name}"
         try:
@@ -98,9 +101,10 @@ class Putter:
         try:
             return self.enqueue(private, name, priority, delay)
         except FileNotFoundError:
-            if not system.access(own, 0):
+            # Somebody who put the same, or looked for what the dead have left, has helped us. It may be over by now.
+            if not system.access(own, 0) and not journal.has_begun(journal.read(fd)):
                 raise
-            return []  # somebody who put the same has helped us
+            return []
 
     def _replace_never_put(self, private: str, name: str) -> bool:
         """What a power failure has left of somebody else's put of the same, of which nobody was told."""
@@ -147,9 +151,20 @@ class Putter:
         """
         own = f"{self._places.tasks}/{name}"
         try:
-            st, task = system.stat(own), journal.read_file(own)
-        except (FileNotFoundError, CorruptStore):
+            fd = system.open_fd(own, system.O_READ)
+        except OSError:
             return False
+        try:  # as long as it is open, no other file has its number
+            try:
+                task = journal.parse(journal.read(fd), own)
+            except (OSError, CorruptStore):
+                return False
+            return self._rescue(name, system.fstat(fd), task)
+        finally:
+            system.close(fd)
+
+    def _rescue(self, name: str, st: os.stat_result, task: journal.Task) -> bool:
+        own = f"{self._places.tasks}/{name}"
         if task.state != "pending":
             return False
         unplaced = self._unplaced_of(st.st_ino)

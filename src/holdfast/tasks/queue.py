@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from .. import gate, system
-from ..errors import CorruptStore, NotLocked, UnsafePath
+from ..errors import CorruptStore, HoldfastError, NotLocked, UnsafePath
 from ..locks import base
 from ..paths import mount_at
 from . import about, journal
@@ -187,6 +187,9 @@ class TaskQueue:
         if unknown:
             raise TypeError(f"a schedule cannot have {', '.join(sorted(unknown))}")
         _check(**{**_USUAL, **options})
+        id = f"{name}@2000-01-01T00:00:00Z"  # that of a task that is put must be possible, and so must its first line
+        file_name(id)
+        journal.first_line(id, payload, 0, 1, None, None, 1, 0)
         self.schedules.write(name, {**said, "since": self.clock.now()})
 
     def unschedule(self, name: str) -> bool:
@@ -196,16 +199,28 @@ class TaskQueue:
     def put_scheduled(self) -> float | None:
         """Put what is due by its schedule, once, whoever looks. Gives when the next one is; None: never."""
         now = self.clock.now()
-        moments = []
+        moments: list[float | None] = []
+        wrong: Exception | None = None
         for name, said in self.schedules.all().items():
-            when = timing(said)
-            due = last_due(when, self._put_at.get(name, said["since"]), now)
-            if due is not None:
-                moment = datetime.fromtimestamp(due, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-                self.put(said["payload"], id=f"{name}@{moment}", **said["options"])
-                self._put_at[name] = due
-            moments.append(when.after(now))
+            try:
+                moments.append(self._put_if_due(name, said, now))
+            except (OSError, HoldfastError) as error:
+                wrong = wrong or error
+            except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+                wrong = wrong or ValueError(f"{self.path}: schedule {name!r} is wrong: {error}")  # edited, perhaps
+        if wrong is not None:
+            raise wrong
         return min((moment for moment in moments if moment is not None), default=None)
+
+    def _put_if_due(self, name: str, said: dict[str, Any], now: float) -> float | None:
+        """Gives when it is due next."""
+        when = timing(said)
+        due = last_due(when, self._put_at.get(name, said["since"]), now)
+        if due is not None:
+            moment = datetime.fromtimestamp(due, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+            self.put(said["payload"], id=f"{name}@{moment}", **said["options"])
+            self._put_at[name] = due
+        return when.after(now)
 
     def next_scheduled(self, name: str) -> datetime | None:
         """When a schedule is due next; None: never, or there is none of this name."""
@@ -267,8 +282,8 @@ class TaskQueue:
         for name in listed(self._places.tasks):
             try:
                 yield self._read(f"{self._places.tasks}/{name}")
-            except (FileNotFoundError, CorruptStore):
-                pass  # purged meanwhile, or damaged: `get` says how
+            except (OSError, CorruptStore):
+                pass  # purged meanwhile, damaged, or no file: `get` says how
 
     def get(self, id: str) -> Task:
         """What is known of a task. Raises NoSuchTask."""
@@ -333,7 +348,7 @@ class TaskQueue:
     def _opened(self, id: str) -> Iterator[Claim]:
         """A task that nobody works on, locked. Raises NotLocked if somebody does."""
         own = self._places.own(id)
-        claim = self._desk.open(own, "")
+        claim = self._desk.open_named(own, "")
         if claim is None:
             if not system.access(own, 0):
                 raise self._no_such(id)
@@ -387,8 +402,8 @@ class TaskQueue:
         waiting, gone = self._inventory.cancelled_in_place(), set()
         for name in listed(self._places.tasks):
             try:
-                claim = self._desk.open(f"{self._places.tasks}/{name}", "")
-            except (OSError, CorruptStore):
+                claim = self._desk.open_named(f"{self._places.tasks}/{name}", "")
+            except (OSError, CorruptStore, UnsafePath):
                 continue
             if claim is not None:
                 ended = claim.task.ended_at
@@ -427,7 +442,7 @@ class TaskQueue:
             if folder is None:
                 return False
             system.link(own, f"{folder}/{name}")
-        except (FileExistsError, FileNotFoundError, CorruptStore):
+        except (OSError, CorruptStore):
             return False
         return True
 

@@ -16,7 +16,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from .. import system
-from .places import file_name, listed, make
+from .journal import LONGEST, read
+from .places import file_name, listed, make, remove, sync_folders
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -44,6 +45,8 @@ class Cron:
     """The minutes that a text of five fields names."""
 
     def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"a schedule has five fields (minute hour day month weekday), not {text!r}")
         parts = _ALIASES.get(text.strip(), text).split()
         if len(parts) != len(_FIELDS):
             raise ValueError(f"a schedule has five fields (minute hour day month weekday), not {text!r}")
@@ -76,7 +79,7 @@ class Cron:
 
 class Every:
     def __init__(self, seconds: float) -> None:
-        if not isinstance(seconds, int | float) or not seconds >= 1:
+        if not isinstance(seconds, int | float) or not 1 <= seconds < LONGEST:
             raise ValueError(f"every is a number of seconds, at least 1, not {seconds!r}")
         self._seconds = seconds
 
@@ -137,11 +140,17 @@ class Schedules:
         private = f"{self.folder}/.{os.urandom(8).hex()}.tmp"
         fd = system.open_fd(private, system.O_NEW, self._mode)
         try:
-            system.write(fd, text)
+            rest = text
+            while rest:
+                rest = rest[system.write(fd, rest) :]
             system.fsync(fd)
+            system.rename(private, f"{self.folder}/{file_name(name)}.json")
+        except BaseException:
+            remove(private)
+            raise
         finally:
             system.close(fd)
-        system.rename(private, f"{self.folder}/{file_name(name)}.json")
+        sync_folders(self.folder)
 
     def remove(self, name: str) -> bool:
         try:
@@ -167,14 +176,17 @@ class Schedules:
 
     def _read(self, name: str) -> None:
         try:
-            with open(f"{self.folder}/{name}", "rb") as file:
-                said = json.loads(file.read())
+            fd = system.open_fd(f"{self.folder}/{name}", system.O_READ)
+            try:
+                said = json.loads(read(fd))
+            finally:
+                system.close(fd)
             timing(said)
             complete = isinstance(said["since"], int | float) and "payload" in said and set(said["options"]) <= OPTIONS
             if not complete or not isinstance(said["name"], str):
                 raise ValueError("it does not have what a schedule has")
             self._known[said["name"]] = said
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             import logging
 
             logging.getLogger("holdfast").warning("%s/%s is no schedule: %s", self.folder, name, error)

@@ -103,7 +103,7 @@ class Sequence:
 
     def _highest(self, level: int) -> int:
         """The file is new, or its beginning is lost: what is waiting says how far it had come."""
-        buckets = listed(f"{self._places.pending}/{level}")
+        buckets = [name for name in listed(f"{self._places.pending}/{level}") if name.isascii() and name.isdigit()]
         names = listed(f"{self._places.pending}/{level}/{buckets[-1]}") if buckets else []
         return max((number_of(name) for name in names), default=int(buckets[-1]) * IN_A_BUCKET if buckets else 0)
 

@@ -19,12 +19,13 @@ from .claim import Claim, Desk, Verdict
 from .finder import Finder
 from .journal import Task
 from .limits import Limits
-from .places import Places, file_name, listed, move, name_of, remove
+from .places import Places, file_name, listed, move_over, name_of, remove
 
 # What a file can be that somebody has edited, or put there.
 _NOT_A_TASK = (CorruptStore, UnsafePath, ValueError, TypeError, OverflowError, RecursionError)
 _ONLY_THIS_FILE = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EINVAL}
+    {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EINVAL, errno.ESPIPE}
+    | {errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)}  # the disk has a bad place there
 )
 _BETWEEN_TRIES = 0.002  # seconds
 _BETWEEN_LOOKS = 0.5  # seconds after which who is busy looks for tasks of the dead
@@ -153,7 +154,7 @@ class Taker:
         """What nobody can do must not be in the way of the others. It is left to a person, in failed/."""
         _log("%s: put aside: %s", source, error)
         try:
-            move(source, f"{self._places.failed}/{name_of(place)}")
+            move_over(source, f"{self._places.failed}/{name_of(place)}")
         except FileNotFoundError:
             pass
 
@@ -171,7 +172,9 @@ class Taker:
         """Of a task whose worker is about to be killed for that. Whoever gets it afterwards does so."""
         if not self._desk.shared and not self._desk.is_locked(f"{self._places.running}/{place}"):
             return  # it has ended
-        verdict.write(self._places, task)
+        said = Verdict.of(self._places, task)
+        if said is None or said.state != "cancelled":  # that was promised to somebody
+            verdict.write(self._places, task)
 
     def settle_place(self, place: str, until: float) -> bool:
         """If its worker is dead, and it was said how this ends. A command that the worker had started has the task

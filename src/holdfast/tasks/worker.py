@@ -16,6 +16,7 @@ whoever takes the task afterwards knows.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -40,6 +41,8 @@ from .queue import TaskQueue
 
 _TICK = 0.5
 _SOON, _OFTEN = 0.2, 5  # seconds, times: a child that dies so soon, and often, is not started again at once
+_LATER = 75  # the exit status of a child that could not go on, for a reason that passes
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _FAILED, _RETRIED, _GIVEN_BACK, _CANCELLED = 1, 2, 3, 4
 _BETWEEN_LOOKS = 0.25  # seconds
@@ -210,6 +213,8 @@ class Worker:
                 )
             except (OSError, HoldfastError) as error:
                 logging.getLogger("holdfast").warning("%s", error)
+                if getattr(error, "errno", 0) in _PASSING:
+                    status = _LATER
             except BaseException:
                 import traceback
 
@@ -289,7 +294,7 @@ class Worker:
             return
         if not child.was_killed:
             self._deaths += 1
-            self._in_vain = 0 if child.counts.has_begun else self._in_vain + 1
+            self._in_vain = 0 if child.counts.has_begun or code == _LATER else self._in_vain + 1
             if self._in_vain > self.concurrency + _OFTEN:
                 raise WorkerFailed(
                     f"{self.queue.path}: the processes of this worker end before they have begun a task; they said why",
