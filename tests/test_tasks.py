@@ -829,3 +829,23 @@ def test_who_puts_it_again_promises_it_too(queue: TaskQueue, monkeypatch: pytest
     monkeypatch.setattr(system, "sync_file_system", synced.append)
     queue.put("x", id="x")
     assert synced == [f"{queue.path}/tasks"]
+
+
+def test_what_was_cancelled_takes_no_room(jobs: Path) -> None:
+    queue = TaskQueue(jobs, max_pending=2)
+    for name in "ab":
+        queue.put(name, id=name, delay=1000)
+        assert queue.cancel(name)
+    assert queue.put("c", id="c") == "c"
+
+
+def test_a_result_that_could_not_be_read_again(queue: TaskQueue) -> None:
+    result: list[object] = []
+    for _ in range(300):
+        result = [result]
+    queue.put("x", id="x", attempts=1)
+    claim = claimed(queue)
+    with pytest.raises(ValueError, match="nested"):
+        claim.complete(result)
+    claim.complete("fine")
+    assert queue.get("x").result == "fine"

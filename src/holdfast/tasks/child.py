@@ -234,7 +234,7 @@ class Loop:
     def _completed(self, claim: Claim, result: object) -> None:
         try:
             claim.complete(result)
-        except (TypeError, ValueError) as error:  # what JSON cannot say
+        except (TypeError, ValueError, RecursionError) as error:  # what JSON cannot say
             self._failed(claim, error)
             return
         except HoldfastError as error:

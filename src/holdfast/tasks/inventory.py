@@ -71,14 +71,20 @@ class Inventory:
             found[task_id(place.split(".", 2)[-1])] = max(0.0, number_of(place) / 1000 - now)
         return found
 
+    def count_waiting(self, gone: set[int] | None = None) -> list[int]:
+        """How many wait in pending/, and in those for what is put off."""
+        gone = self.cancelled_in_place() if gone is None else gone
+        return [
+            self._count(folder, depth, gone) for folder, depth in ((self._places.pending, 2), *self._places.put_off)
+        ]
+
     def stats(self) -> dict[str, int]:
         """How many tasks are in which state. `delayed` and `parked` are among the pending ones."""
         places = self._places
         gone = self.cancelled_in_place()
-        running, delayed, parked = (
-            self._count(folder, depth, gone) for folder, depth in ((places.running, 0), *self._places.put_off)
-        )
-        pending = self._count(places.pending, 2, gone) + delayed + parked
+        running = self._count(places.running, 0, gone)
+        pending, delayed, parked = self.count_waiting(gone)
+        pending += delayed + parked
         failed, cancelled = len(listed(places.failed)), len(listed(places.cancelled))
         return {
             "pending": pending,

@@ -121,7 +121,10 @@ def moment() -> str:
 def done_line(result: object) -> bytes:
     if result is None:
         return b'{"is": "done", "result": null, "at": "%s"}\n' % moment().encode()
-    return line({"is": "done", "result": result})
+    text = line({"is": "done", "result": result})
+    if depth_of(text) > _DEEPEST:
+        raise ValueError(f"a result nested more than {_DEEPEST} deep could not be read again")
+    return text
 
 
 _beginning: bytes = b""

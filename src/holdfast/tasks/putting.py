@@ -11,6 +11,7 @@ again finds that, and brings it to its place.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from itertools import count as counter
 from time import monotonic, sleep
@@ -22,7 +23,7 @@ from . import journal
 from .claim import Claim
 from .clock import Clock
 from .errors import QueueFull
-from .places import Places, count, file_name, listed, make, move, name_of, number_of, remove, sync_folders
+from .places import Places, file_name, listed, make, move, name_of, number_of, remove, sync_folders
 from .sequence import Sequence
 
 TWO_NAMES = 2  # its own, and that of its place
@@ -31,7 +32,15 @@ _FEW = 8  # to wait for each of more takes longer than to wait for the whole fil
 
 class Putter:
     def __init__(
-        self, places: Places, sequence: Sequence, clock: Clock, *, durable: bool, mode: int, most: int | None
+        self,
+        places: Places,
+        sequence: Sequence,
+        clock: Clock,
+        *,
+        durable: bool,
+        mode: int,
+        most: int | None,
+        count_waiting: Callable[[], list[int]],
     ) -> None:
         self._places = places
         self._sequence = sequence
@@ -39,6 +48,7 @@ class Putter:
         self._durable = durable
         self._mode = mode
         self._most = most
+        self._count_waiting = count_waiting
         self._room = 0  # so many may be put before one has to count
         self._new_name = counter().__next__
         self._beginning = ""  # of such a name
@@ -228,7 +238,7 @@ class Putter:
         pause = FIRST_PAUSE
         while self._room <= 0:
             # Others may put at the same time; so not all of what is left is ours.
-            waiting = self._count_waiting()
+            waiting = sum(self._count_waiting())
             self._room = (self._most - waiting + 7) // 8
             if self._room > 0:
                 break
@@ -241,9 +251,6 @@ class Putter:
             sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
         self._room -= 1
-
-    def _count_waiting(self) -> int:
-        return count(self._places.pending, 2) + sum(count(folder, depth) for folder, depth in self._places.put_off)
 
 
 def _inode(path: str) -> int:

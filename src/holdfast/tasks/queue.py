@@ -86,7 +86,15 @@ class TaskQueue:
         self._put_at: dict[str, float] = {}
         self._inventory = Inventory(self._places, self.clock)
         self._local = threading.local()
-        self._putter = Putter(self._places, self._sequence, self.clock, durable=durable, mode=mode, most=max_pending)
+        self._putter = Putter(
+            self._places,
+            self._sequence,
+            self.clock,
+            durable=durable,
+            mode=mode,
+            most=max_pending,
+            count_waiting=self._inventory.count_waiting,
+        )
         limits = Limits(self._places, self._sequence)
         self._desk = Desk(
             self._places,

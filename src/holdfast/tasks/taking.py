@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
 
-from .. import owner
+from .. import owner, system
 from ..errors import CorruptStore, UnsafePath
 from . import journal
 from .claim import Claim, Desk, Verdict
@@ -179,7 +179,10 @@ class Taker:
     def settle_place(self, place: str, until: float) -> bool:
         """If its worker is dead, and it was said how this ends. A command that the worker had started has the task
         locked, too, and may take a moment longer to die: that one is waited for until a time."""
-        while self._desk.is_locked(f"{self._places.running}/{place}") and monotonic() < until:
+        said = f"{self._places.ending}/{name_of(place)}"  # else somebody has settled it, and another one has it by now
+        while (
+            self._desk.is_locked(f"{self._places.running}/{place}") and system.access(said, 0) and monotonic() < until
+        ):
             sleep(_BETWEEN_TRIES)
         claim = self._desk.abandoned(place)
         if claim is None:
