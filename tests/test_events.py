@@ -1141,6 +1141,15 @@ def test_an_export_is_whole(shop: Path, tmp_path: Path) -> None:
     assert target.read_bytes() == text and sorted(os.listdir(tmp_path)) == ["all.jsonl", "link", "shop"]
 
 
+def test_an_export_into_a_pipe(shop: Path) -> None:
+    store = many(shop, 3)
+    reader, writer = os.pipe()
+    assert store.export(f"/dev/fd/{writer}") == store.export(writer) == 3
+    assert os.read(reader, 1 << 16).count(b"\n") == 6
+    os.close(reader)
+    os.close(writer)
+
+
 def test_modes(tmp_path: Path) -> None:
     old = os.umask(0o022)
     try:

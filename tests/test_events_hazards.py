@@ -927,7 +927,9 @@ def test_somebody_was_stopped_while_it_wrote_into_the_ledger(rolls: bool, shop: 
         beside.outcome()
         began = time.monotonic()
         assert store.append(Event("y")) == 5 and other.append(Event("z")) == 6
-        assert time.monotonic() - began < 1, "everybody goes on with a new one"
+        assert time.monotonic() - began < 1, "it is waited for once, not each time"
+        store.close()
+        assert [event.type for event in EventStore(shop).read()][-1] == "z"
     assert follower.outcome() == ["x", "x"]
     assert seen(shop) == ["a", "b", "x", "x", "y", "z"] and EventStore(shop).verify().ok
 
@@ -938,7 +940,10 @@ def test_somebody_was_stopped_in_the_ledger_and_the_disk_is_broken(shop: Path, s
     syncs.broken.add("A")
     with locked_by_somebody(shop / "ledger"):
         thread = Thread("A", lambda: store.append(Event("b")))
-        assert thread.outcome() == "Stuck", "it says so, and is not waiting for ever"
+        assert thread.outcome() == "OSError", "it says so, and is not waiting for ever"
+        syncs.broken.clear()
+        with pytest.raises(holdfast.Timeout, match="a process has been stopped"):
+            store.append(Event("x"))  # it has something to take back, which nobody can now
     assert store.append(Event("c")) == 2 and seen(shop) == ["a", "c"]
 
 
@@ -952,6 +957,17 @@ def test_somebody_was_stopped_while_it_had_the_turn_to_sync(shop: Path) -> None:
             store.append(Event("c"))
         assert time.monotonic() - began < 1, "it is waited for once, not each time"
     assert store.append(Event("d")) == 13 and store._view.tail.turn_is_moving
+
+
+def test_a_failed_sync_is_not_said_to_a_ledger_that_nobody_uses(shop: Path, syncs: Syncs) -> None:
+    store = EventStore(shop)
+    store.append(Event("a"))
+    syncs.broken.add("A")
+    with locked_by_somebody(shop / "ledger"):
+        assert Thread("A", lambda: store.append(Event("b"))).outcome() == "OSError"
+        assert in_child(lambda: store._committer.disk._unsaid) is None, "it is for its parent to say"
+        (shop / "ledger").unlink()
+        assert EventStore(shop).append(Event("c")) and store.append(Event("d"))
 
 
 # A second attack, by one who did not write this.

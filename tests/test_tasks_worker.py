@@ -643,3 +643,29 @@ def test_the_disk_is_full_for_a_while(threads: bool, queue: TaskQueue, in_memory
         assert worker.end() == 0
     finally:
         system.pwrite = real
+
+
+def test_idle_children_are_killed_while_one_works(queue: TaskQueue, in_memory: Path) -> None:
+    """That is no reason for a worker to give up."""
+    queue.put("x", id="x")
+    gate = in_memory / "gate"
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "out", str(os.getpid()))
+        until(gate.exists)
+
+    worker = Running(lambda: Worker(queue, handle, concurrency=2))
+    until(lambda: noted(in_memory / "out"))
+    busy = int(noted(in_memory / "out")[0])
+    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
+    killed: set[int] = set()
+    while len(killed) < 10:
+        for pid in map(int, children.read_text().split()):
+            if pid not in {busy, *killed}:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        time.sleep(0.05)
+    gate.write_text("")
+    assert queue.wait("x", timeout=20)[0].tried == 1
+    worker.kill(signal.SIGTERM)
+    assert worker.end() == 0

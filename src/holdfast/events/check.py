@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from .. import system
 from . import index, lines, log
 from .model import Event, Query, StoredEvent
 
@@ -169,17 +170,22 @@ def _runs_of_log(store: EventStore, firsts: list[int], first: int, last: int) ->
 def export(store: EventStore, target: Any, query: Query, after: int) -> int:
     if hasattr(target, "write"):
         return _export(store, target, query, after)
+    if isinstance(target, int):
+        with open(target, "wb", closefd=False) as file:
+            return _export(store, file, query, after)
     path = os.path.realpath(os.fsdecode(target))
     if os.path.commonpath([path, os.path.realpath(store.path)]) == os.path.realpath(store.path):
         raise ValueError(f"{path} is inside of the store itself; give it another place")
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal
-        with open(path, "wb") as file:
+    if os.path.exists(target) and not os.path.isfile(target):  # a pipe, a terminal
+        with open(target, "wb") as file:
             return _export(store, file, query, after)
     # All of it or nothing: part of an export would look like a smaller store.
     private = f"{path}.{os.urandom(8).hex()}.tmp"
     try:
         with open(private, "xb") as file:
             count = _export(store, file, query, after)
+            file.flush()
+            system.fsync(file.fileno())
         with suppress(FileNotFoundError):
             os.chmod(private, os.stat(path).st_mode & 0o7777)
         os.replace(private, path)

@@ -73,6 +73,7 @@ class Committer:
 
     def begin_again(self) -> None:
         """In a forked child, in which none of the threads that wait is there."""
+        self.disk.begin_again()
         self.queue = Queue()
         self.close()
 
@@ -396,7 +397,8 @@ class Committer:
 
     def _roll(self, work: Work, tail: Tail, head: int, end: int) -> None:
         """Begin a new segment."""
-        ledger = work.ledger = self.disk.sync_whole(work.ledger, tail, head, end)
+        ledger = work.ledger
+        self.disk.sync_whole(ledger, tail, head, end)
         log.make_segment(self.view.events, head + 1, self._mode, durable=self.durable)
         if ledger is not None:
             ledger.note_written(head, head + 1, 0)

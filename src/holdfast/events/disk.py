@@ -18,7 +18,7 @@ from time import monotonic, sleep
 
 from .. import owner, system
 from . import log
-from .ledger import Ledger, Stuck
+from .ledger import STUCK, Ledger, Stuck
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ class Disk:
         self._unsaid: tuple[Ledger, int] | None = None  # a sync went wrong, which the ledger was not told yet
         self.forget()
 
+    def begin_again(self) -> None:
+        """In a forked child: what is to be said, its parent says."""
+        self._unsaid = None
+
     def forget(self) -> None:
         self._ledger: Ledger | None = None
         self._readers: Ledger | None = None
@@ -75,8 +79,7 @@ class Disk:
         if not self.has_ledger:
             return None
         ledger = self._ledger
-        if self._unsaid is not None:
-            self._say_unsaid()
+        self._say_unsaid()
         if ledger is None or not ledger.in_place:
             ledger = self._ledger = self._find_ledger()
         if ledger is not None and not ledger.is_trusted:
@@ -129,8 +132,8 @@ class Disk:
             tail.cut(tail.end)
             raise
 
-    def sync_whole(self, ledger: Ledger | None, tail: Tail, head: int, end: int) -> Ledger | None:
-        """All of a segment, which ends so, whoever wrote it, and however patient. Gives the ledger from then on."""
+    def sync_whole(self, ledger: Ledger | None, tail: Tail, head: int, end: int) -> None:
+        """All of a segment, which ends so, whoever wrote it, and however patient."""
         try:
             if ledger is not None:
                 self._take_turn(ledger, tail)
@@ -139,10 +142,8 @@ class Disk:
                 raise _taken_back(tail)
             tail.cut(end)  # no room is needed in it any more
             system.fsync(tail.fd)
-            if ledger is not None and not ledger.note_synced(head, ledger.epoch):
-                raise _taken_back(tail)
-        except Stuck:
-            ledger = self.make_ledger(tail, head)
+            if ledger is not None:
+                self._note_whole(ledger, tail, head)
         except OSError:
             if ledger is not None:
                 self._unsaid = (ledger, ledger.epoch)
@@ -152,7 +153,14 @@ class Disk:
             raise
         finally:
             tail.end_turn()
-        return ledger
+
+    @staticmethod
+    def _note_whole(ledger: Ledger, tail: Tail, head: int) -> None:
+        try:
+            if not ledger.note_synced(head, ledger.epoch):
+                raise _taken_back(tail)
+        except Stuck:
+            ledger.release(max(ledger.visible, head))  # it is on disk, and this needs the store's lock only
 
     def finish_cut(self, ledger: Ledger) -> None:
         """Whoever said that something is taken back may have died before it was."""
@@ -177,11 +185,10 @@ class Disk:
         if not self.durable:
             ledger.wake()
             return
-        if self._unsaid is not None:
-            self._say_unsaid()
         failure: OSError | None = None
-        is_stuck = False
+        is_synced = False
         try:
+            self._say_unsaid()
             if tail.vouches_after > 0 or not tail.try_turn():
                 self._take_turn(ledger, tail, written)
             if ledger.has_synced(written.head, written.epoch):
@@ -189,6 +196,7 @@ class Disk:
             covered = ledger.written_in(tail.first) or written.head
             try:
                 system.fdatasync(tail.fd)
+                is_synced = True
             except OSError as error:
                 # The kernel does not say it twice, and an interrupt may come with the next call.
                 self._unsaid, failure = (ledger, written.epoch), error
@@ -197,28 +205,37 @@ class Disk:
                 if ledger.note_synced(covered, written.epoch):
                     return
         except Stuck:
-            is_stuck = True
+            if not is_synced:
+                # Nor can anything be cut off: whoever has been stopped may be about to say that its own is there.
+                raise failure or Stuck(f"{ledger.path}: {STUCK}", path=ledger.path) from None
+            if self._is_released(written, ledger, tail):
+                return
         finally:
             tail.end_turn()
-        if is_stuck and failure is None and self._is_on_disk(written, ledger, tail):
-            return
         if self._take_back(written, ledger, tail):  # else another one's sync came after our write, and went well
             raise failure or _taken_back(tail)
 
     def _say_unsaid(self) -> None:
         unsaid = self._unsaid
-        if unsaid is not None:
+        if unsaid is None:
+            return
+        if unsaid[0].in_place:  # else there is another one, and nobody goes by this
             unsaid[0].distrust(unsaid[1])
+        if self._unsaid is unsaid:
             self._unsaid = None
 
-    def _is_on_disk(self, written: Written, stuck: Ledger, tail: Tail) -> bool:
-        """Go on with another ledger, in which all that is in the log counts as on disk. True: what was written is."""
+    def _is_released(self, written: Written, ledger: Ledger, tail: Tail) -> bool:
+        """It is on disk, and nobody can say so in the usual way. Who holds the store's lock can make it visible."""
+        tail.end_turn()
         with self._lock.acquire(None), self.view.mutex:
-            ledger = self.usable_ledger()
-            if ledger is None or ledger is stuck:
-                self.view.advance()
-                ledger = self.make_ledger(self.view.tail, self.view.tail.head)
-            return ledger.synced >= written.head and tail.says(written.text, written.start)
+            if not ledger.in_place:
+                new = self.usable_ledger()
+                return new is not None and new.visible >= written.head and tail.says(written.text, written.start)
+            if ledger.epoch != written.epoch or not ledger.is_trusted:
+                return False
+            ledger.release(max(ledger.visible, written.head))
+        ledger.wake()
+        return True
 
     def _take_turn(self, ledger: Ledger, tail: Tail, written: Written | None = None) -> None:
         """Wait for one's turn to sync a segment, or until somebody else has synced all that was written.
@@ -295,8 +312,9 @@ class Disk:
     def _readers_ledger(self) -> Ledger | None:
         if not self.has_ledger:
             return None
-        ledger = self._ledger or self._readers
-        if ledger is None or not ledger.in_place:
+        mine = (self._ledger, self._readers)
+        ledger = next((one for one in mine if one is not None and one.in_place), None)
+        if ledger is None:
             self._readers = None
             with self.view.mutex:
                 self.view.begin_again()

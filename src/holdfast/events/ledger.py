@@ -13,8 +13,8 @@ It is derived from the log, and disposable. A few numbers of 8 bytes, each writt
 * with its generation, where there is one: a copy is told by that, and one from before the last boot by 2. They are not
 believed, except that what was on disk then was on disk. `written`, `released` and 7 belong to who holds the store's
 lock; `synced` and `epoch` to who holds the flock on the ledger, which nobody does for longer than it takes to write a
-number. Who is stopped in that moment is not waited for: the others make a new ledger (`Stuck`). Readers see what is
-`visible`.
+number. Who is stopped in that moment is not waited for (`Stuck`): what the others have synced they make visible with
+the store's lock, as `released`. But nothing can be taken back then. Readers see what is `visible`.
 
 Nobody is woken by a change of memory. Who sleeps says so in 8, looks once more, and waits for the file to be touched;
 who makes something visible looks there afterwards. Between writing one number and reading the other each makes a system
@@ -37,6 +37,9 @@ _INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, 
 _PENDING, _DISTRUST, _SPOILT = range(12, 15)
 _SIZE = 4096
 _PATIENCE, _A_MOMENT = 1.0, 0.000_05  # seconds
+
+
+STUCK = "a process has been stopped, or is traced, while it had this locked. Let it go on, or end it."
 
 
 class Stuck(Timeout):
@@ -71,6 +74,7 @@ class Ledger:
             system.close(self._fd)
             raise
         self._mutex = Lock()
+        self._is_moving = True
 
     @classmethod
     def make(cls, path: str, head: int, segment: int, store: bytes, mode: int) -> Ledger:
@@ -179,14 +183,15 @@ class Ledger:
         while True:
             try:
                 system.lock(self._fd, system.EX_NB)
+                self._is_moving = True
                 return
             except BlockingIOError:
                 pass
             now = monotonic()
-            until = until or now + _PATIENCE
+            until = until or now + (_PATIENCE if self._is_moving else _A_MOMENT)
             if now > until:
-                text = "a process has been stopped, or is traced, while it had this locked. Let it go on, or end it."
-                raise Stuck(f"{self.path}: {text}", path=self.path)
+                self._is_moving = False
+                raise Stuck(f"{self.path}: {STUCK}", path=self.path)
             sleep(_A_MOMENT)
 
     def has_synced(self, position: int, epoch: int) -> bool:

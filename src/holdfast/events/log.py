@@ -18,6 +18,7 @@ import errno
 import os
 from array import array
 from bisect import bisect_right
+from contextlib import suppress
 from time import time
 
 from .. import gate, system
@@ -406,6 +407,11 @@ def make_segment(folder: str, first: int, mode: int, *, durable: bool, anew: boo
             system.rename(private, path)
     except FileExistsError:
         pass
+    except BaseException:
+        if anew:
+            with suppress(FileNotFoundError):
+                system.unlink(private)
+        raise
     if durable:
         sync_folder(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import select
@@ -21,6 +22,8 @@ from .queue import TaskQueue
 _NEVER = float("inf")
 _GRACE = 1.0  # seconds for what ends itself
 _A_WHILE = 1.0
+# What passes: whoever meets it tries again later.
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 _DONE, _FAILED, _RETRIED, _GIVEN_BACK = range(4)
 
 
@@ -64,6 +67,7 @@ class Child:
         self.by = ""  # how it signs what it begins
         self.tasks: dict[str, tuple[float, float]] = {}  # by place: when each is to be ended, after how many seconds
         self.was_killed = False
+        self.started = monotonic()
         self._rest = b""
         self._code: int | None = None
         os.set_blocking(fd, False)
@@ -299,11 +303,11 @@ def work(
         while True:
             try:
                 return loop.work()
-            except OSError as error:  # the disk is full, for one. The other threads go on, and so does this one
-                _log(error)
             except BaseException as error:
-                failures.append(type(error))  # not itself, which would keep its claim
-                raise
+                if getattr(error, "errno", 0) not in PASSING:
+                    failures.append(type(error))  # not itself, which would keep its claim
+                    raise
+                _log(error)  # the disk is full, for one. The other threads go on, and so does this one
             sleep(_A_WHILE)
 
     loops = [

@@ -248,7 +248,7 @@ class Claim:
 
     def _add_last(self, line: bytes) -> None:
         if self._unsaid is not None:
-            with suppress(TypeError, ValueError):  # what JSON cannot say is no reason not to end
+            with suppress(TypeError, ValueError, RecursionError, OSError):  # it is no reason not to end
                 self._say_progress()
         self._add(line)
 

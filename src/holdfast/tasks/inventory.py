@@ -119,7 +119,7 @@ class Inventory:
         # What runs first and last: it may be given back meanwhile.
         folders = ((places.running, 0), (places.pending, 2), *places.put_off, (places.running, 0))
         there = (name for folder, depth in folders for _, name in names_in(folder, depth))
-        if not any(number_of(name) and name_of(name) for name in there):
+        if not any(name[:1].isdigit() and name_of(name) for name in there):
             return True  # what else is there is not ours
         gone = self.cancelled_in_place()
         return bool(gone) and not any(self._count(folder, depth, gone) for folder, depth in folders)

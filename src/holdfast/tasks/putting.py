@@ -40,7 +40,7 @@ class Putter:
         durable: bool,
         mode: int,
         most: int | None,
-        count_waiting: Callable[[], list[int]],
+        count_waiting: Callable[[set[int] | None], list[int]],
     ) -> None:
         self._places = places
         self._sequence = sequence
@@ -238,7 +238,9 @@ class Putter:
         pause = FIRST_PAUSE
         while self._room <= 0:
             # Others may put at the same time; so not all of what is left is ours.
-            waiting = sum(self._count_waiting())
+            waiting = sum(self._count_waiting(set()))
+            if waiting >= self._most:
+                waiting = sum(self._count_waiting(None))  # without what was cancelled, which takes longer
             self._room = (self._most - waiting + 7) // 8
             if self._room > 0:
                 break

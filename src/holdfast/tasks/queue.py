@@ -28,7 +28,7 @@ from .finder import Finder
 from .inventory import Inventory
 from .journal import Task
 from .limits import Limits
-from .places import Places, file_name, listed, remove, task_id
+from .places import Places, file_name, listed, make, remove, task_id
 from .putting import Putter
 from .schedule import OPTIONS, Schedules, last_due, timing
 from .sequence import Sequence
@@ -265,8 +265,10 @@ class TaskQueue:
 
     def check_writable(self) -> None:
         """Raise PermissionError if this process may only look."""
+        effective = os.access in os.supports_effective_ids
         for folder in (self.path, *self._places.folders):
-            if not os.access(folder, os.W_OK | os.X_OK):
+            make(folder)  # somebody has tidied up
+            if not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
                 raise PermissionError(
                     errno.EACCES, "to work on these tasks, one has to be allowed to write here", folder
                 )

@@ -16,7 +16,6 @@ whoever takes the task afterwards knows.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import select
@@ -32,7 +31,7 @@ from typing import Any, Protocol
 
 from .. import gate, system
 from ..errors import HoldfastError, Unsupported
-from .child import Child, Counts, work
+from .child import PASSING, Child, Counts, work
 from .claim import Verdict
 from .errors import WorkerFailed
 from .handler import Command, Handler, runner
@@ -42,7 +41,6 @@ from .queue import TaskQueue
 _TICK = 0.5
 _SOON, _OFTEN = 0.2, 5  # seconds, times: a child that dies so soon, and often, is not started again at once
 _LATER = 75  # the exit status of a child that could not go on, for a reason that passes
-_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _FAILED, _RETRIED, _GIVEN_BACK, _CANCELLED = 1, 2, 3, 4
 _BETWEEN_LOOKS = 0.25  # seconds
@@ -213,7 +211,7 @@ class Worker:
                 )
             except (OSError, HoldfastError) as error:
                 logging.getLogger("holdfast").warning("%s", error)
-                if getattr(error, "errno", 0) in _PASSING:
+                if getattr(error, "errno", 0) in PASSING:
                     status = _LATER
             except BaseException:
                 import traceback
@@ -268,6 +266,7 @@ class Worker:
         try:
             self._next_scheduled = self.queue.put_scheduled()
         except (OSError, TypeError, ValueError, HoldfastError) as error:
+            self._next_scheduled = None  # it is looked again soon enough
             self._say_trouble(error)
 
     def _say_trouble(self, error: Exception) -> None:
@@ -294,7 +293,10 @@ class Worker:
             return
         if not child.was_killed:
             self._deaths += 1
-            self._in_vain = 0 if child.counts.has_begun or code == _LATER else self._in_vain + 1
+            if any(one.counts.has_begun for one in (child, *self._children.values())):
+                self._in_vain = 0
+            elif code > 0 and code != _LATER and monotonic() - child.started < _SOON * 5:
+                self._in_vain += 1
             if self._in_vain > self.concurrency + _OFTEN:
                 raise WorkerFailed(
                     f"{self.queue.path}: the processes of this worker end before they have begun a task; they said why",
