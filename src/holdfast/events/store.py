@@ -39,7 +39,7 @@ from .view import NoSegment, View
 
 State = TypeVar("State")
 
-SEGMENT_SIZE = 4 << 20
+SEGMENT_SIZE = 2 << 20  # what is in the last one is read when a store is opened
 _ALL = Query()
 _AT_ONCE = 256
 
