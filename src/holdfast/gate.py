@@ -41,6 +41,11 @@ _modules = sys.modules
 _local = ThreadLocal()
 
 
+def is_mine(mutex: RLock) -> bool:
+    """Does this thread have it? There is no public way to ask, but this is how `threading.Condition` does."""
+    return bool(mutex._is_owned())  # type: ignore[attr-defined]
+
+
 def current_thread() -> object:
     """The running thread, as an object that no later thread is mistaken for: their numbers are used again."""
     try:

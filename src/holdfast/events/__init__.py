@@ -11,7 +11,8 @@ from ..errors import ConditionFailed, CorruptStore
 from .check import Problem, Report
 from .decisions import Decision, Projection
 from .model import AppendCondition, Event, Query, QueryItem, StoredEvent
-from .store import EventStore, Reading
+from .reading import Reading
+from .store import EventStore
 
 __all__ = [
     "AppendCondition",

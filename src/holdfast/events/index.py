@@ -20,9 +20,11 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Protocol
 from zlib import crc32
 
 from .. import system
+from .model import QueryItem
 
 _MAGIC = b"holdfast run 1\n\0"
 # store, first, last, number of pairs, sum of the offsets and pairs, the last line's sum
@@ -190,3 +192,38 @@ def remove(folder: str, first: int, last: int) -> None:
 
 def code_of(key: str) -> int:
     return crc32(key.encode("utf-8", "surrogatepass"))
+
+
+class Source(Protocol):
+    """What knows the keys of events: a run, or the last segment."""
+
+    @property
+    def first(self) -> int: ...
+    def find(self, key: str, after: int, until: int) -> Sequence[int]: ...
+
+
+def positions(source: Source, item: QueryItem, after: int, until: int) -> Sequence[int]:
+    """The events of a source that match an item, or may."""
+    found: Sequence[int] | None = None
+    for tag in item.tags:
+        more = source.find("tag " + tag, after, until)
+        if not more:
+            return ()
+        if found is None:
+            found = more
+        else:
+            few, many = (found, more) if len(found) < len(more) else (more, found)
+            found = [position for position in few if _contains(many, position)]
+    if item.types:
+        of_types = [source.find("type " + name, after, until) for name in item.types]
+        if found is not None:
+            return [position for position in found if any(_contains(one, position) for one in of_types)]
+        if len(of_types) == 1:
+            return of_types[0]
+        return sorted({position for one in of_types for position in one})
+    return range(max(after + 1, source.first), until + 1) if found is None else found
+
+
+def _contains(positions: Sequence[int], position: int) -> bool:
+    at = bisect_left(positions, position)
+    return at < len(positions) and positions[at] == position

@@ -14,6 +14,8 @@ from _thread import allocate_lock
 from threading import RLock
 from time import monotonic, sleep
 
+from .. import gate
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _thread import LockType
@@ -87,7 +89,7 @@ class Queue:
     @property
     def is_ours(self) -> bool:
         """Is this thread in the middle of anything here?"""
-        return bool(self._mutex._is_owned())  # type: ignore[attr-defined]
+        return gate.is_mine(self._mutex)
 
     def put(self, requests: Iterable[Request]) -> None:
         with self._mutex:

@@ -16,10 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from itertools import islice
-from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -34,6 +31,7 @@ from . import about, check, decisions, lines, projections
 from .commit import Committer
 from .decisions import Decide, Decision, Projection
 from .model import AppendCondition, Event, Query, StoredEvent
+from .reading import AsyncReading, AsyncTail, Reading, in_thread
 from .requests import Request
 from .view import NoSegment, View
 
@@ -41,7 +39,6 @@ State = TypeVar("State")
 
 SEGMENT_SIZE = 2 << 20  # what is in the last one is read when a store is opened
 _ALL = Query()
-_AT_ONCE = 256
 
 
 class EventStore:
@@ -241,7 +238,7 @@ class EventStore:
         return next(self.read(query, limit=1, backwards=True), None)
 
     async def ahead(self) -> int:
-        return await _in_thread(self.head)
+        return await in_thread(self.head)
 
     def aread(
         self, query: Query = _ALL, after: int = 0, limit: int | None = None, backwards: bool = False
@@ -250,7 +247,7 @@ class EventStore:
         return AsyncReading(lambda: self.read(query, after, limit, backwards))
 
     async def aread_last(self, query: Query = _ALL) -> StoredEvent | None:
-        return await _in_thread(lambda: self.read_last(query))
+        return await in_thread(lambda: self.read_last(query))
 
     def tail(self, query: Query = _ALL, after: int = 0) -> AsyncIterator[StoredEvent]:
         """What matches, from `after` on, and then what comes, as it comes; without end."""
@@ -329,7 +326,7 @@ class EventStore:
         return projections.project(self, name, fn, initial, query, rebuild=rebuild)
 
     async def adecide(self, *wanted: Projection[Any]) -> Decision:
-        return await _in_thread(lambda: self.decide(*wanted))
+        return await in_thread(lambda: self.decide(*wanted))
 
     async def aexecute(self, decide_fn: Callable[[Decide], Iterable[Event] | None], attempts: int = 3) -> int:
         return await _to_its_end(lambda: self.execute(decide_fn, attempts))
@@ -343,7 +340,7 @@ class EventStore:
         *,
         rebuild: bool = False,
     ) -> State:
-        return await _in_thread(lambda: self.project(name, fn, initial, query, rebuild=rebuild))
+        return await in_thread(lambda: self.project(name, fn, initial, query, rebuild=rebuild))
 
     # Looking after it.
 
@@ -366,13 +363,13 @@ class EventStore:
         return check.import_(self, source)
 
     async def averify(self) -> check.Report:
-        return await _in_thread(self.verify)
+        return await in_thread(self.verify)
 
     async def arebuild_index(self) -> None:
-        await _in_thread(self.rebuild_index)
+        await in_thread(self.rebuild_index)
 
     async def aexport(self, target: base.StrPath | Any, query: Query = _ALL, after: int = 0) -> int:
-        return await _in_thread(lambda: self.export(target, query, after))
+        return await in_thread(lambda: self.export(target, query, after))
 
     async def aimport_(self, source: base.StrPath | Iterable[bytes | str]) -> int:
         return await _to_its_end(lambda: self.import_(source))
@@ -380,94 +377,6 @@ class EventStore:
     def __reduce__(self) -> tuple[object, ...]:
         options = (self.lock_timeout, self.durable, self.types, self._committer.segment_size, self._mode)
         return _open_again, (self.path, *options)
-
-
-class Reading(Iterator[StoredEvent]):
-    """The events of one `read`. `head` was the last event of the store when it began."""
-
-    def __init__(self, found: Iterator[StoredEvent], head: int, limit: int | None) -> None:
-        self._found = found
-        self.head = head
-        self._left = limit
-
-    def __iter__(self) -> Iterator[StoredEvent]:
-        if self._left is None:
-            return self._found  # a step less for every event
-        return self
-
-    def __next__(self) -> StoredEvent:
-        if self._left is not None:
-            if self._left <= 0:
-                raise StopIteration
-            self._left -= 1
-        return next(self._found)
-
-    def some(self, most: int) -> list[StoredEvent]:
-        """The next few."""
-        return list(islice(self, most))
-
-
-class AsyncReading(AsyncIterator[StoredEvent]):
-    """A `Reading` for tasks: several events are read at once, in a thread. (No generator: those want to be closed.)
-
-    A task may be cancelled while the thread reads. What that reads is for whoever asks next.
-    """
-
-    def __init__(self, begin: Callable[[], Reading]) -> None:
-        self._begin = begin
-        self._reading: Reading | None = None
-        self._ready: deque[StoredEvent] = deque()
-        self._mutex = Lock()
-
-    def _read_on(self) -> None:
-        with self._mutex:
-            if not self._ready:
-                self._ready.extend(self._some())
-
-    def _some(self) -> list[StoredEvent]:
-        if self._reading is None:
-            self._reading = self._begin()
-        return self._reading.some(_AT_ONCE)
-
-    async def __anext__(self) -> StoredEvent:
-        if not self._ready:
-            await _in_thread(self._read_on)
-            if not self._ready:
-                raise StopAsyncIteration
-        return self._ready.popleft()
-
-
-class AsyncTail(AsyncReading):
-    """The same without end."""
-
-    def __init__(self, store: EventStore, query: Query, after: int) -> None:
-        self._store = store
-        self._after = after  # up to here everything was given, or is ready
-        self._head = 0  # of what was read
-        super().__init__(lambda: store.read(query, self._after))
-
-    def _some(self) -> list[StoredEvent]:
-        try:
-            found = super()._some()
-        except BaseException:
-            self._reading = None  # begin again behind what was given
-            raise
-        # By what was found: of what is ready somebody may take all at this very moment.
-        if self._reading is not None:
-            self._head = max(self._head, self._reading.head)
-        if found:
-            self._after = found[-1].position
-        else:
-            self._after = max(self._after, self._head)
-            self._reading = None
-        return found
-
-    async def __anext__(self) -> StoredEvent:
-        while True:
-            try:
-                return await super().__anext__()
-            except StopAsyncIteration:
-                await wait.adrive(self._store._news(self._after, None, self._head))
 
 
 def _inode_of(path: str) -> int | None:
@@ -492,12 +401,6 @@ def _open_again(path: str, lock_timeout: Any, durable: bool, types: Any, segment
     )
 
 
-async def _in_thread(work: Callable[[], State]) -> State:
-    from anyio.to_thread import run_sync
-
-    return await run_sync(work)
-
-
 async def _to_its_end(work: Callable[[], State]) -> State:
     """In a thread, and cancelled only afterwards: what it appends must not come as a surprise."""
     from .tasks import uncancelled
@@ -513,7 +416,7 @@ _stores: weakref.WeakSet[EventStore] = weakref.WeakSet()
 def _begin_again() -> None:
     """In a forked child: its threads are gone, and with them whoever held a mutex."""
     for store in list(_stores):
-        store._view.begin_in_child()  # the same one: whoever has begun to read goes on with it
+        store._view.know_nothing()  # the same one: whoever has begun to read goes on with it
         store._committer.begin_again()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from threading import RLock
 from time import monotonic
 
-from .. import system
+from .. import gate, system
 from ..errors import CorruptStore
 from . import about, index, lines, log
 from .log import Segment, Tail, TakenBack
@@ -42,10 +42,10 @@ class View:
         self.index = f"{root}/index"
         self._store = store
         self._mode = mode
-        self.begin_in_child()
+        self.know_nothing()
 
-    def begin_in_child(self) -> None:
-        """Know nothing. (In a forked child, whoever had the mutex may be gone.)"""
+    def know_nothing(self) -> None:
+        """As in the beginning; also in a forked child, in which whoever had the mutex may be gone."""
         self.mutex = RLock()
         self.firsts: list[int] = []
         self._tail: Tail | None = None
@@ -68,7 +68,7 @@ class View:
     @property
     def is_ours(self) -> bool:
         """Is this thread in the middle of anything here?"""
-        return bool(self.mutex._is_owned())  # type: ignore[attr-defined]
+        return gate.is_mine(self.mutex)
 
     @property
     def known(self) -> int:
@@ -349,7 +349,7 @@ class View:
             with self.mutex:
                 found: set[int] = set()
                 for item in query.items:
-                    found.update(_positions(source, item, after, until))
+                    found.update(index.positions(source, item, after, until))
             yield from sorted(found, reverse=backwards)
 
     def last_match(self, query: Query, after: int) -> int | None:
@@ -366,7 +366,7 @@ class View:
         return None
 
     def _last_in(self, source: index.Run | Tail, item: QueryItem, after: int, until: int) -> int | None:
-        found = _positions(source, item, after, until)
+        found = index.positions(source, item, after, until)
         if source is self.tail:  # which knows the keys themselves
             return found[-1] if found else None
         for at in range(len(found) - 1, -1, -1):
@@ -481,30 +481,3 @@ class View:
                 first = max(self.firsts[log.segment_of(self.firsts, until)], after + 1)
             yield from reversed(list(self.stream(first - 1, until, backwards=False)))
             until = first - 1
-
-
-def _positions(source: index.Run | Tail, item: QueryItem, after: int, until: int) -> Sequence[int]:
-    """The events of a source that match an item, or may."""
-    found: Sequence[int] | None = None
-    for tag in item.tags:
-        more = source.find("tag " + tag, after, until)
-        if not more:
-            return ()
-        if found is None:
-            found = more
-        else:
-            few, many = (found, more) if len(found) < len(more) else (more, found)
-            found = [position for position in few if _contains(many, position)]
-    if item.types:
-        of_types = [source.find("type " + name, after, until) for name in item.types]
-        if found is not None:
-            return [position for position in found if any(_contains(one, position) for one in of_types)]
-        if len(of_types) == 1:
-            return of_types[0]
-        return sorted({position for one in of_types for position in one})
-    return range(max(after + 1, source.first), until + 1) if found is None else found
-
-
-def _contains(positions: Sequence[int], position: int) -> bool:
-    at = bisect_left(positions, position)
-    return at < len(positions) and positions[at] == position
