@@ -28,6 +28,7 @@ from holdfast.events import disk as disk_module
 from holdfast.events.commit import Work
 from holdfast.events.ledger import Ledger
 from holdfast.events.log import Tail
+from holdfast.events.reading import AsyncTail
 from holdfast.events.requests import Request
 
 if TYPE_CHECKING:
@@ -984,7 +985,8 @@ def test_a_handler_closes_the_store_in_the_middle(where: Any, shop: Path, monkey
 
     def with_handler(*words: Any, **options: Any) -> Any:
         found = real(*words, **options)
-        closed.append(store.close())  # type: ignore[func-returns-value]
+        store.close()
+        closed.append(name)
         return found
 
     with monkeypatch.context() as patch:
@@ -1076,16 +1078,17 @@ def test_what_is_ready_is_taken_while_it_is_read(shop: Path) -> None:
     store = EventStore(shop)
     store.append([Event("T", n) for n in range(600)])
     tail = store.tail()
+    assert isinstance(tail, AsyncTail)
     taken: list[int] = []
 
     class Taken(deque[Any]):
         def extend(self, found: Any) -> None:
             taken.extend(event.position for event in found)
 
-    tail._ready = Taken()  # type: ignore[attr-defined]
+    tail._ready = Taken()
     while len(taken) < 600:
         before = len(taken)
-        tail._read_on()  # type: ignore[attr-defined]
+        tail._read_on()
         assert len(taken) > before
     assert taken == list(range(1, 601))
 
