@@ -680,6 +680,15 @@ def test_what_is_left_is_the_store_if_one_says_so(shop: Path) -> None:
     assert EventStore(shop).verify().ok
 
 
+def test_the_last_segment_is_removed_under_one_who_has_not_seen_it(shop: Path) -> None:
+    store, other = EventStore(shop), EventStore(shop, segment_size=1)
+    store.append(orders(1))
+    other.append(orders(2))
+    (shop / "events/0000000002.jsonl").unlink()
+    with pytest.raises(CorruptStore, match=f"event 2 is missing.*remove {shop}/index and {shop}/ledger"):
+        store.append(orders(3))
+
+
 def test_following_a_store_that_is_brought_back_from_a_copy(shop: Path, tmp_path: Path) -> None:
     many(shop, 5)
     shutil.copytree(shop, tmp_path / "copy")

@@ -25,6 +25,7 @@ import holdfast
 from holdfast import CorruptStore, Lock, system
 from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query, QueryItem
 from holdfast.events import disk as disk_module
+from holdfast.events import ledger as ledger_module
 from holdfast.events.commit import Work
 from holdfast.events.ledger import Ledger
 from holdfast.events.log import Tail
@@ -927,7 +928,11 @@ def test_somebody_was_stopped_while_it_wrote_into_the_ledger(rolls: bool, shop: 
         assert time.monotonic() - began < 10
         beside.outcome()
         began = time.monotonic()
-        assert store.append(Event("y")) == 5 and other.append(Event("z")) == 6
+        ledger = store._committer.disk._ledger
+        assert ledger is not None and ledger.sleeps()
+        assert store.append(Event("y")) == 5
+        assert not ledger._cells[ledger_module._SLEEPERS], "whoever sleeps was woken"
+        assert other.append(Event("z")) == 6
         assert time.monotonic() - began < 1, "it is waited for once, not each time"
         store.close()
         assert [event.type for event in EventStore(shop).read()][-1] == "z"

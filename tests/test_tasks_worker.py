@@ -21,7 +21,7 @@ import pytest
 from support import Child, descriptors, in_child, unpacked, until
 
 from holdfast import Lock, system
-from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed
+from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, taking
 from holdfast.tasks.claim import Verdict
 
 
@@ -631,7 +631,7 @@ def test_the_disk_is_full_for_a_while(
 
     def pwrite(fd: int, data: bytes, at: int) -> int:
         if flag.exists() and b'"is": ' in data:
-            note(in_memory / "refused", "once")
+            note(in_memory / "refused", str(os.getpid()))
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(fd, data, at)
 
@@ -639,6 +639,7 @@ def test_the_disk_is_full_for_a_while(
     monkeypatch.setattr(system, "pwrite", pwrite)
     worker = Running(lambda: Worker(queue, lambda task: None, concurrency=2, threads=threads))
     until(lambda: len(noted(in_memory / "refused")) > (4 if threads else 10))
+    assert (len(set(noted(in_memory / "refused"))) == 1) == threads, "a thread tries again, and the others go on"
     flag.unlink()
     assert [task.state for task in queue.wait(ids, timeout=30)] == ["done"] * 3
     worker.kill(signal.SIGTERM)
@@ -671,3 +672,44 @@ def test_idle_children_are_killed_while_one_works(queue: TaskQueue, in_memory: P
     assert queue.wait("x", timeout=20)[0].tried == 1
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
+
+
+def test_children_cannot_begin_while_one_works(
+    queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What works is not given up for that."""
+    queue.put("x", id="x")
+    gate, reopened = in_memory / "gate", TaskQueue.reopened
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "out", "began")
+        until(gate.exists)
+
+    def fails_later(queue: TaskQueue) -> TaskQueue:
+        if (in_memory / "out").exists():
+            note(in_memory / "failed", "once")
+            raise PermissionError(errno.EACCES, "Permission denied", queue.path)
+        return reopened(queue)
+
+    monkeypatch.setattr(TaskQueue, "reopened", fails_later)
+    worker = Running(lambda: Worker(queue, handle, concurrency=2))
+    until(lambda: noted(in_memory / "out"))
+    for pid in Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split():
+        if f"{pid}@" not in str(queue.get("x").worker):
+            os.kill(int(pid), signal.SIGKILL)
+    until(lambda: len(noted(in_memory / "failed")) > 9)
+    gate.write_text("")
+    assert queue.wait("x", timeout=20)[0].tried == 1
+    worker.kill(signal.SIGTERM)
+    worker.end()
+
+
+def test_a_command_that_takes_a_moment_to_die_is_waited_for(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the task locked, too: its worker is dead before it is."""
+    queue.put("x", id="x")
+    claim = queue.claim()
+    assert claim is not None
+    queue.taker.say_how_it_ends(claim.place, queue.get("x"), Verdict("pending", "its worker was ended"))
+    monkeypatch.setattr(taking, "sleep", lambda seconds: claim.abandon())
+    assert queue.taker.settle_place(claim.place, time.monotonic() + 20)
+    assert queue.get("x").state == "pending" and queue.get("x").error == "its worker was ended"
