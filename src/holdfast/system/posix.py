@@ -183,6 +183,14 @@ def generation(fd: int) -> int:
     return 0
 
 
+TELLS_NAMES = False
+
+
+def name_of_open(fd: int) -> str:
+    """The name that the open file has now; where TELLS_NAMES."""
+    return ""
+
+
 def is_removed(fd: int) -> bool:
     """Has the file no name any more?"""
     return fstat(fd).st_nlink == 0
@@ -217,6 +225,10 @@ def slots_taken(fd: int, slots: int) -> bool:
 
 def unlock_slots(fd: int, slots: int) -> None:
     _range(fd, UN, FIRST_SLOT, slots)
+
+
+def unlock_slot(fd: int, slot: int) -> None:
+    _range(fd, UN, FIRST_SLOT + slot, 1)
 
 
 def open_denied(path: str, error: OSError) -> int:

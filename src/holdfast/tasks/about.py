@@ -10,8 +10,9 @@ from .. import system
 from ..errors import CorruptStore, Unsupported
 from .places import Places, listed, make, sync_folders
 
-FORMAT = 1
-_ALSO_OURS = ("sequence", "limits", "schedules", "clock-", "queue.")
+FORMAT = 2
+_BEFORE_SHEETS = 1  # else the same
+_ALSO_OURS = ("sequence", "limits", "schedules", "clock-", "queue.", "boot")
 
 
 def open_directory(places: Places, *, durable: bool, mode: int) -> None:
@@ -24,7 +25,9 @@ def open_directory(places: Places, *, durable: bool, mode: int) -> None:
         return
     except (ValueError, KeyError, TypeError):
         raise CorruptStore(f"{about} does not describe a queue; it was left as it is.", path=about) from None
-    if number != FORMAT:
+    if number == _BEFORE_SHEETS:
+        _write(about, durable=durable, mode=mode)
+    elif number != FORMAT:
         text = f"{places.root}: this queue has format {number}, and this version of Holdfast knows {FORMAT}."
         raise Unsupported(text, path=places.root)
     for folder in places.folders:
@@ -40,6 +43,10 @@ def _make(places: Places, about: str, *, durable: bool, mode: int) -> None:
         raise FileExistsError(errno.EEXIST, text, places.root)
     for folder in places.folders:
         make(folder)
+    _write(about, durable=durable, mode=mode)
+
+
+def _write(about: str, *, durable: bool, mode: int) -> None:
     private = f"{about}.{os.urandom(8).hex()}.tmp"
     fd = system.open_fd(private, system.O_NEW, mode)
     try:
@@ -49,4 +56,5 @@ def _make(places: Places, about: str, *, durable: bool, mode: int) -> None:
         system.close(fd)
     system.rename(private, about)
     if durable:
-        sync_folders(places.root, os.path.dirname(places.root))
+        root = os.path.dirname(about)
+        sync_folders(root, os.path.dirname(root))

@@ -24,6 +24,10 @@ from . import journal
 from .journal import Task
 from .places import Places, file_name, make, move, move_over, name_of, remove
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .lines import Leaf
+
 _A_LITTLE = 0.1  # seconds between two lines that say how far it is
 
 
@@ -33,14 +37,15 @@ class Claim:
     `progress(done, total, note)` says how far it is.
     """
 
-    def __init__(self, desk: Desk, fd: int, place: str, task: Task, text: bytes) -> None:
+    def __init__(self, desk: Desk, fd: int, place: str, task: Task, text: bytes, leaf: Leaf | None = None) -> None:
         self.task = task
         self.id = task.id
         self.payload = task.payload
         self.place = place
+        self.leaf = leaf  # None: it has a file of its own
         self._desk = desk
         self._fd = fd
-        self._end = len(text)  # where the next line goes
+        self._end = self._begun = len(text)  # where the next line goes
         self._is_torn = not text.endswith(b"\n")  # somebody died while it wrote
         self._book = gate.book
         self._said_at = 0.0
@@ -119,7 +124,15 @@ class Claim:
 
     def complete(self, result: object = None) -> None:
         """It is done. With `durable`, that is on disk when this returns."""
-        self._finish(journal.done_line(result))
+        line = journal.done_line(result)
+        leaf = self.leaf
+        if leaf is None or self._end != self._begun or self._unsaid is not None:
+            self._finish(line)
+            return
+        with self._mutex:
+            self._check_open()
+            leaf.complete(self.id, line, sync=self._desk.durable)
+            self._open = False
 
     def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
         """It went wrong. It is tried again, after `delay` seconds, unless it was tried as often as it may be.
@@ -179,6 +192,8 @@ class Claim:
 
     def fileno(self) -> int:
         """The file of the task. Whoever inherits a copy of it keeps the task locked: a command, while it runs."""
+        if self.leaf is not None:
+            self.leaf.slot.is_shared = True
         return self._fd
 
     # Taking it.
@@ -189,6 +204,15 @@ class Claim:
         self._add(journal.running_line(task.token + 1))
         # It was made for this claim, and nobody else has seen it yet.
         task.__dict__.update(state="running", tried=task.tried + 1, token=task.token + 1)
+
+    def put_back(self) -> None:
+        """To where it waits, as it is."""
+        self._return(b"", 0.0)
+
+    def has_file(self, fd: int) -> None:
+        """It has one now: this, which is ours to close."""
+        self.leaf = None
+        self._fd = fd
 
     def say(self, **said: object) -> None:
         """Add a line."""
@@ -216,6 +240,7 @@ class Claim:
 
     def _return(self, line: bytes, delay: float) -> None:
         with self._mutex:
+            self._get_file()
             self._add_last(line)
             try:
                 self._desk.put_back(self.place, self.task.priority, delay)
@@ -227,12 +252,18 @@ class Claim:
 
     def _finish(self, line: bytes, folder: str | None = None) -> None:
         with self._mutex:
+            self._get_file()
             self._add_last(line)
             try:
                 self._put_away(folder)
             finally:
                 self._close()
                 self._desk.ended(self.task)
+
+    def _get_file(self) -> None:
+        if self.leaf is not None:
+            self._check_open()
+            self.leaf.lines.detach(self)
 
     def _put_away(self, folder: str | None) -> None:
         if self._desk.durable:
@@ -254,11 +285,7 @@ class Claim:
 
     def _add(self, line: bytes, *, check: bool = True) -> None:
         with self._mutex:
-            if not self._open:
-                raise NotLocked(f"task {self.id!r} has ended for this worker already", path=self._desk.places.root)
-            if check and not self._is_ours():
-                self._close()
-                raise self._lost()
+            self._check_open(check)
             if self._is_torn and line:
                 line = b"\n" + line
             done = system.pwrite(self._fd, line, self._end)
@@ -267,6 +294,13 @@ class Claim:
             self._end += done
             self._is_torn = False
             self._progress_at = -1
+
+    def _check_open(self, check: bool = True) -> None:
+        if not self._open:
+            raise NotLocked(f"task {self.id!r} has ended for this worker already", path=self._desk.places.root)
+        if check and not self._is_ours():
+            self._close()
+            raise self._lost()
 
     def _is_ours(self) -> bool:
         """Did nobody add a line? A locked file can only be written by who broke in, which is what we look for.
@@ -290,6 +324,8 @@ class Claim:
         if not self._open:
             return
         self._open = False
+        if self.leaf is not None:
+            self.leaf.slot.file.release()
         if self._book is gate.book:
             self._book.open_fds.discard(self._fd)
             try:
@@ -352,12 +388,14 @@ class Desk:
         durable: bool,
         shared: bool,
         ranged: bool,
+        mode: int,
         put_back: Callable[[str, int, float], None],
         ended: Callable[[Task], None],
         delay_after: Callable[[int], float],
     ) -> None:
         self.places = places
         self.durable = durable
+        self.mode = mode
         self.shared = shared  # other machines may be at it, too
         self.lock = system.lock_past_end if ranged else system.lock
         self.put_back = put_back

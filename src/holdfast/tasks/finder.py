@@ -9,32 +9,35 @@ with a hundred waiting and with a hundred thousand.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from random import randrange
 
 from . import sequence
 from .clock import Clock
 from .places import IN_A_BUCKET, Places, listed, move, name_of, number_of, remove_empty
 from .sequence import LATER, Sequence
+from .sheets import ONLY_THIS_FILE, Entry, Sheet, Sheets
 
 _IN_VAIN = 2  # so many in a row were gone: others are at the same names
 _LONGEST_SKIP = 8
 
 
 class Finder:
-    def __init__(self, places: Places, numbers: Sequence, clock: Clock) -> None:
+    def __init__(self, places: Places, numbers: Sequence, sheets: Sheets, clock: Clock) -> None:
         self._places = places
+        self._sheets = sheets
+        self._sheet: Sheet | None = None  # the last one that was looked at
         self._numbers = numbers
         self._clock = clock
         self._seen = b""
         self._known: dict[str, int] = {}
         self._level: int | None = None  # whose names these are
-        self._folder = ""
-        self._names: list[str] = []  # the first one last
+        self._names: list[tuple[str, str | Entry]] = []  # places, and what is there; the first one last
         self._failures = 0
         self._has_looked = False
         self.next_due: float | None = None  # by `clock`; None: nothing is delayed
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
+    def __iter__(self) -> Iterator[tuple[str | Entry, str]]:
         """Where the next ones are, and the names of these places, each once. They may be gone, or not to be had."""
         tried: set[str] = set()
         while True:
@@ -45,9 +48,9 @@ class Finder:
             if self._failures > _IN_VAIN and len(self._names) > _LONGEST_SKIP:
                 # The next ones are others' too. What is skipped is found again when it is listed again.
                 del self._names[-randrange(1, _LONGEST_SKIP) :]
-            name = self._names.pop()
-            tried.add(name)
-            yield f"{self._folder}/{name}", name
+            place, source = self._names.pop()
+            tried.add(place)
+            yield source, place
 
     def found(self) -> None:
         """The last one was there."""
@@ -74,22 +77,46 @@ class Finder:
     def _list(self, tried: set[str]) -> bool:
         """The names in the first directory that has any that were not tried just now."""
         pending = self._places.pending
-        for level in sorted(map(int, filter(is_number, listed(pending))), reverse=True):
+        levels = {int(name) for name in (*listed(pending), *self._sheets.levels()) if is_number(name)}
+        for level in sorted(levels, reverse=True):
             folder = f"{pending}/{level}"
-            buckets = listed(folder)
-            for bucket in buckets:
+            buckets, sheets = listed(folder), self._sheets.buckets(level)
+            last = self._known.get(str(level), 0) // IN_A_BUCKET  # nothing is put before it any more
+            for bucket in sorted({*buckets, *sheets}):
                 path = f"{folder}/{bucket}"
-                there = listed(path)
-                names = [name for name in reversed(there) if name not in tried and number_of(name) and name_of(name)]
+                there = listed(path) if bucket in buckets else []
+                found: list[tuple[str, str | Entry]] = [
+                    (name, f"{path}/{name}") for name in there if number_of(name) and name_of(name)
+                ]
+                if bucket in sheets:
+                    found += [(entry.place, entry) for entry in self._waiting(level, bucket, last)]
+                names = [one for one in found if one[0] not in tried]
                 if names:
-                    self._level, self._folder, self._names = level, path, names
+                    names.sort(key=itemgetter(0), reverse=True)
+                    self._level, self._names = level, names
                     return True
-                last = self._known.get(str(level), 0) // IN_A_BUCKET
-                if not there and is_number(bucket) and int(bucket) < last:
-                    remove_empty(path)  # nothing is put there any more
+                if bucket in buckets and not there and is_number(bucket) and int(bucket) < last:
+                    remove_empty(path)
             if not buckets:
                 remove_empty(folder)
         return False
+
+    def _waiting(self, level: int, bucket: str, last: int) -> list[Entry]:
+        """On a sheet."""
+        sheet = self._sheet
+        try:
+            if sheet is None or not sheet.is_ours or not sheet.is_at(level, bucket):
+                sheet = self._sheet = self._sheets.open(level, bucket)
+            if sheet is None:
+                return []
+            found = sheet.waiting()
+            if not found and is_number(bucket) and int(bucket) < last:
+                self._sheets.shut(sheet)
+        except OSError as error:
+            if error.errno not in ONLY_THIS_FILE:
+                raise
+            return []
+        return found
 
     # What is not due yet.
 
@@ -114,6 +141,13 @@ class Finder:
                 if not names:
                     remove_empty(folder)
             remove_empty(f"{self._places.delayed}/{hour}")
+
+    def shut_sheets(self) -> None:
+        """Those in which nothing waits, and nothing more comes."""
+        known = sequence.levels(self._numbers.read())
+        for level in filter(is_number, self._sheets.levels()):
+            for bucket in self._sheets.buckets(level):
+                self._waiting(int(level), bucket, known.get(level, 0) // IN_A_BUCKET)
 
     def look(self) -> bool:
         """Also for what nobody has told us of. True: the file that tells is another one by now."""

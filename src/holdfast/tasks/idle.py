@@ -2,6 +2,7 @@
 
     sequence      is written when a task was put
     running/      a file in it is closed: a task has ended, or its worker has
+    slots/        the same: a worker has nothing to do, or has ended
 
 A look every second is for what nobody tells: other machines, and what somebody did by hand.
 """
@@ -84,6 +85,7 @@ class Idle:
     def wait(self, deadline: float | None, *others: int, enough: Callable[[], bool] | None = None) -> Claim | None:
         """The next task. None: it is too late, or one of the `others` can be read, or it is `enough`."""
         queue = self._queue
+        queue.taker.rest()
         if self._watches is None:
             self._watches = self._watch()
         look_at = monotonic() + SAFETY_LOOK
@@ -108,7 +110,9 @@ class Idle:
     def _watch(self) -> Watches:
         queue = self._queue
         queue._sequence.read()  # so that it is there to be watched
-        return Watches((queue._sequence.path, system.WATCH_WRITING), (queue._places.running, system.WATCH_CLOSING))
+        places = queue._places
+        closed = ((folder, system.WATCH_CLOSING) for folder in (places.running, places.slots))
+        return Watches((queue._sequence.path, system.WATCH_WRITING), *closed)
 
     def _how_long(self, now: float, look_at: float, deadline: float | None) -> float:
         until = look_at if deadline is None else min(look_at, deadline)
@@ -128,9 +132,15 @@ def ended(queue: TaskQueue, id: str, deadline: float | None) -> Task:
     task = queue.get(id)
     if task.state in ENDED:
         return task
-    watches = Watches((queue._places.own(id), system.WATCH_WRITING))
+    watched: tuple[str, ...] = ()
+    watches = Watches()
     try:
         while True:
+            files = queue.files_of(id)
+            if files != watched:  # it has got one of its own
+                watches.close()
+                watched = files
+                watches = Watches(*((path, system.WATCH_WRITING) for path in files))
             task = queue.get(id)
             if task.state in ENDED:
                 return task

@@ -1,4 +1,4 @@
-"""What is in a queue, by the names of places: no file is opened for it.
+"""What is in a queue, by the names of places, and the marks on sheets: no other file is opened for it.
 
 Others go on meanwhile, so a task may be seen in two places or in none. It counts as done only if it has no other name
 but its own.
@@ -6,6 +6,7 @@ but its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from .. import system
@@ -14,11 +15,16 @@ from .finder import is_number
 from .journal import STATES
 from .places import Places, count, listed, name_of, names_in, number_of, task_id
 from .putting import TWO_NAMES
+from .sheets import MOVED, PURGED, Entry, Sheet, Sheets
+from .slots import Slots
 
 
 class Inventory:
-    def __init__(self, places: Places, clock: Clock) -> None:
+    def __init__(self, places: Places, sheets: Sheets, slots: Slots, clock: Clock) -> None:
         self._places = places
+        self._sheets = sheets
+        self._slots = slots
+        self._counted: dict[str, tuple[object, int]] = {}  # of sheets in which nothing waits, how many were done
         self._clock = clock
         self._known_done: set[str] = set()
 
@@ -26,13 +32,15 @@ class Inventory:
         """Of the files of the tasks in a state."""
         places = self._places
         if state == "running":
-            return [name_of(place) for place in listed(places.running)]
+            there = [name_of(place) for place in listed(places.running)]
+            return there + [task.id for task in self._slots.in_hand().values() if task.id not in there]
         if state == "pending":
             gone = set(listed(places.cancelled))  # and perhaps still where they waited
             return [name for name in self._names_waiting() if name not in gone]
         if state == "done":
             done = self._names_done()
-            return [name for name in listed(places.tasks) if name in done]
+            there = [name for name in listed(places.tasks) if name in done]
+            return there + [id for sheet in self._sheets.all() for id in self._done_on(sheet)]
         return listed(places.failed if state == "failed" else places.cancelled)
 
     def _names_done(self) -> set[str]:
@@ -52,14 +60,46 @@ class Inventory:
 
     def _names_waiting(self) -> list[str]:
         places = self._places
-        levels = sorted(filter(is_number, listed(places.pending)), key=int, reverse=True)
-        found = [name_of(place) for level in levels for _, place in names_in(f"{places.pending}/{level}", 1)]
+        on_sheets: dict[str, list[str]] = {}
+        for level, entry in self._waiting_on_sheets():
+            on_sheets.setdefault(level, []).append(entry.place)
+        levels = sorted({*filter(is_number, listed(places.pending)), *on_sheets}, key=int, reverse=True)
+        found = [
+            name_of(place)
+            for level in levels
+            for place in sorted(
+                [*on_sheets.get(level, ()), *(place for _, place in names_in(f"{places.pending}/{level}", 1))]
+            )
+        ]
         parts = {places.delayed: 2, places.parked: 3}  # before the name
         return found + [
             place.split(".", parts[folder])[-1]
             for folder, depth in places.put_off
             for _, place in names_in(folder, depth)
         ]
+
+    def _waiting_on_sheets(self) -> Iterator[tuple[str, Entry]]:
+        for level in filter(is_number, self._sheets.levels()):
+            for sheet in self._sheets.all_of(level, "waiting"):
+                yield from ((level, entry) for entry in sheet.waiting())
+
+    def _done_on(self, sheet: Sheet) -> list[str]:
+        """The ids of those that were done there, and have no file."""
+        done = sheet.done()
+        gone = {entry.id for entry in sheet.entries(MOVED + PURGED)} if done else set()
+        return [id for id in done if id not in gone]
+
+    def _count_done_on_sheets(self) -> int:
+        total, known = 0, self._counted
+        self._counted = {}
+        for sheet in self._sheets.all():
+            seen = sheet.version()
+            key, number = known.get(sheet.path, (None, 0))
+            if seen is None or key != seen:
+                number = len(self._done_on(sheet))
+            self._counted[sheet.path] = (seen, number)
+            total += number
+        return total
 
     def put_off(self) -> dict[str, float | None]:
         """What waits and cannot be begun now, and for how many seconds; None: until others of its key have ended."""
@@ -74,22 +114,23 @@ class Inventory:
     def count_waiting(self, gone: set[int] | None = None) -> list[int]:
         """How many wait in pending/, and in those for what is put off."""
         gone = self.cancelled_in_place() if gone is None else gone
-        return [
+        pending, *rest = [
             self._count(folder, depth, gone) for folder, depth in ((self._places.pending, 2), *self._places.put_off)
         ]
+        return [pending + sum(1 for _ in self._waiting_on_sheets()), *rest]
 
     def stats(self) -> dict[str, int]:
         """How many tasks are in which state. `delayed` and `parked` are among the pending ones."""
         places = self._places
         gone = self.cancelled_in_place()
-        running = self._count(places.running, 0, gone)
+        running = self._count(places.running, 0, gone) + len(self._slots.in_hand())
         pending, delayed, parked = self.count_waiting(gone)
         pending += delayed + parked
         failed, cancelled = len(listed(places.failed)), len(listed(places.cancelled))
         return {
             "pending": pending,
             "running": running,
-            "done": len(self._names_done()),
+            "done": len(self._names_done()) + self._count_done_on_sheets(),
             "failed": failed,
             "cancelled": cancelled,
             "delayed": delayed,
@@ -116,6 +157,8 @@ class Inventory:
     def is_empty(self) -> bool:
         """Is there nothing left to be done, and nobody at it?"""
         places = self._places
+        if self._slots.in_hand() or any(True for _ in self._waiting_on_sheets()) or self._slots.in_hand():
+            return False
         # What runs first and last: it may be given back meanwhile.
         folders = ((places.running, 0), (places.pending, 2), *places.put_off, (places.running, 0))
         there = (name for folder, depth in folders for _, name in names_in(folder, depth))

@@ -9,10 +9,11 @@
     failed/<id>, cancelled/<id>             when it has ended so
     ending/<id>                             how an attempt is to end that runs (`claim.Verdict`)
     new/…                                   what is being put
+    sheets/, slots/                         tasks without a file of their own (`sheets`)
     sequence                                the last number of every priority (`sequence`)
 
-A task has one of these names besides its own, unless it is done. It goes from one to the other by rename, which only
-one can do. Nobody renames what is running without the lock.
+A task with a file has one of these names besides its own, unless it is done. It goes from one to the other by rename,
+which only one can do. Nobody renames what is running without the lock.
 """
 
 from __future__ import annotations
@@ -47,11 +48,14 @@ class Places:
         self.failed = f"{root}/failed"
         self.cancelled = f"{root}/cancelled"
         self.ending = f"{root}/ending"
+        self.sheets = f"{root}/sheets"
+        self.slots = f"{root}/slots"
 
     @property
     def folders(self) -> tuple[str, ...]:
         ended = (self.failed, self.cancelled, self.ending)
-        return (self.tasks, self.new, self.pending, self.delayed, self.parked, self.running, *ended)
+        lines = (self.sheets, self.slots)
+        return (self.tasks, self.new, self.pending, self.delayed, self.parked, self.running, *ended, *lines)
 
     @property
     def put_off(self) -> tuple[tuple[str, int], ...]:

@@ -23,8 +23,9 @@ from . import journal
 from .claim import Claim
 from .clock import Clock
 from .errors import QueueFull
-from .places import Places, file_name, listed, make, move, name_of, number_of, remove, sync_folders
+from .places import IN_A_BUCKET, Places, file_name, listed, make, move, name_of, number_of, remove, sync_folders
 from .sequence import Sequence
+from .sheets import Sheet, Sheets, new_id, on_sheet
 
 TWO_NAMES = 2  # its own, and that of its place
 _FEW = 8  # to wait for each of more takes longer than to wait for the whole file system
@@ -35,6 +36,7 @@ class Putter:
         self,
         places: Places,
         sequence: Sequence,
+        sheets: Sheets,
         clock: Clock,
         *,
         durable: bool,
@@ -44,6 +46,7 @@ class Putter:
     ) -> None:
         self._places = places
         self._sequence = sequence
+        self._sheets = sheets
         self._clock = clock
         self._durable = durable
         self._mode = mode
@@ -65,6 +68,35 @@ class Putter:
         finally:  # also of those before one that cannot be put
             if put and sync is not None:
                 sync(self._places.tasks)
+
+    def put_lines(self, lines: Many[bytes], priority: int) -> list[str]:
+        """Tasks that need no file of their own (`sheets`); their lines have an empty id. Gives the ids of those that
+        were put: the others have to have a file."""
+        ids: list[str] = []
+        touched: dict[str, Sheet] = {}
+
+        def put_some(first: int) -> int:
+            """As many as go to one sheet."""
+            room = IN_A_BUCKET - first % IN_A_BUCKET
+            some = lines[len(ids) : len(ids) + room]
+            new = [new_id(first + n) for n in range(len(some))]
+            text = b"".join(map(on_sheet, new, some))
+            sheet = self._sheets.append(priority, first // IN_A_BUCKET, text)
+            if sheet is None:
+                return 0
+            ids.extend(new)
+            touched[sheet.path] = sheet
+            return len(new)
+
+        while len(ids) < len(lines):
+            before = len(ids)
+            self._sequence.put_some(priority, put_some)
+            if len(ids) == before:
+                break
+        if self._durable:
+            for sheet in touched.values():
+                sheet.sync()
+        return ids
 
     def put(self, id: str, line: bytes, priority: int, delay: float, *, sync: bool = True) -> None:
         name = file_name(id)
@@ -148,7 +180,7 @@ class Putter:
         if delay > 0:
             now = self._clock.now()
             place = self._places.later(now + delay, priority, name)
-            self._sequence.put_later(int((now + delay) * 1000), int(now * 1000), lambda _: move_to(place))
+            self._sequence.put_later(int((now + delay) * 1000), int(now * 1000), lambda: move_to(place))
         else:
             self._sequence.put(priority, lambda number: move_to(self._places.waiting(priority, number, name)))
         return found

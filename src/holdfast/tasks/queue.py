@@ -28,10 +28,13 @@ from .finder import Finder
 from .inventory import Inventory
 from .journal import Task
 from .limits import Limits
+from .lines import Lines
 from .places import Places, file_name, listed, make, remove, task_id
 from .putting import Putter
 from .schedule import OPTIONS, Schedules, last_due, timing
 from .sequence import Sequence
+from .sheets import PURGED, TAKEN, WAITS, Sheets, is_on_sheet
+from .slots import Slots
 from .taking import Taker
 
 TYPE_CHECKING = False
@@ -84,11 +87,15 @@ class TaskQueue:
         self.clock = Clock(self.path)
         self.schedules = Schedules(self.path, mode)
         self._put_at: dict[str, float] = {}
-        self._inventory = Inventory(self._places, self.clock)
+        usable = system.TELLS_NAMES and not self.is_shared
+        self._sheets = Sheets(self._places, mode=mode, durable=durable, usable=usable)
+        slots = Slots(self._places, mode)
+        self._inventory = Inventory(self._places, self._sheets, slots, self.clock)
         self._local = threading.local()
         self._putter = Putter(
             self._places,
             self._sequence,
+            self._sheets,
             self.clock,
             durable=durable,
             mode=mode,
@@ -101,12 +108,14 @@ class TaskQueue:
             durable=durable,
             shared=self.is_shared,
             ranged=mount.ranged,
+            mode=mode,
             put_back=self._putter.put_back,
             ended=limits.ended,
             delay_after=self._delay_after,
         )
-        finder = Finder(self._places, self._sequence, self.clock)
-        self.taker = Taker(self._places, self._desk, finder, limits, stale_after)
+        self._lines = Lines(self._places, self._sheets, slots, self._desk)
+        finder = Finder(self._places, self._sequence, self._sheets, self.clock)
+        self.taker = Taker(self._places, self._desk, finder, limits, self._lines, stale_after)
 
     def __repr__(self) -> str:
         return f"holdfast.TaskQueue({self.path!r})"
@@ -139,7 +148,16 @@ class TaskQueue:
         if self.max_pending is not None and (id is None or id not in self):
             self._putter.wait_for_room(wait)
         if id is None:
-            id = os.urandom(12).hex()
+            if delay == 0 and key is None:
+                line = journal.first_line("", payload, priority, attempts, timeout, key, limit, delay)
+                ids = self._putter.put_lines([line], priority)
+                if ids:
+                    return ids[0]
+            id = _random_id()
+        elif is_on_sheet(id) and (entry := self._sheets.find(id)) is not None:
+            if self.durable:
+                entry.sheet.sync()  # whoever put it may have died before it did
+            return id
         self._putter.put(
             id, journal.first_line(id, payload, priority, attempts, timeout, key, limit, delay), priority, delay
         )
@@ -161,19 +179,22 @@ class TaskQueue:
         _check(priority, attempts, delay, timeout, key, limit)
         ids: list[str] = []
         payloads = iter(payloads)
+        options: dict[str, Any] = {"priority": priority, "attempts": attempts, "delay": delay, "timeout": timeout}
+        options.update(key=key, limit=limit)
         while some := list(islice(payloads, _AT_ONCE)):
-            tasks = []
-            for payload in some:
-                id = os.urandom(12).hex()
-                line = journal.first_line(id, payload, priority, attempts, timeout, key, limit, delay)
-                tasks.append((id, line, priority, delay))
-            if self.max_pending is None:
-                self._putter.put_all(tasks)
-            else:
-                for task in tasks:
-                    self._putter.wait_for_room(wait)
-                    self._putter.put(*task)
-            ids += [id for id, _, _, _ in tasks]
+            if self.max_pending is not None:
+                ids += [self.put(payload, wait=wait, **options) for payload in some]
+                continue
+            if delay == 0 and key is None:
+                lines = [journal.first_line("", payload, **options) for payload in some]
+                put = self._putter.put_lines(lines, priority)
+                ids += put
+                del some[: len(put)]
+            named = [(_random_id(), payload) for payload in some]
+            self._putter.put_all(
+                [(id, journal.first_line(id, payload, **options), priority, delay) for id, payload in named]
+            )
+            ids += [id for id, _ in named]
         return ids
 
     def schedule(
@@ -289,24 +310,57 @@ class TaskQueue:
 
     def __iter__(self) -> Iterator[Task]:
         """Every task there is, in whatever state. This claims nothing."""
-        for name in listed(self._places.tasks):
+        names = listed(self._places.tasks)
+        for name in names:
             try:
                 yield self._read(f"{self._places.tasks}/{name}")
             except (OSError, CorruptStore):
                 pass  # purged meanwhile, damaged, or no file: `get` says how
+        files = set(names)
+        for sheet in self._sheets.all():
+            done = sheet.done()
+            for entry in sheet.entries():
+                if entry.id in done and entry.mark == TAKEN and entry.id not in files:
+                    yield journal.parse(sheet.line(entry) + done[entry.id], sheet.path)
+                elif entry.mark in (WAITS, TAKEN) and entry.id not in files:
+                    with suppress(NoSuchTask, CorruptStore):
+                        yield self.get(entry.id)
 
     def get(self, id: str) -> Task:
         """What is known of a task. Raises NoSuchTask."""
-        try:
-            return self._read(self._places.own(id))
-        except FileNotFoundError:
-            raise self._no_such(id) from None
+        for _ in range(2 if is_on_sheet(id) else 1):
+            try:
+                return self._read(self._places.own(id))
+            except FileNotFoundError:
+                task = self._read_line(id)
+            if task is not None:
+                return task
+        raise self._no_such(id) from None
 
     def _no_such(self, id: str) -> NoSuchTask:
         return NoSuchTask(f"{self.path}: there is no task {id!r}", path=self.path)
 
     def __contains__(self, id: str) -> bool:
-        return os.path.exists(self._places.own(id))
+        return os.path.exists(self._places.own(id)) or self._read_line(id) is not None
+
+    def files_of(self, id: str) -> tuple[str, ...]:
+        """One of these is written to when something happens to a task."""
+        own = self._places.own(id)
+        entry = None if system.access(own, 0) else self._sheets.find(id)
+        return (own,) if entry is None else entry.sheet.watched
+
+    def _read_line(self, id: str) -> Task | None:
+        """If it has no file of its own."""
+        for last in (False, True):
+            text, slot = self._lines.text(id) or (b"", "")
+            if not text:
+                return None
+            task = journal.parse(text, id)
+            if not slot or task.state != "running" or self._desk.is_locked(self._lines.slots.path(slot)):
+                break
+            if last:
+                object.__setattr__(task, "state", "pending")  # its worker is dead, and the next one takes it
+        return task
 
     def _read(self, path: str) -> Task:
         task = journal.read_file(path)
@@ -346,6 +400,7 @@ class TaskQueue:
 
     def retry(self, id: str) -> None:
         """Have a task that has ended, in whatever way, done again, with all its attempts."""
+        self._give_file(id)
         with self._opened(id) as claim:
             if claim.task.state == "pending" and self._putter.rescue(file_name(id)):
                 return
@@ -354,13 +409,23 @@ class TaskQueue:
             self._inventory.remove_places({claim.inode} & self._inventory.cancelled_in_place())
             self._putter.put_again(claim)
 
+    def _give_file(self, id: str) -> None:
+        """Of its own, if it has none and nobody works on it."""
+        entry = None if system.access(self._places.own(id), 0) else self._sheets.find(id)
+        if entry is None:
+            return
+        if entry.mark == WAITS:
+            self._lines.give_file(entry)
+        elif entry.mark == TAKEN and self.get(id).state == "done":
+            self._lines.give_file_to_done(entry)
+
     @contextmanager
     def _opened(self, id: str) -> Iterator[Claim]:
         """A task that nobody works on, locked. Raises NotLocked if somebody does."""
         own = self._places.own(id)
         claim = self._desk.open_named(own, "")
         if claim is None:
-            if not system.access(own, 0):
+            if id not in self:
                 raise self._no_such(id)
             raise NotLocked(f"{self.path}: task {id!r} is being worked on", path=self.path)
         try:
@@ -375,7 +440,7 @@ class TaskQueue:
             task = self.get(id)
             if task.state in journal.ENDED:
                 return False
-            if self._desk.is_locked(self._places.own(id)):
+            if self._is_locked(id):
                 if task.state == "running":
                     Verdict("cancelled", "cancelled").write(self._places, task)
                     if self.get(id).token == task.token:
@@ -383,6 +448,7 @@ class TaskQueue:
                 sleep(_A_MOMENT)  # it is just being begun, or ended
                 continue
             try:
+                self._give_file(id)
                 with self._opened(id) as claim:
                     if claim.task.state in journal.ENDED:
                         return False
@@ -397,6 +463,14 @@ class TaskQueue:
             f"{self.path}: task {id!r} is locked, and nobody says that it runs: its process has been stopped, perhaps"
         )
         raise NotLocked(text, path=self.path)
+
+    def _is_locked(self, id: str) -> bool:
+        """Does somebody work on it?"""
+        own = self._places.own(id)
+        found = None if system.access(own, 0) else self._lines.text(id)
+        if found is None:
+            return self._desk.is_locked(own)
+        return bool(found[1]) and self._desk.is_locked(self._lines.slots.path(found[1]))
 
     def purge(self, older_than: float = 0, *, states: Collection[str] = journal.ENDED) -> int:
         """Remove tasks that have ended so, more than so many seconds ago. Gives how many."""
@@ -424,7 +498,29 @@ class TaskQueue:
                     removed += 1
                 claim.abandon()
         self._inventory.remove_places(gone & waiting)
+        if "done" in states:
+            removed += self._purge_sheets(older_than)
         self._remove_what_was_never_put()
+        return removed
+
+    def _purge_sheets(self, older_than: float) -> int:
+        import time
+
+        removed = 0
+        self.taker.finder.shut_sheets()
+        for sheet in self._sheets.all():
+            done = sheet.done()
+            for entry in sheet.entries() if done else ():
+                if entry.id not in done or entry.mark != TAKEN:
+                    continue
+                ended = journal.parse(sheet.line(entry) + done[entry.id], sheet.path).ended_at
+                if ended is not None and time.time() - ended.timestamp() < older_than:
+                    continue
+                with sheet.locked(entry) as got:
+                    if got and sheet.mark_of(entry)[0] == TAKEN:
+                        sheet.set_mark(entry, PURGED)
+                        removed += 1
+            self._sheets.remove_purged(sheet)
         return removed
 
     def _remove(self, name: str) -> None:
@@ -462,10 +558,14 @@ class TaskQueue:
 
     def recover(self) -> int:
         """Give a place to what has none, because somebody died, or removed it by hand. Gives how many."""
-        found = 0
+        found = self._lines.recover()
         for name in listed(self._places.tasks):
             found += self._putter.rescue(name) or self._file_again(name)
         return found
+
+
+def _random_id() -> str:
+    return os.urandom(12).hex()
 
 
 def _check(priority: int, attempts: int, delay: float, timeout: float | None, key: str | None, limit: int) -> None:

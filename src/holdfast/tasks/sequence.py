@@ -70,21 +70,38 @@ class Sequence:
 
     def put(self, level: int, move: Callable[[int], object]) -> None:
         """Give `move` the next number of a priority."""
-        self._write(str(level), lambda last: 1 + (last or self._highest(level)), move)
 
-    def put_later(self, due: int, now: int, move: Callable[[int], object]) -> None:
+        def put_one(first: int) -> int:
+            move(first)
+            return 1
+
+        self.put_some(level, put_one)
+
+    def put_some(self, level: int, put: Callable[[int], int]) -> None:
+        """Give `put` the next number of a priority; it gives how many it has used."""
+
+        def change(last: int) -> int:
+            last = last or self._highest(level)
+            return last + put(last + 1)
+
+        self._write(str(level), change)
+
+    def put_later(self, due: int, now: int, move: Callable[[], object]) -> None:
         """Say when something is due, in milliseconds, unless something is sooner."""
-        self._write(LATER, lambda soonest: soonest if now < soonest <= due else due, move)
 
-    def _write(self, level: str, choose: Callable[[int], int], move: Callable[[int], object]) -> None:
+        def change(soonest: int) -> int:
+            move()
+            return soonest if now < soonest <= due else due
+
+        self._write(LATER, change)
+
+    def _write(self, level: str, change: Callable[[int], int]) -> None:
         fd = self.fd
         with self._mutex:
             try:
                 self._lock(fd)
                 at, number = _find(_read(fd), level)
-                chosen = choose(number)
-                move(chosen)
-                system.pwrite(fd, b"%-12s%019d\n" % (level.encode(), chosen), at)
+                system.pwrite(fd, b"%-12s%019d\n" % (level.encode(), change(number)), at)
             finally:
                 self._set_lock(fd, system.UN)
 
@@ -105,7 +122,10 @@ class Sequence:
         """The file is new, or its beginning is lost: what is waiting says how far it had come."""
         buckets = [name for name in listed(f"{self._places.pending}/{level}") if name.isascii() and name.isdigit()]
         names = listed(f"{self._places.pending}/{level}/{buckets[-1]}") if buckets else []
-        return max((number_of(name) for name in names), default=int(buckets[-1]) * IN_A_BUCKET if buckets else 0)
+        last = max((number_of(name) for name in names), default=int(buckets[-1]) * IN_A_BUCKET if buckets else 0)
+        sheets = [name for state in ("waiting", "past") for name in listed(f"{self._places.sheets}/{level}/{state}")]
+        behind = max((int(name) + 1 for name in sheets if name.isascii() and name.isdigit()), default=0)
+        return max(last, behind * IN_A_BUCKET)
 
 
 def _read(fd: int) -> bytes:

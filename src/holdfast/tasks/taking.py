@@ -7,7 +7,6 @@ machine, that its lock is gone proves nothing: that one may have been cut off. I
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
@@ -19,14 +18,12 @@ from .claim import Claim, Desk, Verdict
 from .finder import Finder
 from .journal import Task
 from .limits import Limits
+from .lines import Lines
 from .places import Places, file_name, listed, move_over, name_of, remove
+from .sheets import ONLY_THIS_FILE, Entry, place_of
 
 # What a file can be that somebody has edited, or put there.
 _NOT_A_TASK = (CorruptStore, UnsafePath, ValueError, TypeError, OverflowError, RecursionError)
-_ONLY_THIS_FILE = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EINVAL, errno.ESPIPE}
-    | {errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)}  # the disk has a bad place there
-)
 _BETWEEN_TRIES = 0.002  # seconds
 _BETWEEN_LOOKS = 0.5  # seconds after which who is busy looks for tasks of the dead
 
@@ -38,12 +35,14 @@ class Taker:
         desk: Desk,
         finder: Finder,
         limits: Limits,
+        lines: Lines,
         stale_after: float,
     ) -> None:
         self._places = places
         self._desk = desk
         self.finder = finder
         self._limits = limits
+        self._lines = lines
         self._stale_after = stale_after
         self._looked_at = 0.0
         self._leases: dict[str, tuple[int, float]] = {}
@@ -55,6 +54,7 @@ class Taker:
         now = monotonic()
         if look or now - self._looked_at > _BETWEEN_LOOKS:
             self._looked_at = now
+            self._lines.look_after_boot()
             self.finder.look_for_due()
             claim = self._take_over()
             if claim is not None:
@@ -67,18 +67,28 @@ class Taker:
                 return claim
         return None
 
-    def _try(self, source: str, place: str) -> Claim | None:
+    def _try(self, source: str | Entry, place: str) -> Claim | None:
+        path = source if isinstance(source, str) else source.sheet.path
         try:
+            if isinstance(source, Entry):
+                return self._try_line(source, place)
             return self._desk.take(source, place, self._limits.admit)
         except _NOT_A_TASK as error:
             self._put_aside(source, place, error)
         except OSError as error:
-            self._pass_over(source, error)
+            self._pass_over(path, error)
         return None
+
+    def _try_line(self, entry: Entry, place: str) -> Claim | None:
+        if not self._desk.shared:
+            return self._lines.take(entry)
+        # Who is on the machine with the disk, where this was put, does not see that somebody here has a slot.
+        path = self._lines.give_file(entry)
+        return None if path is None else self._desk.take(path, place, self._limits.admit)
 
     def _pass_over(self, path: str, error: OSError) -> None:
         """A directory, a link, another user's: it is in nobody's way but its own."""
-        if error.errno not in _ONLY_THIS_FILE:
+        if error.errno not in ONLY_THIS_FILE:
             raise error
         if path not in self._said:
             self._said.add(path)
@@ -98,6 +108,15 @@ class Taker:
                 self._put_aside(path, place, error)
             except OSError as error:
                 self._pass_over(path, error)
+        for slot in self._lines.slots.names() if not self._desk.shared else ():
+            try:
+                claim = self._lines.left_in(slot)
+                if claim is not None and self._goes_on(claim):
+                    return claim
+            except _NOT_A_TASK as error:
+                _log("%s: %s", self._lines.slots.path(slot), error)
+            except OSError as error:
+                self._pass_over(self._lines.slots.path(slot), error)
         self._limits.look()
         return None
 
@@ -150,13 +169,20 @@ class Taker:
             return False
         return monotonic() - since > self._stale_after
 
-    def _put_aside(self, source: str, place: str, error: Exception) -> None:
+    def _put_aside(self, source: str | Entry, place: str, error: Exception) -> None:
         """What nobody can do must not be in the way of the others. It is left to a person, in failed/."""
-        _log("%s: put aside: %s", source, error)
+        _log("%s: put aside: %s", place, error)
         try:
-            move_over(source, f"{self._places.failed}/{name_of(place)}")
+            if isinstance(source, Entry):
+                self._lines.set_aside(source)
+            else:
+                move_over(source, f"{self._places.failed}/{name_of(place)}")
         except FileNotFoundError:
             pass
+
+    def rest(self) -> None:
+        """There is nothing to do."""
+        self._lines.slots.rest()
 
     # For who supervises others.
 
@@ -166,11 +192,25 @@ class Taker:
         for place in listed(self._places.running):
             with suppress(OSError, CorruptStore):
                 found[place] = journal.read_file(f"{self._places.running}/{place}")
+        for task in self._lines.slots.in_hand().values():
+            found.setdefault(place_of(task.id), task)
         return found
+
+    def _path(self, place: str) -> str:
+        """Of what runs there: in running/, or in a slot."""
+        path = f"{self._places.running}/{place}"
+        for name, task in self._lines.slots.in_hand().items() if not system.access(path, 0) else ():
+            if place_of(task.id) == place:
+                return self._lines.slots.path(name)
+        return path
+
+    def _abandoned(self, path: str, place: str) -> Claim | None:
+        folder, _, name = path.rpartition("/")
+        return self._lines.left_in(name) if folder == self._places.slots else self._desk.abandoned(place)
 
     def say_how_it_ends(self, place: str, task: Task, verdict: Verdict) -> None:
         """Of a task whose worker is about to be killed for that. Whoever gets it afterwards does so."""
-        if not self._desk.shared and not self._desk.is_locked(f"{self._places.running}/{place}"):
+        if not self._desk.shared and not self._desk.is_locked(self._path(place)):
             return  # it has ended
         said = Verdict.of(self._places, task)
         if said is None or said.state != "cancelled":  # that was promised to somebody
@@ -180,11 +220,10 @@ class Taker:
         """If its worker is dead, and it was said how this ends. A command that the worker had started has the task
         locked, too, and may take a moment longer to die: that one is waited for until a time."""
         said = f"{self._places.ending}/{name_of(place)}"  # else somebody has settled it, and another one has it by now
-        while (
-            self._desk.is_locked(f"{self._places.running}/{place}") and system.access(said, 0) and monotonic() < until
-        ):
+        path = self._path(place)
+        while self._desk.is_locked(path) and system.access(said, 0) and monotonic() < until:
             sleep(_BETWEEN_TRIES)
-        claim = self._desk.abandoned(place)
+        claim = self._abandoned(path, place)
         if claim is None:
             return False
         settled = self.settle(claim)

@@ -1,0 +1,231 @@
+"""Tasks on sheets: how one is taken, and how it gets a file of its own.
+
+    take       the line is written into a slot, and then marked with the name of that
+    done       that is written down beside the sheet, and then the slot is empty
+    a file     the slot gets the task's own name, and then a place in running/, and then the line is marked as moved
+
+Whoever dies in between leaves a slot that is not locked. What is done is done; what is in a slot by its mark goes on
+from there, by whoever finds it (`left_in`); what is not was never taken.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from time import sleep
+
+from .. import owner, system
+from ..errors import CorruptStore
+from . import journal
+from .claim import Claim, Desk
+from .places import Places, make, move, move_over, number_of, remove, sync_folders
+from .sheets import MOVED, PURGED, TAKEN, WAITS, Entry, OpenFile, Sheets, read_all
+from .slots import Slot, Slots
+
+_TRIES, _A_MOMENT = 20, 0.000_2  # seconds
+
+
+class Lines:
+    def __init__(self, places: Places, sheets: Sheets, slots: Slots, desk: Desk) -> None:
+        self._places = places
+        self._sheets = sheets
+        self.slots = slots
+        self._desk = desk
+        self._is_looked_after = False  # since the machine was started
+
+    def take(self, entry: Entry) -> Claim | None:
+        """Begin a task that waits. None: somebody else has it."""
+        more = journal.running_line(1)
+        claim = self._take(entry, more)
+        if claim is not None:
+            # It was made for this claim, and nobody else has seen it yet.
+            claim.task.__dict__.update(state="running", tried=1, token=1)
+        return claim
+
+    def _take(self, entry: Entry, more: bytes) -> Claim | None:
+        slot = self.slots.get()
+        try:
+            taken = entry.sheet.take(entry, slot, more)
+        except BaseException:
+            slot.remove()
+            raise
+        if taken is None:
+            self.slots.keep(slot)
+            return None
+        task, text = taken
+        return Claim(self._desk, slot.file.fd, entry.place, task, text, Leaf(self, entry, slot, more))
+
+    def give_file(self, entry: Entry) -> str | None:
+        """One that waits, or that nobody has: then it waits, with a file of its own. Gives its place; None: somebody
+        was quicker."""
+        claim = self._take(entry, b"")
+        if claim is None:
+            return None
+        claim.put_back()
+        return self._places.waiting(claim.task.priority, number_of(claim.place), claim.id)
+
+    def give_file_to_done(self, entry: Entry) -> None:
+        """One that is to be done again, perhaps."""
+        sheet, places = entry.sheet, self._places
+        private = f"{places.new}/{os.getpid()}.{os.urandom(8).hex()}"
+        make(places.new)
+        with sheet.locked(entry) as got:
+            history = sheet.history(entry.id)
+            if not got or not history or sheet.mark_of(entry)[0] != TAKEN:
+                return
+            file = OpenFile(private, system.O_NEW, self._desk.mode)
+            try:
+                text = sheet.line(entry) + history
+                while text:
+                    text = text[system.write(file.fd, text) :]
+                try:
+                    system.link(private, f"{places.tasks}/{entry.id}")
+                except FileExistsError:
+                    pass  # somebody died here
+                if self._desk.durable:
+                    system.fsync(file.fd)
+                    sync_folders(places.tasks)
+                sheet.set_mark(entry, MOVED)
+            finally:
+                remove(private)
+                file.close()
+
+    def set_aside(self, entry: Entry) -> None:
+        """What nobody can do must not be in the way of the others. It is left to a person, in failed/."""
+        slot = self.slots.get()
+        if entry.sheet.take(entry, slot, b"", check=False) is None:
+            self.slots.keep(slot)
+            return
+        move_over(slot.path, f"{self._places.failed}/{entry.id}")
+        entry.sheet.set_mark(entry, MOVED)
+        slot.file.close()
+
+    # What the dead have left.
+
+    def left_in(self, name: str) -> Claim | None:
+        """What was in a slot that nobody has locked, with a file of its own now. None: nothing."""
+        path = self.slots.path(name)
+        # First with a descriptor that can only read: to close one that can write is news to all who watch.
+        if self._desk.is_locked(path):
+            return None
+        try:
+            slot = Slot.existing(path, name)
+        except (FileNotFoundError, BlockingIOError):
+            return None  # somebody was quicker
+        claim = self._opened(slot)
+        if claim is None:
+            slot.remove()
+            return None
+        self.detach(claim)
+        return claim
+
+    def _opened(self, slot: Slot) -> Claim | None:
+        text = self.slots.text(slot.name)
+        try:
+            task = journal.parse(text, slot.path)
+        except CorruptStore:
+            return None
+        entry = self._sheets.find(task.id)
+        if entry is None or (entry.mark, entry.slot) != (TAKEN, slot.name) or entry.sheet.history(task.id):
+            return None
+        return Claim(self._desk, slot.file.fd, entry.place, task, text, Leaf(self, entry, slot, b""))
+
+    def lost(self) -> Iterator[Entry]:
+        """What was taken, is not done, and is nowhere: the power has failed, or somebody has tidied up."""
+        for sheet in self._sheets.all():
+            taken = list(sheet.entries(TAKEN))
+            done = sheet.done() if taken else {}
+            missing = [entry for entry in taken if entry.id not in done and not self._is_in_hand(entry)]
+            done = sheet.done() if missing else {}  # again: it is done before it leaves its slot
+            for entry in missing:
+                if entry.id not in done and not system.access(f"{self._places.tasks}/{entry.id}", 0):
+                    yield entry
+
+    def look_after_boot(self) -> None:
+        """When the machine has been started since somebody was here, what was in hand is in no hand any more, and what
+        was not synced may be lost: a slot, though the mark that names it is there."""
+        boot = owner.boot_id()
+        if self._is_looked_after or self._desk.shared or boot is None:
+            return
+        path = f"{self._places.root}/boot"
+        if read_all(path).decode(errors="replace").strip() != boot:
+            self.recover()
+            private = f"{self._places.new}/{os.getpid()}.{os.urandom(8).hex()}"
+            make(self._places.new)
+            file = OpenFile(private, system.O_NEW, self._desk.mode)
+            system.write(file.fd, boot.encode() + b"\n")
+            file.close()
+            system.rename(private, path)
+        self._is_looked_after = True
+
+    def recover(self) -> int:
+        """Have what is lost wait again. Gives how many."""
+        return sum(self.give_file(entry) is not None for entry in list(self.lost()))
+
+    def _is_in_hand(self, entry: Entry) -> bool:
+        return self.slots.text(entry.slot).startswith(entry.sheet.line(entry))
+
+    # A file of its own.
+
+    def detach(self, claim: Claim) -> None:
+        leaf = claim.leaf
+        assert leaf is not None
+        slot, places = leaf.slot, self._places
+        own = f"{places.tasks}/{claim.id}"
+        try:
+            self._link(slot, own)
+        except FileNotFoundError:
+            make(places.tasks)  # somebody has tidied up
+            make(places.slots)
+            slot.write_again(self._desk.mode)
+            self._link(slot, own)
+        if self._desk.durable:
+            system.fsync(slot.file.fd)
+            sync_folders(places.tasks)
+        move(slot.path, f"{places.running}/{claim.place}")
+        if self._desk.durable:
+            sync_folders(places.running)
+        leaf.entry.sheet.set_mark(leaf.entry, MOVED)
+        claim.has_file(slot.file.release())
+
+    def _link(self, slot: Slot, own: str) -> None:
+        try:
+            system.link(slot.path, own)
+        except FileExistsError:
+            if system.stat(own).st_ino != system.fstat(slot.file.fd).st_ino:  # else somebody died here
+                raise CorruptStore(f"{own}: there are two tasks with this id", path=own) from None
+
+    # Looking.
+
+    def text(self, id: str) -> tuple[bytes, str] | None:
+        """What the task's own file would say, and the slot in which it is. None: it has one, or is not there."""
+        for _ in range(_TRIES):
+            entry = self._sheets.find(id)
+            if entry is None or entry.mark in (MOVED, PURGED):
+                return None
+            line = entry.sheet.line(entry)
+            if entry.mark == WAITS:
+                return line, ""
+            # In this order: it is done before it leaves the slot.
+            text = self.slots.text(entry.slot)
+            if text.startswith(line):
+                return text, entry.slot
+            history = entry.sheet.history(id)
+            if history:
+                return line + history, ""
+            sleep(_A_MOMENT)  # it is just getting a file
+        return line, ""  # `lost`
+
+
+class Leaf:
+    """What a claim knows of a task without a file."""
+
+    def __init__(self, lines: Lines, entry: Entry, slot: Slot, begun: bytes) -> None:
+        self.lines = lines
+        self.entry = entry
+        self.slot = slot
+        self._begun = begun  # the line that says so
+
+    def complete(self, id: str, line: bytes, *, sync: bool) -> None:
+        self.entry.sheet.add_done(id, self._begun + line, sync=sync)
+        self.lines.slots.give_back(self.slot)

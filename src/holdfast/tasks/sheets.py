@@ -1,0 +1,502 @@
+"""Sheets: tasks that need no file of their own, one in a line.
+
+Most tasks are put without an id, wait, are begun once, and are done. A file for each of them, with a name for each of
+its places, takes many times as long as a line. So such a task is a line, until anything else happens to it: it fails,
+is cancelled, given back, says how far it is, its worker dies. Then it gets a file of its own, and stays there.
+
+    sheets/<priority>/waiting/<n>    lines, in the order in which they were put; about a thousand
+    sheets/<priority>/past/<n>       the same when nothing in it waits any more
+    sheets/<priority>/done/<n>       what became of those that were done at the first attempt
+    slots/<name>                     what a worker has in hand (`slots`)
+
+A line begins with a mark, which changes in place, and only in this order:
+
+    blanks           it waits
+    x<slot>          somebody has it in that slot; or had it there, and it is done, or has a file
+    m                it has a file of its own, in tasks/, or had one
+    p                it was done, and purged
+
+Who changes a mark has that line locked: one byte, by its position, far behind the end of the file. Who adds lines has
+the file locked. Behind the last line are empty ones: room for what comes, so that a line can be synced alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import Lock
+from time import monotonic, sleep, time
+from typing import NamedTuple
+
+from .. import gate, system
+from ..errors import CorruptStore
+from . import journal
+from .journal import Task
+from .places import IN_A_BUCKET, NUMBER_DIGITS, Places, listed, make, remove, sync_folders
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .slots import Slot
+
+WAITS, TAKEN, MOVED, PURGED = b" ", b"x", b"m", b"p"
+_MARK = 18  # bytes
+_ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{16}")
+_RECORD = re.compile(rb"^([1-9][0-9]{0,17}-[0-9a-f]{16}) (\{.*\}\n)", re.MULTILINE)
+# What a file can be that somebody has put there, or may not be used, or is damaged.
+ONLY_THIS_FILE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EINVAL, errno.ESPIPE}
+    | {errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)}  # the disk has a bad place there
+)
+_NOTHING = (b"", b"\n", b"\0")  # behind the last line
+_ROOM = 1 << 16
+_A_LITTLE = 1 << 13
+_A_MOMENT, _PATIENCE = 0.000_05, 1.0  # seconds
+_RECENT, _SURE = 2.0, 0.01  # seconds
+
+
+def is_on_sheet(id: str) -> bool:
+    """Could this be the id of a line?"""
+    return isinstance(id, str) and _ID.fullmatch(id) is not None
+
+
+def on_sheet(id: str, line: bytes) -> bytes:
+    """A line with this id, which waits; given one without an id."""
+    return b'%18s{"id": "%s%s' % (b"", id.encode(), line[len(b'{"id": "') :])
+
+
+def new_id(number: int) -> str:
+    return f"{number}-{os.urandom(8).hex()}"
+
+
+def place_of(id: str) -> str:
+    """As if it had a file."""
+    return f"{id.partition('-')[0]:0>{NUMBER_DIGITS}}.{id}"
+
+
+@cache
+def _lines(marks: bytes) -> re.Pattern[bytes]:
+    """Whole lines with one of these marks."""
+    return re.compile(
+        rb'^([%s])([0-9a-f]{16}| {16}) \{"id": "([1-9][0-9]{0,17}-[0-9a-f]{16})".*\}\n' % marks, re.MULTILINE
+    )
+
+
+class OpenFile:
+    """A descriptor that goes with its object, and of which a forked child has no copy."""
+
+    def __init__(self, path: str, flags: int, mode: int = 0) -> None:
+        self.fd = system.open_fd(path, flags, mode)
+        self._book = gate.book
+        gate.book.open_fds.add(self.fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def is_ours(self) -> bool:
+        """Else this is another process, by a fork."""
+        return self.fd >= 0 and self._book is gate.book
+
+    def release(self) -> int:
+        """Somebody else closes it."""
+        fd, self.fd = self.fd, -1
+        return fd
+
+    def close(self) -> None:
+        if getattr(self, "fd", -1) < 0:
+            return
+        fd, self.fd = self.fd, -1
+        if self._book is gate.book:
+            self._book.open_fds.discard(fd)
+            system.close(fd)
+
+
+class Entry(NamedTuple):
+    """A line, and where it is."""
+
+    sheet: Sheet
+    at: int
+    length: int
+    id: str
+    mark: bytes
+    slot: str
+
+    @property
+    def place(self) -> str:
+        return place_of(self.id)
+
+
+class Sheet:
+    """One of them, open."""
+
+    def __init__(self, folder: str, name: str, state: str, mode: int, *, create: bool = False) -> None:
+        self.folder, self.name, self.state = folder, name, state
+        self.path = f"{folder}/{state}/{name}"
+        self._mode = mode
+        self._file = OpenFile(self.path, system.O_LOCK if create else system.O_EXISTING, mode)
+        self._named = system.name_of_open(self._file.fd)
+        self._sure_at = monotonic()
+        self._done: OpenFile | None = None
+        self._mutex = Lock()  # the threads of a process have the same locks
+        self._end = 0  # what is before is written
+        self._size = 0  # at least
+        self._cursor = 0  # nothing waits before it
+
+    @property
+    def is_ours(self) -> bool:
+        return self._file.is_ours
+
+    def is_in_place(self) -> bool:
+        """Does it still have the name by which it was opened?"""
+        return system.name_of_open(self._file.fd) == self._named
+
+    def _is_about_in_place(self) -> bool:
+        """The same, at a third of its price. That another file has the name by now is known a little later."""
+        now = monotonic()
+        if now - self._sure_at < _SURE:
+            return system.access(self.path, 0)
+        self._sure_at = now
+        return self.is_in_place()
+
+    def is_at(self, level: int, name: str) -> bool:
+        return self.name == name and self.folder.endswith(f"/{level}") and self.is_in_place()
+
+    # Adding.
+
+    def append(self, text: bytes) -> bool:
+        """Add lines. False: it is not here any more, or somebody who has it locked does not go on."""
+        fd = self._file.fd
+        with self._mutex:
+            if not self._lock():
+                return False
+            try:
+                if not self._is_about_in_place():
+                    return False
+                end = self._end
+                if system.pread(fd, 1, end) not in _NOTHING:
+                    end = self._find_end()  # others have added some
+                if end + len(text) >= self._size:
+                    self._make_room(end + len(text) + 1)
+                _write(fd, text, end)
+                self._end = end + len(text)
+            finally:
+                system.lock(fd, system.UN)
+        return True
+
+    def _find_end(self) -> int:
+        return len(self._read(0).rstrip(b"\n\0")) + 1
+
+    def _make_room(self, needed: int) -> None:
+        fd = self._file.fd
+        self._size = system.fstat(fd).st_size
+        if self._size < needed:
+            try:
+                _write(fd, b"\n" * max(_ROOM, needed - self._size), self._size)
+            finally:
+                self._size = system.fstat(fd).st_size
+
+    def sync(self) -> None:
+        system.fdatasync(self._file.fd)
+
+    def _lock(self) -> bool:
+        pause, until = _A_MOMENT, monotonic() + _PATIENCE
+        while True:
+            try:
+                system.lock(self._file.fd, system.EX_NB)
+                return True
+            except BlockingIOError:
+                if monotonic() >= until:
+                    return False
+            sleep(pause)
+            pause = min(pause * 2, _A_MOMENT * 16)
+
+    # Looking.
+
+    def waiting(self) -> list[Entry]:
+        """What waits, in order. Nothing that was taken waits again, so it is read from where the last look began."""
+        start = self._cursor
+        text = self._read(start)
+        found = list(self._entries(text, WAITS, start))
+        # The last line may be one that is just being written.
+        self._cursor = found[0].at if found else start + text.rstrip(b"\n\0").rfind(b"\n") + 1
+        return found
+
+    def entries(self, marks: bytes = b" xmp") -> Iterator[Entry]:
+        return self._entries(self._read(0), marks)
+
+    def _entries(self, text: bytes, marks: bytes, start: int = 0) -> Iterator[Entry]:
+        for match in _lines(marks).finditer(text):
+            begin, end = match.span()
+            mark, slot, id = match.group(1, 2, 3)
+            yield Entry(self, start + begin, end - begin, id.decode(), mark, slot.decode().strip())
+
+    def find(self, id: str) -> Entry | None:
+        text = self._read(0)
+        at = text.find(b'{"id": "%s"' % id.encode())
+        return next(self._entries(text[at - _MARK :], b" xmp", at - _MARK), None) if at >= _MARK else None
+
+    def line(self, entry: Entry) -> bytes:
+        """What there is to do: the first line of the file that it has not."""
+        return system.pread(self._file.fd, entry.length - _MARK, entry.at + _MARK)
+
+    def mark_of(self, entry: Entry) -> tuple[bytes, str]:
+        text = system.pread(self._file.fd, _MARK, entry.at)
+        return text[:1], text[1:].decode("ascii", "replace").strip()
+
+    def _read(self, start: int) -> bytes:
+        """From there to the end, or to where there are only empty lines."""
+        fd = self._file.fd
+        parts = [system.pread(fd, _A_LITTLE, start)]
+        start += len(parts[0])
+        while parts[-1] and not parts[-1].endswith(b"\n\n"):
+            parts.append(system.pread(fd, _ROOM, start))
+            start += len(parts[-1])
+        return b"".join(parts)
+
+    # Changing marks.
+
+    def take(self, entry: Entry, slot: Slot, more: bytes, *, check: bool = True) -> tuple[Task, bytes] | None:
+        """Bring a line that is still marked so into a slot, with `more` behind it. None: somebody is at it, or was.
+
+        First the slot, then the mark: who is killed in between has nothing.
+        """
+        fd = self._file.fd
+        with self._mutex:
+            if not system.try_slot(fd, entry.at):
+                return None
+            try:
+                text = system.pread(fd, entry.length, entry.at)
+                if text[:_MARK] != _mark(entry.mark, entry.slot):
+                    return None
+                line = text[_MARK:]
+                try:
+                    task = journal.parse(line, self.path)
+                except CorruptStore:
+                    if self._is_being_written():
+                        return None
+                    if check:
+                        raise
+                    task = Task("", None)
+                text = line + more
+                slot.fill(text)
+                self.set_mark(entry, TAKEN, slot.name)
+            finally:
+                system.unlock_slot(fd, entry.at)
+        return task, text
+
+    def _is_being_written(self) -> bool:
+        try:
+            system.lock(self._file.fd, system.SH_NB)
+        except BlockingIOError:
+            return True
+        system.lock(self._file.fd, system.UN)
+        return False
+
+    @contextmanager
+    def locked(self, entry: Entry) -> Iterator[bool]:
+        """False: somebody else is at this line."""
+        with self._mutex:
+            got = system.try_slot(self._file.fd, entry.at)
+            try:
+                yield got
+            finally:
+                if got:
+                    system.unlock_slot(self._file.fd, entry.at)
+
+    def set_mark(self, entry: Entry, mark: bytes, slot: str = "") -> None:
+        _write(self._file.fd, _mark(mark, slot), entry.at)
+
+    # What became of them.
+
+    def add_done(self, id: str, history: bytes, *, sync: bool) -> None:
+        """`history`: lines as in a file of its own, the last of which says that it is done."""
+        text = b"\n" + b"".join(b"%s %s" % (id.encode(), line) for line in history.splitlines(keepends=True))
+        fd = self._done_fd()
+        written = system.write(fd, text)
+        while written < len(text):  # the disk is full, and says so the next time
+            written += system.write(fd, text[written:])
+        if sync:
+            system.fdatasync(fd)
+
+    def _done_fd(self) -> int:
+        if self._done is None or not self._done.is_ours:
+            path = f"{self.folder}/done/{self.name}"
+            flags = system.O_LOCK | os.O_APPEND
+            try:
+                self._done = OpenFile(path, flags, self._mode)
+            except FileNotFoundError:
+                make(f"{self.folder}/done")  # somebody has tidied up
+                self._done = OpenFile(path, flags, self._mode)
+        return self._done.fd
+
+    def make_done(self) -> None:
+        """So that it is there to be watched, and to be synced."""
+        self._done_fd()
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """One of these is written to when something happens to a line."""
+        return self.path, f"{self.folder}/done/{self.name}"
+
+    def done(self) -> dict[str, bytes]:
+        """By id, what is to be read behind the line."""
+        found: dict[str, bytes] = {}
+        for match in _RECORD.finditer(read_all(f"{self.folder}/done/{self.name}")):
+            id = match[1].decode()
+            if match[2].startswith(b'{"is": "running"'):
+                found[id] = match[2]  # anew: the one before could not be written whole
+            else:
+                found[id] = found.get(id, b"") + match[2]
+        return {id: text for id, text in found.items() if text.count(b"\n") > 1}
+
+    def version(self) -> object | None:
+        """Another one whenever something was done, or a mark has changed; None if that cannot be told."""
+        st, done = system.fstat(self._file.fd), system.stat(self.watched[1])
+        if time() - st.st_mtime < _RECENT:
+            return None  # a change within one tick of the clock would not be seen
+        return st.st_ino, st.st_mtime_ns, done.st_size
+
+    def history(self, id: str) -> bytes:
+        return self.done().get(id, b"")
+
+
+class Sheets:
+    """All of a queue."""
+
+    def __init__(self, places: Places, *, mode: int, durable: bool, usable: bool) -> None:
+        self._root = places.sheets
+        self._mode = mode
+        self._durable = durable
+        self.usable = usable  # for what is put; what is there is done in any case
+        self._current: dict[int, Sheet] = {}  # of each priority, the one that is being written
+
+    # Adding.
+
+    def append(self, level: int, bucket: int, text: bytes) -> Sheet | None:
+        """Add lines to a sheet, which is made if it is not there. None: it cannot be done here, or now."""
+        if not self.usable:
+            return None
+        name = f"{bucket:09d}"
+        sheet = self._current.get(level)
+        try:
+            for _ in range(2):
+                if sheet is None or sheet.name != name or not sheet.is_ours:
+                    sheet = self._current[level] = self._make(level, name)
+                if sheet.append(text):
+                    return sheet
+                sheet = None
+        except OSError as error:
+            if error.errno not in ONLY_THIS_FILE:
+                raise
+        return None
+
+    def _make(self, level: int, name: str) -> Sheet:
+        folder = f"{self._root}/{level}"
+        try:
+            sheet = Sheet(folder, name, "waiting", self._mode, create=True)
+        except FileNotFoundError:
+            for state in ("waiting", "past", "done"):
+                make(f"{folder}/{state}")
+            sheet = Sheet(folder, name, "waiting", self._mode, create=True)
+        sheet.make_done()
+        if self._durable:  # who has made it may have died before it did this
+            sync_folders(f"{folder}/waiting", f"{folder}/done", folder, self._root)
+        return sheet
+
+    # Looking.
+
+    def levels(self) -> list[str]:
+        return listed(self._root)
+
+    def buckets(self, level: int | str) -> list[str]:
+        """Those in which something may wait."""
+        return listed(f"{self._root}/{level}/waiting")
+
+    def open(self, level: int | str, name: str, state: str = "waiting") -> Sheet | None:
+        try:
+            return Sheet(f"{self._root}/{level}", name, state, self._mode)
+        except FileNotFoundError:
+            return None
+
+    def shut(self, sheet: Sheet) -> None:
+        """Nothing waits there, and nothing more comes."""
+        with sheet._mutex:
+            if not sheet._lock():
+                return
+            try:
+                sheet._cursor = 0
+                if sheet.is_in_place() and not sheet.waiting():
+                    make(f"{sheet.folder}/past")
+                    target = f"{sheet.folder}/past/{sheet.name}"
+                    try:
+                        system.link(sheet.path, target)
+                    except FileExistsError:
+                        if not os.path.samefile(sheet.path, target):
+                            return
+                    system.unlink(sheet.path)
+            finally:
+                system.lock(sheet._file.fd, system.UN)
+
+    def all(self) -> Iterator[Sheet]:
+        for level in self.levels():
+            seen = set()
+            for state in ("waiting", "past"):  # in which order they go
+                for sheet in self.all_of(level, state):
+                    if sheet.name not in seen:
+                        seen.add(sheet.name)
+                        yield sheet
+
+    def all_of(self, level: str, state: str) -> Iterator[Sheet]:
+        for name in listed(f"{self._root}/{level}/{state}"):
+            try:
+                sheet = self.open(level, name, state)
+            except OSError as error:
+                if error.errno not in ONLY_THIS_FILE:
+                    raise
+                continue
+            if sheet is not None:
+                yield sheet
+
+    def find(self, id: str) -> Entry | None:
+        if not is_on_sheet(id):
+            return None
+        name = f"{int(id.partition('-')[0]) // IN_A_BUCKET:09d}"
+        for level in self.levels():
+            for state in ("waiting", "past"):
+                sheet = self.open(level, name, state)
+                entry = None if sheet is None else sheet.find(id)
+                if entry is not None:
+                    return entry
+        return None
+
+    def remove_purged(self, sheet: Sheet) -> None:
+        """If nothing is left in it."""
+        if sheet.state == "past" and not any(sheet.entries(WAITS + TAKEN)):
+            remove(sheet.path)
+            remove(f"{sheet.folder}/done/{sheet.name}")
+
+
+def _mark(mark: bytes, slot: str) -> bytes:
+    return (mark + slot.encode()).ljust(_MARK)
+
+
+def _write(fd: int, text: bytes, at: int) -> None:
+    done = system.pwrite(fd, text, at)
+    while done < len(text):  # the disk is full, and says so the next time
+        done += system.pwrite(fd, text[done:], at + done)
+
+
+def read_all(path: str) -> bytes:
+    try:
+        file = OpenFile(path, system.O_READ)
+    except FileNotFoundError:
+        return b""
+    parts = [system.pread(file.fd, _ROOM, 0)]
+    while parts[-1]:
+        parts.append(system.pread(file.fd, _ROOM, sum(map(len, parts))))
+    file.close()
+    return b"".join(parts)
