@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 from random import randrange
+from time import monotonic
 
 from . import sequence
 from .clock import Clock
@@ -20,6 +21,7 @@ from .sheets import ONLY_THIS_FILE, Entry, Sheet, Sheets
 
 _IN_VAIN = 2  # so many in a row were gone: others are at the same names
 _LONGEST_SKIP = 8
+_FRESH = 0.005  # seconds for which one believes that what one has seen on a sheet comes next
 
 
 class Finder:
@@ -33,6 +35,7 @@ class Finder:
         self._known: dict[str, int] = {}
         self._level: int | None = None  # whose names these are
         self._names: list[tuple[str, str | Entry]] = []  # places, and what is there; the first one last
+        self._listed_at = 0.0
         self._failures = 0
         self._has_looked = False
         self.next_due: float | None = None  # by `clock`; None: nothing is delayed
@@ -48,7 +51,12 @@ class Finder:
             if self._failures > _IN_VAIN and len(self._names) > _LONGEST_SKIP:
                 # The next ones are others' too. What is skipped is found again when it is listed again.
                 del self._names[-randrange(1, _LONGEST_SKIP) :]
-            place, source = self._names.pop()
+            try:
+                place, source = self._names.pop()
+            except IndexError:
+                continue  # another thread was quicker
+            if not self._names:
+                self._leave_sheet()
             tried.add(place)
             yield source, place
 
@@ -59,6 +67,11 @@ class Finder:
     def forget(self) -> None:
         self._seen = b""
         self._names = []
+        self._leave_sheet()
+
+    def _leave_sheet(self) -> None:
+        if self._sheet is not None:
+            self._sheet.leave_page()
 
     def _look_for_news(self) -> None:
         text = self._numbers.read()
@@ -71,12 +84,17 @@ class Finder:
             level = self._level
             if self._names and level is not None and any(int(one) > level for one in changed if is_number(one)):
                 self._names = []
+        if self._sheet is not None and self._names and monotonic() - self._listed_at > _FRESH:
+            self._names = []  # in a sheet it costs little to look again, and there may be one that comes before
         if self.next_due is not None and self._clock.now() >= self.next_due:
             self._move_due()
 
     def _list(self, tried: set[str]) -> bool:
         """The names in the first directory that has any that were not tried just now."""
         pending = self._places.pending
+        now = monotonic()
+        alone = now - self._listed_at < _FRESH  # we have had the last ones in no time
+        self._listed_at = now
         levels = {int(name) for name in (*listed(pending), *self._sheets.levels()) if is_number(name)}
         for level in sorted(levels, reverse=True):
             folder = f"{pending}/{level}"
@@ -89,7 +107,7 @@ class Finder:
                     (name, f"{path}/{name}") for name in there if number_of(name) and name_of(name)
                 ]
                 if bucket in sheets:
-                    found += [(entry.place, entry) for entry in self._waiting(level, bucket, last)]
+                    found += [(entry.place, entry) for entry in self._waiting(level, bucket, last, alone)]
                 names = [one for one in found if one[0] not in tried]
                 if names:
                     names.sort(key=itemgetter(0), reverse=True)
@@ -101,7 +119,7 @@ class Finder:
                 remove_empty(folder)
         return False
 
-    def _waiting(self, level: int, bucket: str, last: int) -> list[Entry]:
+    def _waiting(self, level: int, bucket: str, last: int, alone: bool) -> list[Entry]:
         """On a sheet."""
         sheet = self._sheet
         try:
@@ -109,7 +127,7 @@ class Finder:
                 sheet = self._sheet = self._sheets.open(level, bucket)
             if sheet is None:
                 return []
-            found = sheet.waiting()
+            found = sheet.next_waiting(alone=alone)
             if not found and is_number(bucket) and int(bucket) < last:
                 self._sheets.shut(sheet)
         except OSError as error:
@@ -147,7 +165,7 @@ class Finder:
         known = sequence.levels(self._numbers.read())
         for level in filter(is_number, self._sheets.levels()):
             for bucket in self._sheets.buckets(level):
-                self._waiting(int(level), bucket, known.get(level, 0) // IN_A_BUCKET)
+                self._waiting(int(level), bucket, known.get(level, 0) // IN_A_BUCKET, alone=False)
 
     def look(self) -> bool:
         """Also for what nobody has told us of. True: the file that tells is another one by now."""

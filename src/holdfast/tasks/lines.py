@@ -227,5 +227,5 @@ class Leaf:
         self._begun = begun  # the line that says so
 
     def complete(self, id: str, line: bytes, *, sync: bool) -> None:
-        self.entry.sheet.add_done(id, self._begun + line, sync=sync)
+        self.entry.sheet.add_done(id, self._begun, line, sync=sync)
         self.lines.slots.give_back(self.slot)
