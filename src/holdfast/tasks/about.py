@@ -6,7 +6,7 @@ import errno
 import json
 import os
 
-from .. import system
+from .. import owner, system
 from ..errors import CorruptStore, Unsupported
 from .places import Places, listed, make, sync_folders
 
@@ -26,7 +26,12 @@ def open_directory(places: Places, *, durable: bool, mode: int) -> None:
     except (ValueError, KeyError, TypeError):
         raise CorruptStore(f"{about} does not describe a queue; it was left as it is.", path=about) from None
     if number == _BEFORE_SHEETS:
-        _write(about, durable=durable, mode=mode)
+        try:
+            _write(about, durable=durable, mode=mode)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return  # this process may only look
     elif number != FORMAT:
         text = f"{places.root}: this queue has format {number}, and this version of Holdfast knows {FORMAT}."
         raise Unsupported(text, path=places.root)
@@ -43,7 +48,17 @@ def _make(places: Places, about: str, *, durable: bool, mode: int) -> None:
         raise FileExistsError(errno.EEXIST, text, places.root)
     for folder in places.folders:
         make(folder)
+    _write_boot(places, mode)
     _write(about, durable=durable, mode=mode)
+
+
+def _write_boot(places: Places, mode: int) -> None:
+    """So that whoever takes the first task need not look for what was lost when the machine was last started."""
+    fd = system.open_fd(f"{places.root}/boot", system.O_LOCK, mode)
+    try:
+        system.write(fd, (owner.boot_id() or "").encode() + b"\n")
+    finally:
+        system.close(fd)
 
 
 def _write(about: str, *, durable: bool, mode: int) -> None:

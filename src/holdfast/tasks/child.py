@@ -192,17 +192,21 @@ class Loop:
     def work(self) -> None:
         stop = select.poll()
         stop.register(self._stop, select.POLLIN)
-        with Idle(self._queue) as idle:
-            self._queue.taker.on_dead = self._count_dead
-            while not stop.poll(0):
-                claim = self._queue.taker.try_claim() or self._wait(idle)
-                if claim is None:
-                    return
-                try:
-                    self._do(claim)
-                finally:
-                    claim.abandon()  # if it could not be said how it ended: whoever takes it next goes by its file
-                    claim = None
+        taker = self._queue.taker
+        taker.on_dead = self._count_dead
+        try:
+            with Idle(self._queue) as idle:
+                while not stop.poll(0):
+                    claim = taker.try_claim() or self._wait(idle)
+                    if claim is None:
+                        return
+                    try:
+                        self._do(claim)
+                    finally:
+                        claim.abandon()  # if it could not be said how it ended: whoever takes it next goes by its file
+                        claim = None
+        finally:
+            taker.leave()
 
     def _count_dead(self, failed: bool) -> None:
         self._counts[_FAILED if failed else _RETRIED] += 1

@@ -261,9 +261,13 @@ class Claim:
                 self._desk.ended(self.task)
 
     def _get_file(self) -> None:
-        if self.leaf is not None:
+        leaf = self.leaf
+        if leaf is not None:
             self._check_open()
-            self.leaf.lines.detach(self)
+            if leaf.is_done:
+                self._close()
+                self._check_open()
+            leaf.lines.detach(self)
 
     def _put_away(self, folder: str | None) -> None:
         if self._desk.durable:

@@ -74,6 +74,8 @@ class Finder:
             self._sheet.leave_page()
 
     def _look_for_news(self) -> None:
+        if self._sheet is not None and not self._sheet.is_ours:  # this is another process, by a fork
+            self._sheet, self._names = None, []
         text = self._numbers.read()
         if text != self._seen:
             known = sequence.levels(text)

@@ -71,7 +71,7 @@ class Lines:
         make(places.new)
         with sheet.locked(entry) as got:
             history = sheet.history(entry.id)
-            if not got or not history or sheet.mark_of(entry)[0] != TAKEN:
+            if not got or not history or not sheet.is_still(entry):
                 return
             file = OpenFile(private, system.O_NEW, self._desk.mode)
             try:
@@ -126,14 +126,15 @@ class Lines:
         except CorruptStore:
             return None
         entry = self._sheets.find(task.id)
-        if entry is None or (entry.mark, entry.slot) != (TAKEN, slot.name) or entry.sheet.history(task.id):
+        if entry is None or (entry.kind, entry.slot) != (TAKEN, slot.name) or entry.sheet.history(task.id):
             return None
         return Claim(self._desk, slot.file.fd, entry.place, task, text, Leaf(self, entry, slot, b""))
 
     def lost(self) -> Iterator[Entry]:
         """What was taken, is not done, and is nowhere: the power has failed, or somebody has tidied up."""
         for sheet in self._sheets.all():
-            taken = list(sheet.entries(TAKEN))
+            # The power can have failed between the two halves of a mark.
+            taken = [entry for entry in sheet.entries(TAKEN + WAITS) if entry.kind == TAKEN or entry.slot]
             done = sheet.done() if taken else {}
             missing = [entry for entry in taken if entry.id not in done and not self._is_in_hand(entry)]
             done = sheet.done() if missing else {}  # again: it is done before it leaves its slot
@@ -171,7 +172,7 @@ class Lines:
         leaf = claim.leaf
         assert leaf is not None
         slot, places = leaf.slot, self._places
-        own = f"{places.tasks}/{claim.id}"
+        own = f"{places.tasks}/{leaf.entry.id}"
         try:
             self._link(slot, own)
         except FileNotFoundError:
@@ -201,10 +202,10 @@ class Lines:
         """What the task's own file would say, and the slot in which it is. None: it has one, or is not there."""
         for _ in range(_TRIES):
             entry = self._sheets.find(id)
-            if entry is None or entry.mark in (MOVED, PURGED):
+            if entry is None or entry.kind in (MOVED, PURGED):
                 return None
             line = entry.sheet.line(entry)
-            if entry.mark == WAITS:
+            if entry.kind == WAITS:
                 return line, ""
             # In this order: it is done before it leaves the slot.
             text = self.slots.text(entry.slot)
@@ -225,7 +226,14 @@ class Leaf:
         self.entry = entry
         self.slot = slot
         self._begun = begun  # the line that says so
+        self._is_completing = False
+
+    @property
+    def is_done(self) -> bool:
+        """Was it written down, though whoever did so was interrupted?"""
+        return self._is_completing and bool(self.entry.sheet.history(self.entry.id))
 
     def complete(self, id: str, line: bytes, *, sync: bool) -> None:
+        self._is_completing = True
         self.entry.sheet.add_done(id, self._begun, line, sync=sync)
         self.lines.slots.give_back(self.slot)

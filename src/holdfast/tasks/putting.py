@@ -88,13 +88,14 @@ class Putter:
             touched[sheet.path] = sheet
             return len(new)
 
-        while len(ids) < len(lines):
-            before = len(ids)
-            self._sequence.put_some(priority, put_some)
-            if len(ids) == before:
-                break
-        if self._durable:
-            for sheet in touched.values():
+        try:
+            while len(ids) < len(lines):
+                before = len(ids)
+                self._sequence.put_some(priority, put_some)
+                if len(ids) == before:
+                    break
+        finally:  # also of those before one that cannot be put
+            for sheet in touched.values() if self._durable else ():
                 sheet.sync()
         return ids
 

@@ -320,9 +320,9 @@ class TaskQueue:
         for sheet in self._sheets.all():
             done = sheet.done()
             for entry in sheet.entries():
-                if entry.id in done and entry.mark == TAKEN and entry.id not in files:
+                if entry.id in done and entry.kind == TAKEN and entry.id not in files:
                     yield journal.parse(sheet.line(entry) + done[entry.id], sheet.path)
-                elif entry.mark in (WAITS, TAKEN) and entry.id not in files:
+                elif entry.kind in (WAITS, TAKEN) and entry.id not in files:
                     with suppress(NoSuchTask, CorruptStore):
                         yield self.get(entry.id)
 
@@ -414,9 +414,9 @@ class TaskQueue:
         entry = None if system.access(self._places.own(id), 0) else self._sheets.find(id)
         if entry is None:
             return
-        if entry.mark == WAITS:
+        if entry.kind == WAITS:
             self._lines.give_file(entry)
-        elif entry.mark == TAKEN and self.get(id).state == "done":
+        elif entry.kind == TAKEN and self.get(id).state == "done":
             self._lines.give_file_to_done(entry)
 
     @contextmanager
@@ -510,14 +510,14 @@ class TaskQueue:
         self.taker.finder.shut_sheets()
         for sheet in self._sheets.all():
             done = sheet.done()
-            for entry in sheet.entries() if done else ():
-                if entry.id not in done or entry.mark != TAKEN:
+            for entry in sheet.entries(TAKEN) if done else ():
+                if entry.id not in done:
                     continue
                 ended = journal.parse(sheet.line(entry) + done[entry.id], sheet.path).ended_at
                 if ended is not None and time.time() - ended.timestamp() < older_than:
                     continue
                 with sheet.locked(entry) as got:
-                    if got and sheet.mark_of(entry)[0] == TAKEN:
+                    if got and sheet.is_still(entry):
                         sheet.set_mark(entry, PURGED)
                         removed += 1
             self._sheets.remove_purged(sheet)

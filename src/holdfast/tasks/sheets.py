@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 WAITS, TAKEN, MOVED, PURGED = b" ", b"x", b"m", b"p"
 _MARK = 18  # bytes
-_BEGINNING = re.compile(rb'([ xmp])([0-9a-f]{16}| {16}) \{"id": "([1-9][0-9]{0,17}-[0-9a-f]{16})"')
+_BLANK = WAITS * _MARK
+_BEGINNING = re.compile(rb'([ xmp][0-9a-f ]{16} )\{"id": "([1-9][0-9]{0,17}-[0-9a-f]{16})"')
 _BEFORE_WAITING = b'\n%18s{"id": "' % b""
 _ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{16}")
-_RECORD = re.compile(rb"^([1-9][0-9]{0,17}-[0-9a-f]{16}) (\{.*\}\n)", re.MULTILINE)
 # What a file can be that somebody has put there, or may not be used, or is damaged.
 ONLY_THIS_FILE = frozenset(
     {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EINVAL, errno.ESPIPE}
@@ -117,8 +117,15 @@ class Entry(NamedTuple):
     at: int
     length: int
     id: str
-    mark: bytes
-    slot: str
+    mark: bytes  # as it was
+
+    @property
+    def kind(self) -> bytes:
+        return self.mark[:1]
+
+    @property
+    def slot(self) -> str:
+        return self.mark[1:].decode().strip()
 
     @property
     def place(self) -> str:
@@ -132,7 +139,7 @@ class Sheet:
         self.folder, self.name, self.state = folder, name, state
         self.path = f"{folder}/{state}/{name}"
         self._mode = mode
-        self._file = OpenFile(self.path, system.O_LOCK if create else system.O_EXISTING, mode)
+        self._file = _open(self.path, mode, create=create)
         self._named = system.name_of_open(self._file.fd)
         self._sure_at = monotonic()
         self._done: OpenFile | None = None
@@ -266,7 +273,7 @@ class Sheet:
                 break
             id = text[at + len(_BEFORE_WAITING) : text.find(b'"', at + len(_BEFORE_WAITING), end)].decode("latin-1")
             if text[end - 1] == _CLOSED and is_on_sheet(id):
-                yield Entry(self, start + begin, end + 1 - begin, id, WAITS, "")
+                yield Entry(self, start + begin, end + 1 - begin, id, _BLANK)
             at = text.find(_BEFORE_WAITING, end)
 
     def entries(self, marks: bytes = b" xmp") -> Iterator[Entry]:
@@ -274,8 +281,7 @@ class Sheet:
         at = 0
         for line in self._read(0).splitlines(keepends=True):
             if line[0] in marks and line.endswith(b"}\n") and (match := _BEGINNING.match(line)):
-                mark, slot, id = match.group(1, 2, 3)
-                yield Entry(self, at, len(line), id.decode(), mark, slot.decode().strip())
+                yield Entry(self, at, len(line), match[2].decode(), match[1])
             at += len(line)
 
     def find(self, id: str) -> Entry | None:
@@ -284,15 +290,15 @@ class Sheet:
         match = _BEGINNING.match(text, at) if at >= 0 else None
         if match is None:
             return None
-        return Entry(self, at, text.find(b"\n", at) + 1 - at, id, match[1], match[2].decode().strip())
+        return Entry(self, at, text.find(b"\n", at) + 1 - at, id, match[1])
 
     def line(self, entry: Entry) -> bytes:
         """What there is to do: the first line of the file that it has not."""
         return system.pread(self._file.fd, entry.length - _MARK, entry.at + _MARK)
 
-    def mark_of(self, entry: Entry) -> tuple[bytes, str]:
-        text = system.pread(self._file.fd, _MARK, entry.at)
-        return text[:1], text[1:].decode("ascii", "replace").strip()
+    def is_still(self, entry: Entry) -> bool:
+        """Is it marked as it was?"""
+        return system.pread(self._file.fd, _MARK, entry.at) == entry.mark
 
     def _read(self, start: int) -> bytes:
         """From there to the end, or to where there are only empty lines."""
@@ -313,15 +319,15 @@ class Sheet:
         """
         fd = self._file.fd
         with self._mutex:
-            if not system.lock_byte(fd, _LINES + entry.at):
+            if not self.is_ours or not system.lock_byte(fd, _LINES + entry.at):
                 return None
             try:
                 text = system.pread(fd, entry.length, entry.at)
-                if text[:_MARK] != _mark(entry.mark, entry.slot):
+                if text[:_MARK] != entry.mark:
                     return None
                 line = text[_MARK:]
                 try:
-                    task = journal.parse(line, self.path)
+                    task = self._parse(line, entry)
                 except CorruptStore:
                     if self._is_being_written():
                         return None
@@ -334,6 +340,12 @@ class Sheet:
             finally:
                 system.unlock_byte(fd, _LINES + entry.at)
         return task, text
+
+    def _parse(self, line: bytes, entry: Entry) -> Task:
+        task = journal.parse(line, self.path)
+        if task.id != entry.id or not line.endswith(b"\n"):
+            raise CorruptStore(f"{self.path}: the line of {entry.id} does not describe that task", path=self.path)
+        return task
 
     def _is_being_written(self) -> bool:
         try:
@@ -355,7 +367,7 @@ class Sheet:
                     system.unlock_byte(self._file.fd, _LINES + entry.at)
 
     def set_mark(self, entry: Entry, mark: bytes, slot: str = "") -> None:
-        _write(self._file.fd, _mark(mark, slot), entry.at)
+        _write(self._file.fd, (mark + slot.encode()).ljust(_MARK), entry.at)
 
     # What became of them.
 
@@ -363,14 +375,14 @@ class Sheet:
         """The lines that a file of its own would have: that it was begun, and that it is done."""
         name = id.encode()
         text = b"\n%s %s%s %s" % (name, begun, name, line)
-        fd = self._done_fd()
+        fd = self._done_fd(sync)
         written = system.write(fd, text)
         while written < len(text):  # the disk is full, and says so the next time
             written += system.write(fd, text[written:])
         if sync:
             system.fdatasync(fd)
 
-    def _done_fd(self) -> int:
+    def _done_fd(self, sync: bool) -> int:
         if self._done is None or not self._done.is_ours:
             path = f"{self.folder}/done/{self.name}"
             flags = system.O_LOCK | os.O_APPEND
@@ -379,11 +391,13 @@ class Sheet:
             except FileNotFoundError:
                 make(f"{self.folder}/done")  # somebody has tidied up
                 self._done = OpenFile(path, flags, self._mode)
+            if sync:
+                sync_folders(f"{self.folder}/done")
         return self._done.fd
 
     def make_done(self) -> None:
-        """So that it is there to be watched, and to be synced."""
-        self._done_fd()
+        """So that it is there to be watched."""
+        self._done_fd(sync=False)
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -393,12 +407,10 @@ class Sheet:
     def done(self) -> dict[str, bytes]:
         """By id, what is to be read behind the line."""
         found: dict[str, bytes] = {}
-        for match in _RECORD.finditer(read_all(f"{self.folder}/done/{self.name}")):
-            id = match[1].decode()
-            if match[2].startswith(b'{"is": "running"'):
-                found[id] = match[2]  # anew: the one before could not be written whole
-            else:
-                found[id] = found.get(id, b"") + match[2]
+        for line in read_all(self.watched[1]).splitlines(keepends=True):
+            name, _, rest = line.partition(b" ")
+            if rest.endswith(b"}\n"):
+                _add_record(found, name.decode("latin-1"), rest)
         return {id: text for id, text in found.items() if text.count(b"\n") > 1}
 
     def version(self) -> object | None:
@@ -409,7 +421,28 @@ class Sheet:
         return st.st_ino, st.st_mtime_ns, done.st_size
 
     def history(self, id: str) -> bytes:
-        return self.done().get(id, b"")
+        """The same of one; nothing if it is not done."""
+        text, before, found = read_all(self.watched[1]), b"\n%s " % id.encode(), {id: b""}
+        at = text.find(before)
+        while at >= 0:
+            end = text.find(b"\n", at + 1)
+            if text[end - 1 : end] == b"}":
+                _add_record(found, id, text[at + len(before) : end + 1])
+            at = text.find(before, at + 1)
+        return found[id] if found[id].count(b"\n") > 1 else b""
+
+
+def _open(path: str, mode: int, *, create: bool) -> OpenFile:
+    try:
+        return OpenFile(path, system.O_LOCK if create else system.O_EXISTING, mode)
+    except PermissionError:
+        if create:
+            raise
+        return OpenFile(path, system.O_READ)  # one may look
+    except OSError as error:
+        if create or error.errno != errno.EROFS:
+            raise
+        return OpenFile(path, system.O_READ)
 
 
 class Sheets:
@@ -523,12 +556,15 @@ class Sheets:
     def remove_purged(self, sheet: Sheet) -> None:
         """If nothing is left in it."""
         if sheet.state == "past" and not any(sheet.entries(WAITS + TAKEN)):
+            remove(sheet.watched[1])
             remove(sheet.path)
-            remove(f"{sheet.folder}/done/{sheet.name}")
 
 
-def _mark(mark: bytes, slot: str) -> bytes:
-    return (mark + slot.encode()).ljust(_MARK)
+def _add_record(found: dict[str, bytes], id: str, line: bytes) -> None:
+    if line.startswith(b'{"is": "running"'):
+        found[id] = line  # anew: the one before could not be written whole
+    elif id in found:
+        found[id] += line
 
 
 def _write(fd: int, text: bytes, at: int) -> None:

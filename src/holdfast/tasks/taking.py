@@ -184,6 +184,10 @@ class Taker:
         """There is nothing to do."""
         self._lines.slots.rest()
 
+    def leave(self) -> None:
+        """There is nothing more to do."""
+        self._lines.slots.close()
+
     # For who supervises others.
 
     def running(self) -> dict[str, Task]:
