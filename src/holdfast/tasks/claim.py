@@ -265,7 +265,8 @@ class Claim:
         if leaf is not None:
             self._check_open()
             if leaf.is_done:
-                self._close()
+                leaf.leave()
+                self._open = False
                 self._check_open()
             leaf.lines.detach(self)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from .. import system
+from ..errors import CorruptStore
+from . import journal
 from .clock import Clock
 from .finder import is_number
 from .journal import STATES
@@ -53,10 +55,20 @@ class Inventory:
         return done
 
     def _has_one_name(self, name: str) -> bool:
+        own = f"{self._places.tasks}/{name}"
         try:
-            return system.stat(f"{self._places.tasks}/{name}", follow_symlinks=False).st_nlink == 1
-        except FileNotFoundError:
+            st = system.stat(own, follow_symlinks=False)
+            return st.st_nlink == 1 or (self._is_in_new(st.st_ino) and journal.read_file(own).state == "done")
+        except (FileNotFoundError, CorruptStore):
             return False  # purged
+
+    def _is_in_new(self, inode: int) -> bool:
+        """It is being put; or was about to be done again, by somebody who died."""
+        for name in listed(self._places.new):
+            with suppress(FileNotFoundError):
+                if system.stat(f"{self._places.new}/{name}", follow_symlinks=False).st_ino == inode:
+                    return True
+        return False
 
     def _names_waiting(self) -> list[str]:
         places = self._places
@@ -80,7 +92,7 @@ class Inventory:
 
     def _waiting_on_sheets(self) -> Iterator[tuple[str, Entry]]:
         for level in filter(is_number, self._sheets.levels()):
-            for sheet in self._sheets.all_of(level, "waiting"):
+            for sheet in self._sheets.all_of(level, ("waiting",)):
                 yield from ((level, entry) for entry in sheet.waiting())
 
     def _done_on(self, sheet: Sheet) -> list[str]:

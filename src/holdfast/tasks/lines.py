@@ -18,7 +18,7 @@ from .. import owner, system
 from ..errors import CorruptStore
 from . import journal
 from .claim import Claim, Desk
-from .places import Places, make, move, move_over, number_of, remove, sync_folders
+from .places import Places, make, move, move_over, number_of, sync_folders
 from .sheets import MOVED, PURGED, TAKEN, WAITS, Entry, OpenFile, Sheets, read_all
 from .slots import Slot, Slots
 
@@ -66,29 +66,20 @@ class Lines:
 
     def give_file_to_done(self, entry: Entry) -> None:
         """One that is to be done again, perhaps."""
-        sheet, places = entry.sheet, self._places
-        private = f"{places.new}/{os.getpid()}.{os.urandom(8).hex()}"
-        make(places.new)
-        with sheet.locked(entry) as got:
-            history = sheet.history(entry.id)
-            if not got or not history or not sheet.is_still(entry):
-                return
-            file = OpenFile(private, system.O_NEW, self._desk.mode)
-            try:
-                text = sheet.line(entry) + history
-                while text:
-                    text = text[system.write(file.fd, text) :]
-                try:
-                    system.link(private, f"{places.tasks}/{entry.id}")
-                except FileExistsError:
-                    pass  # somebody died here
+        sheet, slot = entry.sheet, self.slots.get()
+        try:
+            with sheet.locked(entry) as got:
+                history = sheet.history(entry.id)
+                if not got or not history or not sheet.is_still(entry):
+                    return
+                slot.fill(sheet.line(entry) + history)
+                self._link(slot, entry.id)
                 if self._desk.durable:
-                    system.fsync(file.fd)
-                    sync_folders(places.tasks)
+                    system.fsync(slot.file.fd)
+                    sync_folders(self._places.tasks)
                 sheet.set_mark(entry, MOVED)
-            finally:
-                remove(private)
-                file.close()
+        finally:
+            slot.remove()  # not to be used again: it is the task's file
 
     def set_aside(self, entry: Entry) -> None:
         """What nobody can do must not be in the way of the others. It is left to a person, in failed/."""
@@ -126,7 +117,13 @@ class Lines:
         except CorruptStore:
             return None
         entry = self._sheets.find(task.id)
-        if entry is None or (entry.kind, entry.slot) != (TAKEN, slot.name) or entry.sheet.history(task.id):
+        if entry is None or entry.kind != TAKEN:
+            return None
+        if entry.sheet.history(task.id):
+            if self._is_own(slot, task.id):
+                entry.sheet.set_mark(entry, MOVED)  # somebody died who gave it a file
+            return None
+        if entry.slot != slot.name:
             return None
         return Claim(self._desk, slot.file.fd, entry.place, task, text, Leaf(self, entry, slot, b""))
 
@@ -172,14 +169,7 @@ class Lines:
         leaf = claim.leaf
         assert leaf is not None
         slot, places = leaf.slot, self._places
-        own = f"{places.tasks}/{leaf.entry.id}"
-        try:
-            self._link(slot, own)
-        except FileNotFoundError:
-            make(places.tasks)  # somebody has tidied up
-            make(places.slots)
-            slot.write_again(self._desk.mode)
-            self._link(slot, own)
+        self._link(slot, leaf.entry.id)
         if self._desk.durable:
             system.fsync(slot.file.fd)
             sync_folders(places.tasks)
@@ -189,12 +179,29 @@ class Lines:
         leaf.entry.sheet.set_mark(leaf.entry, MOVED)
         claim.has_file(slot.file.release())
 
-    def _link(self, slot: Slot, own: str) -> None:
+    def _link(self, slot: Slot, id: str) -> None:
+        """What is in a slot gets the task's own name."""
+        own = f"{self._places.tasks}/{id}"
+        for last in (False, True):
+            try:
+                system.link(slot.path, own)
+            except FileExistsError:
+                if not self._is_own(slot, id):  # else somebody died here
+                    raise CorruptStore(f"{own}: there are two tasks with this id", path=own) from None
+            except FileNotFoundError:
+                if last:
+                    raise
+                make(self._places.tasks)  # somebody has tidied up
+                make(self._places.slots)
+                slot.write_again(self._desk.mode)
+            else:
+                return
+
+    def _is_own(self, slot: Slot, id: str) -> bool:
         try:
-            system.link(slot.path, own)
-        except FileExistsError:
-            if system.stat(own).st_ino != system.fstat(slot.file.fd).st_ino:  # else somebody died here
-                raise CorruptStore(f"{own}: there are two tasks with this id", path=own) from None
+            return system.stat(f"{self._places.tasks}/{id}").st_ino == system.fstat(slot.file.fd).st_ino
+        except FileNotFoundError:
+            return False
 
     # Looking.
 
@@ -207,14 +214,13 @@ class Lines:
             line = entry.sheet.line(entry)
             if entry.kind == WAITS:
                 return line, ""
-            # In this order: it is done before it leaves the slot.
-            text = self.slots.text(entry.slot)
-            if text.startswith(line):
-                return text, entry.slot
             history = entry.sheet.history(id)
             if history:
                 return line + history, ""
-            sleep(_A_MOMENT)  # it is just getting a file
+            text = self.slots.text(entry.slot)
+            if text.startswith(line):
+                return text, entry.slot
+            sleep(_A_MOMENT)  # it is done by now, or is just getting a file
         return line, ""  # `lost`
 
 
@@ -233,7 +239,10 @@ class Leaf:
         """Was it written down, though whoever did so was interrupted?"""
         return self._is_completing and bool(self.entry.sheet.history(self.entry.id))
 
+    def leave(self) -> None:
+        self.lines.slots.give_back(self.slot)
+
     def complete(self, id: str, line: bytes, *, sync: bool) -> None:
         self._is_completing = True
         self.entry.sheet.add_done(id, self._begun, line, sync=sync)
-        self.lines.slots.give_back(self.slot)
+        self.leave()

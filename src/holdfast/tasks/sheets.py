@@ -415,10 +415,13 @@ class Sheet:
 
     def version(self) -> object | None:
         """Another one whenever something was done, or a mark has changed; None if that cannot be told."""
-        st, done = system.fstat(self._file.fd), system.stat(self.watched[1])
+        st = system.fstat(self._file.fd)
         if time() - st.st_mtime < _RECENT:
             return None  # a change within one tick of the clock would not be seen
-        return st.st_ino, st.st_mtime_ns, done.st_size
+        try:
+            return st.st_ino, st.st_mtime_ns, system.stat(self.watched[1]).st_size
+        except FileNotFoundError:
+            return None
 
     def history(self, id: str) -> bytes:
         """The same of one; nothing if it is not done."""
@@ -523,17 +526,12 @@ class Sheets:
 
     def all(self) -> Iterator[Sheet]:
         for level in self.levels():
-            seen = set()
-            for state in ("waiting", "past"):  # in which order they go
-                for sheet in self.all_of(level, state):
-                    if sheet.name not in seen:
-                        seen.add(sheet.name)
-                        yield sheet
+            yield from self.all_of(level, ("waiting", "past"))  # in which order they go
 
-    def all_of(self, level: str, state: str) -> Iterator[Sheet]:
-        for name in listed(f"{self._root}/{level}/{state}"):
+    def all_of(self, level: str, states: tuple[str, ...]) -> Iterator[Sheet]:
+        for name in sorted({name for state in states for name in listed(f"{self._root}/{level}/{state}")}):
             try:
-                sheet = self.open(level, name, state)
+                sheet = next(filter(None, (self.open(level, name, state) for state in states)), None)
             except OSError as error:
                 if error.errno not in ONLY_THIS_FILE:
                     raise

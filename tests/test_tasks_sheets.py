@@ -1,0 +1,801 @@
+"""Tasks on sheets: what has no file of its own is as safe as what has one, and gets one when it needs it."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import all_in_children, die_before_call, in_child, survives
+
+from holdfast import LockLost, NotLocked, owner, system
+from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue, Worker, finder, putting, sequence, sheets
+from holdfast.tasks.sheets import Sheet
+from holdfast.tasks.slots import Slot
+
+pytestmark = pytest.mark.skipif(not system.TELLS_NAMES, reason="there are no sheets here")
+
+
+@pytest.fixture
+def jobs(in_memory: Path) -> Path:
+    return in_memory / "jobs"
+
+
+@pytest.fixture
+def queue(jobs: Path) -> TaskQueue:
+    return TaskQueue(jobs, retry_after=0.01)
+
+
+def claimed(queue: TaskQueue) -> Claim:
+    claim = queue.claim()
+    assert claim is not None
+    return claim
+
+
+def claim_all(queue: TaskQueue) -> list[Any]:
+    found = []
+    while (claim := queue.claim()) is not None:
+        found.append(claim.payload)
+        claim.complete()
+    return found
+
+
+def sheet(queue: TaskQueue, state: str = "waiting") -> Path:
+    (path,) = Path(queue.path).glob(f"sheets/*/{state}/*")
+    return path
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().split(b"\n") if line]
+
+
+def files_of(queue: TaskQueue) -> list[str]:
+    return sorted(os.listdir(f"{queue.path}/tasks"))
+
+
+def states(queue: TaskQueue) -> dict[str, int]:
+    return {state: number for state, number in queue.stats().items() if number}
+
+
+def test_a_task_from_its_line_to_its_end(queue: TaskQueue, jobs: Path) -> None:
+    id = queue.put({"url": "…"}, attempts=2, timeout=7)
+    (line,) = lines_of(sheet(queue))
+    assert line[:18] == b" " * 18
+    assert json.loads(line)["id"] == id and id.startswith("1-")
+    assert queue.get(id).state == "pending" and queue.get(id).timeout == 7 and id in queue
+    claim = claimed(queue)
+    (slot,) = os.listdir(jobs / "slots")
+    assert lines_of(sheet(queue))[0][:18] == b"x" + slot.encode() + b" "
+    assert (claim.id, claim.payload, claim.token, claim.task.state, claim.task.tried) == (
+        id,
+        {"url": "…"},
+        1,
+        "running",
+        1,
+    )
+    running = queue.get(id)
+    assert running.state == "running" and running.worker == f"{os.getpid()}@{owner.me().host}" and running.tried == 1
+    assert queue.ids("running") == [id] and not queue.is_empty()
+    claim.complete([17])
+    done = queue.get(id)
+    assert (done.state, done.result, done.tried, done.attempts) == ("done", [17], 1, 2)
+    assert done.started_at is not None and done.ended_at is not None and done.started_at <= done.ended_at
+    assert [said["is"] for said in done.history] == ["running", "done"]
+    assert queue.ids("done") == [id] and [task.id for task in queue] == [id] and queue.is_empty()
+    assert states(queue) == {"done": 1} and files_of(queue) == []
+    with pytest.raises(NotLocked, match="has ended"):
+        claim.complete()
+
+
+def test_all_kinds_are_taken_in_order(queue: TaskQueue) -> None:
+    for number in range(30):
+        queue.put(number, id=f"own.{number}" if number % 3 == 0 else None, priority=number % 2)
+    expected = [*range(1, 30, 2), *range(0, 30, 2)]
+    assert [queue.get(id).payload for id in queue.ids("pending")] == expected
+    assert claim_all(queue) == expected
+
+
+def test_two_who_take_turns_take_them_in_order(queue: TaskQueue, jobs: Path) -> None:
+    queue.put_all(range(20))
+    both = (queue, TaskQueue(jobs))
+    claims = [claimed(both[number % 2]) for number in range(20)]
+    assert [claim.payload for claim in claims] == list(range(20))
+
+
+def test_what_is_given_back_comes_first_again(queue: TaskQueue) -> None:
+    first, second = queue.put("first"), queue.put("second")
+    claimed(queue).give_back("not now")
+    assert queue.get(first).error == "not now" and queue.get(first).tried == 0
+    assert files_of(queue) == [first] and queue.ids("pending") == [first, second]
+    time.sleep(0.01)  # for so long it is believed that what was seen comes next
+    assert claim_all(queue) == ["first", "second"] and states(queue) == {"done": 2}
+
+
+def test_what_fails_gets_a_file(queue: TaskQueue) -> None:
+    id = queue.put("x", attempts=2)
+    assert claimed(queue).fail(ValueError("no"), delay=0)
+    task = queue.get(id)
+    assert task.state == "pending" and task.tried == 1 and "ValueError" in str(task.traceback)
+    assert not claimed(queue).fail("no, again")
+    assert queue.get(id).state == "failed" and states(queue) == {"failed": 1} and files_of(queue) == [id]
+    queue.retry(id)
+    assert claim_all(queue) == ["x"] and queue.get(id).state == "done" and states(queue) == {"done": 1}
+    assert [task.id for task in queue] == [id]
+
+
+def test_progress_is_kept(queue: TaskQueue) -> None:
+    id = queue.put("x")
+    claim = claimed(queue)
+    claim.progress(3, 10, "third")
+    assert queue.get(id).progress == (3, 10, "third") and queue.get(id).state == "running"
+    claim.progress(10, 10, "all")  # too soon to be written at once
+    claim.complete("result")
+    done = queue.get(id)
+    assert (done.state, done.result, done.progress) == ("done", "result", (10, 10, "all")) and files_of(queue) == [id]
+
+
+def test_a_slot_is_used_again_by_tasks_of_all_lengths(queue: TaskQueue, jobs: Path) -> None:
+    sizes = (10, 5000, 1, 70_000, 3)
+    ids = [queue.put("x" * size) for size in sizes]
+    for id, size in zip(ids, sizes, strict=True):
+        claim = claimed(queue)
+        running = queue.get(id)
+        assert (claim.id, running.payload, len(running.history)) == (id, "x" * size, 1)
+        claim.complete(size)
+        assert len(os.listdir(jobs / "slots")) == 1
+    assert [queue.get(id).result for id in ids] == list(sizes)
+
+
+@pytest.mark.parametrize("size", [3900, 3960, 4000, 4078, 4096, 8000, 8192, 20_000, 65_536, 200_000])
+def test_lines_at_the_end_of_a_page(queue: TaskQueue, jobs: Path, size: int) -> None:
+    """Lines begin and end anywhere, and are longer than a page."""
+    payloads = [f"{number} " + "\n\u2028\"}'" + "ü" * (size // 2 + number) for number in range(9)]
+    ids = [queue.put(payload) for payload in payloads]
+    other = TaskQueue(jobs)
+    assert [queue.get(id).payload for id in ids] == payloads
+    found = []
+    while (claim := (queue if len(found) % 2 else other).claim()) is not None:
+        found.append(claim.payload)
+        claim.complete()
+    assert sorted(found) == sorted(payloads) and states(queue) == {"done": 9}
+
+
+def test_what_looks_like_a_line_in_a_payload(queue: TaskQueue) -> None:
+    trap = " " * 18 + '{"id": "1-0123456789abcdef", "payload": 1}'
+    ids = [queue.put({"text": f"\n{trap}\n", "id": "2-0123456789abcdef", "is": "done"}) for _ in range(3)]
+    assert [task.id for task in queue] == ids and states(queue) == {"pending": 3}
+    for id in ids:
+        claim = claimed(queue)
+        assert claim.id == id
+        claim.complete({"is": "running", "text": f"\n{id} {{}}\n"})
+    assert states(queue) == {"done": 3} and all(queue.get(id).result["is"] == "running" for id in ids)
+
+
+def test_many_on_several_sheets(queue: TaskQueue, jobs: Path) -> None:
+    ids = queue.put_all(range(2500))
+    assert len(set(ids)) == 2500 and queue.ids("pending") == ids
+    assert sorted(os.listdir(jobs / "sheets/0/waiting")) == ["000000000", "000000001", "000000002"]
+    assert [queue.get(id).payload for id in ids[::500]] == list(range(0, 2500, 500))
+    assert claim_all(TaskQueue(jobs)) == list(range(2500))
+    assert sorted(os.listdir(jobs / "sheets/0/past")) == ["000000000", "000000001"]
+    assert queue.stats()["done"] == 2500 and queue.get(ids[3]).state == "done" and queue.ids("done") == ids
+    assert queue.stats()["done"] == 2500  # by what was counted before
+    later = queue.put("later")
+    assert later.startswith("2501-") and claim_all(queue) == ["later"]
+
+
+def test_many_are_synced_once(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = TaskQueue(jobs)
+    queue.put("so that the sheet is there")
+    synced: list[str] = []
+    monkeypatch.setattr(system, "fdatasync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(system, "fsync", lambda fd: pytest.fail("that is slow"))
+    queue.put_all(range(500))
+    assert synced == [str(sheet(queue))]
+    claim = claimed(queue)
+    assert len(synced) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(system, "fdatasync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    claim.complete()
+    assert synced[1:] == [str(jobs / "sheets/0/done/000000000")]
+
+
+def test_an_id_of_a_line_is_put_again(queue: TaskQueue) -> None:
+    id = queue.put("x")
+    assert queue.put("y", id=id) == id and states(queue) == {"pending": 1}
+    claim = claimed(queue)
+    assert queue.put("y", id=id) == id and states(queue) == {"running": 1}
+    claim.complete()
+    assert queue.put("y", id=id) == id and claim_all(queue) == [] and queue.get(id).payload == "x"
+    other = "77-0123456789abcdef"  # as if it came from another queue
+    assert queue.put("z", id=other) == other and claim_all(queue) == ["z"] and queue.get(other).state == "done"
+
+
+def test_max_pending_counts_lines(jobs: Path) -> None:
+    queue = TaskQueue(jobs, max_pending=3)
+    for number in range(3):
+        queue.put(number)
+    with pytest.raises(QueueFull):
+        queue.put(3)
+    claimed(queue).complete()
+    queue.put(3)
+    with pytest.raises(QueueFull):
+        TaskQueue(jobs, max_pending=3).put_all([4, 5])
+
+
+# Cancel, retry, purge.
+
+
+def test_cancelled_while_it_waits(queue: TaskQueue) -> None:
+    first, second, third = queue.put_all("abc")
+    assert queue.cancel(second) and not queue.cancel(second)
+    assert queue.get(second).state == "cancelled" and queue.ids("pending") == [first, third]
+    assert states(queue) == {"pending": 2, "cancelled": 1}
+    assert claim_all(queue) == ["a", "c"] and not queue.cancel(first)
+    queue.retry(second)
+    assert claim_all(queue) == ["b"] and states(queue) == {"done": 3}
+
+
+def test_cancelled_while_it_runs(queue: TaskQueue) -> None:
+    id = queue.put("x")
+    claim = claimed(queue)
+    assert not claim.cancelled and queue.cancel(id) and claim.cancelled
+    with pytest.raises(NotLocked, match="being worked on"):
+        queue.retry(id)
+    claim.fail("ended")
+    assert queue.get(id).state == "cancelled" and states(queue) == {"cancelled": 1} and claim_all(queue) == []
+
+
+def test_done_again(queue: TaskQueue) -> None:
+    id = queue.put("x")
+    with pytest.raises(NotLocked, match="it is pending"):
+        queue.retry(id)
+    claimed(queue).complete(1)
+    queue.retry(id)
+    assert queue.get(id).state == "pending" and states(queue) == {"pending": 1}
+    claimed(queue).complete(2)
+    task = queue.get(id)
+    assert (task.state, task.result, task.tried) == ("done", 2, 1) and states(queue) == {"done": 1}
+    assert [said["is"] for said in task.history] == ["running", "done", "pending", "running", "done"]
+    assert [task.id for task in queue] == [id]
+
+
+def test_purge(queue: TaskQueue, jobs: Path) -> None:
+    ids = queue.put_all(range(1200))
+    assert claimed(queue).fail("later", delay=0)
+    for _ in range(1100):
+        claimed(queue).complete()
+    assert queue.purge(older_than=100) == 0 and queue.purge(states=["failed"]) == 0
+    assert queue.purge() == 1100 and states(queue) == {"pending": 100}
+    with pytest.raises(NoSuchTask):
+        queue.get(ids[500])
+    assert ids[500] not in queue and ids[1150] in queue and queue.recover() == 0
+    assert not (jobs / "sheets/0/past").exists() or os.listdir(jobs / "sheets/0/past") == []
+    assert os.listdir(jobs / "sheets/0/done") == ["000000001"]
+    assert len(claim_all(queue)) == 100 and queue.purge() == 100 and list(queue) == [] and queue.purge() == 0
+    assert int(queue.put("next").partition("-")[0]) > 1200
+
+
+def test_purged_while_somebody_looks(queue: TaskQueue, jobs: Path) -> None:
+    ids = queue.put_all(range(10))
+    claim_all(queue)
+    other = TaskQueue(jobs)
+    tasks = iter(other)
+    assert next(tasks).id == ids[0]
+    assert queue.purge() == 10
+    assert len(list(tasks)) in range(10)
+    assert list(other) == []
+
+
+# Those who wait.
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
+def test_who_waits_for_the_end_is_woken(jobs: Path, queue: TaskQueue, end: str) -> None:
+    id = queue.put("x", attempts=1)
+    took: list[float] = []
+
+    def wait() -> None:
+        queue.wait([id], timeout=10)
+        took.append(time.monotonic())
+
+    thread = threading.Thread(target=wait)
+    claim = claimed(TaskQueue(jobs)) if end != "cancel" else None
+    thread.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    if claim is None:
+        assert queue.cancel(id)
+    else:
+        claim.complete() if end == "complete" else claim.fail("no")
+    thread.join(10)
+    assert took and took[0] - began < 0.5
+
+
+def test_an_idle_worker_is_woken_when_the_last_one_is_done(jobs: Path) -> None:
+    """It waits for what another one does, which has no file that could be closed."""
+    queue = TaskQueue(jobs)
+    queue.put_all([0.4, 0])
+    began = time.monotonic()
+    summary = Worker(queue, lambda task: time.sleep(task.payload), concurrency=2).run(drain=True)
+    assert summary.done == 2 and time.monotonic() - began < 0.9
+    assert os.listdir(jobs / "slots") == []
+
+
+# Those who die.
+
+
+def test_a_dead_worker(queue: TaskQueue, jobs: Path) -> None:
+    id = queue.put("x")
+    assert in_child(lambda: claimed(TaskQueue(jobs)).abandon()) is None
+    assert queue.get(id).state == "pending", "its worker is dead"
+    claim = claimed(queue)
+    assert claim.id == id and claim.token == 2 and claim.task.tried == 2 and os.listdir(jobs / "slots") == []
+    claim.complete("second")
+    assert [said["is"] for said in queue.get(id).history] == ["running", "pending", "running", "done"]
+    assert queue.get(id).result == "second" and states(queue) == {"done": 1}
+
+
+def test_the_last_attempt_of_a_dead_worker(queue: TaskQueue, jobs: Path) -> None:
+    id = queue.put("x", attempts=1)
+    assert in_child(lambda: claimed(TaskQueue(jobs)).abandon()) is None
+    assert queue.claim() is None
+    assert queue.get(id).state == "failed" and "worker died" in str(queue.get(id).error)
+
+
+def test_empty_slots_of_the_dead_are_removed(queue: TaskQueue, jobs: Path) -> None:
+    queue.put("x")
+
+    def work() -> None:
+        mine = TaskQueue(jobs)
+        claimed(mine).complete()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert not survives(work) and len(os.listdir(jobs / "slots")) == 1
+    assert queue.claim() is None and os.listdir(jobs / "slots") == []
+
+
+CALLS = (
+    *("open_fd", "close", "fstat", "stat", "access", "pread", "pwrite", "write", "rename", "unlink", "link", "mkdir"),
+    *("ftruncate", "fsync", "fdatasync", "lock", "lock_byte", "unlock_byte", "name_of_open"),
+)
+ACTIONS = ["put", "put many", "claim", "complete", "progress", "fail", "give back", "cancel", "retry", "take over"]
+
+
+@pytest.mark.parametrize("what", [*ACTIONS, "purge", "recover", "shut"])
+def test_killed_at_every_call(what: str, in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes on finds every task that was acknowledged; none is completed twice, or done after it was ended."""
+    for module in (putting, sequence, finder, sheets):
+        monkeypatch.setattr(module, "IN_A_BUCKET", 5)
+    number, ended = 0, False
+    while not ended:
+        jobs = in_memory / str(number)
+        queue = TaskQueue(jobs, retry_after=0.001)
+        many = what in ("purge", "shut")
+        ids = queue.put_all(range(5 if many else 3)) if what not in ("put", "put many") else []
+        if many:
+            claim_all(queue)
+            queue.put("so that the first sheet is past")
+        if what == "retry":
+            claimed(queue).complete()
+        if what in ("take over", "recover"):
+            in_child(lambda jobs=jobs: claimed(TaskQueue(jobs)).abandon())
+        if what == "recover":
+            (slot,) = os.listdir(jobs / "slots")
+            os.unlink(jobs / "slots" / slot)
+        acknowledged = in_memory / f"{number}.ids"
+
+        def work(jobs: Path = jobs, number: int = number, ids: list[str] = ids, told: Path = acknowledged) -> None:
+            mine = TaskQueue(jobs, retry_after=0.001)
+            claim = claimed(mine) if what in ("complete", "progress", "fail", "give back") else None
+            die_before_call(number, {system: CALLS})
+            if what == "put":
+                told.write_text(mine.put("x"))
+            elif what == "put many":
+                told.write_text("\n".join(mine.put_all("abcd")))
+            elif what in ("retry", "cancel"):
+                getattr(mine, what)(ids[0])
+                told.write_text(ids[0])
+            elif what in ("purge", "recover"):
+                getattr(mine, what)()
+            elif what == "shut":
+                mine.taker.finder.shut_sheets()
+            elif claim is None:
+                claimed(mine).abandon()
+            elif what == "progress":
+                claim.progress(1, 2)
+                claim.complete()
+            elif what == "fail":
+                claim.fail("no", delay=0)
+            else:
+                claim.complete() if what == "complete" else claim.give_back()
+
+        ended = survives(work)
+        queue = TaskQueue(jobs, retry_after=0.001)
+        told = acknowledged.read_text().split("\n") if acknowledged.exists() else []
+        assert ended == bool(told) or what not in ("put", "put many", "retry", "cancel")
+        assert all(id in queue for id in told)
+        before = {task.id: task.state for task in queue}
+        if what == "recover":
+            queue.recover()
+        if what == "retry":
+            again = queue.get(ids[0])
+            assert again.state == "pending" or not told
+            queue.rescue()  # as every worker does when it begins
+        ran = Counter()
+        while (claim := queue.claim(timeout=0.02 if what != "purge" else 0)) is not None:
+            ran[claim.id] += 1
+            claim.complete()
+        tasks = {task.id: task for task in queue}
+        assert Counter(task.id for task in queue) == Counter(list(tasks)), "none is there twice"
+        for id in {*ids, *told}:
+            if what == "purge" and id not in tasks:
+                assert ran[id] == 0
+                continue
+            assert tasks[id].state == queue.get(id).state, (number, id)
+            ends = [said["is"] for said in tasks[id].history if said.get("is") in ("done", "cancelled")]
+            if before.get(id) == "cancelled":
+                assert (ends, ran[id]) == (["cancelled"], 0), number
+            elif what == "retry" and before.get(id) == "pending" and id == ids[0]:
+                assert ends == ["done", "done"], (number, ends)
+            else:
+                assert ends == ["done"] and ran[id] == (before[id] != "done"), (number, what, ends, ran)
+        assert queue.is_empty() and queue.stats()["done"] + queue.stats()["cancelled"] == len(tasks)
+        assert all(queue._lines.slots.text(name) == b"" for name in os.listdir(jobs / "slots"))
+        shutil.rmtree(jobs)
+        number += 1
+    assert number > 5
+
+
+def test_several_who_are_killed(jobs: Path) -> None:
+    """Each task has its effect, and is completed once, whoever dies when."""
+    queue, number = TaskQueue(jobs, durable=False, retry_after=0.001), 400
+    queue.put_all(range(number), attempts=1000)
+    effects = jobs.parent / "effects"
+    effects.touch()
+
+    def work() -> None:
+        mine = TaskQueue(jobs, durable=False, retry_after=0.001)
+        fd = os.open(effects, os.O_WRONLY | os.O_APPEND)
+        while (claim := mine.claim(timeout=0.05)) is not None:
+            os.write(fd, b"%d\n" % claim.payload)
+            claim.complete() if claim.payload % 7 else claim.fail("once", delay=0) if claim.task.tried < 2 else (
+                claim.complete()
+            )
+
+    children: list[int] = []
+    deadline, killed = time.monotonic() + 1.5, 0
+    while time.monotonic() < deadline or children:
+        while len(children) < 3 and time.monotonic() < deadline:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    work()
+                finally:
+                    os._exit(0)
+            children.append(pid)
+        time.sleep(0.02)
+        if time.monotonic() < deadline:
+            os.kill(children[0], signal.SIGKILL)
+            killed += 1
+        pid = children.pop(0)
+        os.waitpid(pid, 0)
+    work()
+    tasks = list(queue)
+    assert killed > 10 and len(tasks) == number and {task.state for task in tasks} == {"done"}
+    assert all([said.get("is") for said in task.history].count("done") == 1 for task in tasks)
+    seen = Counter(map(int, effects.read_text().split()))
+    assert set(seen) == set(range(number)) and states(queue) == {"done": number}
+
+
+def test_several_at_once(jobs: Path) -> None:
+    """Some put, some take; every task is one's."""
+    queue, each = TaskQueue(jobs, durable=False), 700
+    out = jobs.parent / "out"
+
+    def put(who: int) -> None:
+        mine = TaskQueue(jobs, durable=False)
+        for number in range(each):
+            mine.put([who, number])
+
+    def take() -> None:
+        mine = TaskQueue(jobs, durable=False)
+        with open(out, "a") as file:
+            while (claim := mine.claim(timeout=1)) is not None:
+                file.write(f"{claim.payload}\n")
+                claim.complete()
+
+    all_in_children([*(lambda who=who: put(who) for who in range(3)), take, take])
+    found = Counter(out.read_text().splitlines())
+    assert len(found) == 3 * each and set(found.values()) == {1} and states(queue) == {"done": 3 * each}
+
+
+def test_threads_that_share_a_queue(jobs: Path) -> None:
+    queue = TaskQueue(jobs, durable=False)
+    queue.put_all(range(600))
+    found: list[int] = []
+    wrong: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for number in range(100):
+                queue.put(1000 + number)
+                claim = claimed(queue)
+                found.append(claim.payload)
+                claim.complete()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    found.extend(claim_all(queue))
+    assert Counter(found)[1000] == 4 and len(found) == 1000
+
+
+def test_a_fork_with_an_open_queue(queue: TaskQueue) -> None:
+    """The child has nothing of its parent: neither its slot, nor its page, nor what it has seen."""
+    queue.put_all(range(6))
+    claim = claimed(queue)
+
+    def work() -> list[object]:
+        with pytest.raises(LockLost):
+            claim.complete()
+        mine = claimed(queue)
+        queue.put("child")
+        mine.complete()
+        return [mine.payload, *claim_all(queue)]
+
+    assert in_child(work) == [1, 2, 3, 4, 5, "child"]
+    assert queue.get(claim.id).state == "running"
+    claim.complete("parent")
+    assert queue.get(claim.id).result == "parent" and claim_all(queue) == [] and states(queue) == {"done": 7}
+
+
+# What else can be.
+
+
+def test_somebody_has_tidied_up(queue: TaskQueue, jobs: Path) -> None:
+    ids = queue.put_all(range(4))
+    first = claimed(queue)
+    shutil.rmtree(jobs / "slots")
+    assert first.fail("no", delay=0) and queue.get(ids[0]).error == "no"
+    time.sleep(0.01)
+    second = claimed(queue)
+    assert second.id == ids[0]
+    third = claimed(queue)
+    shutil.rmtree(jobs / "slots")
+    third.abandon()
+    assert queue.get(ids[1]).state == "pending" and [queue.claim() is None for _ in range(2)] == [False, False]
+    assert queue.recover() == 1 and claimed(queue).id == ids[1]
+
+
+def test_the_sheet_is_gone(queue: TaskQueue, jobs: Path) -> None:
+    queue.put("gone")
+    shutil.rmtree(jobs / "sheets")
+    assert queue.claim() is None
+    time.sleep(0.02)
+    id = queue.put("here")
+    assert queue.get(id).payload == "here" and claim_all(TaskQueue(jobs)) == ["here"] == [queue.get(id).payload]
+
+
+def test_the_sequence_is_gone(queue: TaskQueue, jobs: Path) -> None:
+    """Its numbers begin behind all sheets: two who count apart must not write into one place."""
+    first = queue.put_all(range(5))
+    (jobs / "sequence").unlink()
+    other = TaskQueue(jobs)
+    second = [other.put(number) for number in range(5, 8)]
+    third = [queue.put(number) for number in range(8, 10)]
+    assert [id.partition("-")[0] for id in second] == ["1001", "1002", "1003"]
+    assert len({*first, *second, *third}) == 10 and sorted(claim_all(TaskQueue(jobs))) == list(range(10))
+
+
+def test_a_line_that_somebody_has_broken(queue: TaskQueue, jobs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bad, evil, good = queue.put("bad"), queue.put("evil"), queue.put("good")
+    path = sheet(queue)
+    text = path.read_bytes()
+    text = text.replace(b'"payload": "bad"', b'"payload": "ba}"').replace(b'"attempts": 3', b'"attempts"= 3', 1)
+    text = text.replace(b'"payload": "evil"', b'"id": "../../etc"')
+    path.write_bytes(text)
+    assert claim_all(queue) == ["good"]
+    assert sorted(os.listdir(jobs / "failed")) == sorted([bad, evil]) and "put aside" in caplog.text
+    assert queue.get(good).state == "done" and not (jobs.parent / "etc").exists()
+
+
+def test_a_line_that_is_just_being_written(queue: TaskQueue, jobs: Path) -> None:
+    """It is neither taken nor put aside: who writes it has the sheet locked."""
+    queue.put({"a": {"b": 1}})
+    path = sheet(queue)
+    whole = path.read_bytes()
+    line = whole.rstrip(b"\n")
+    torn = line[: line.index(b"}") + 1]
+    path.write_bytes(torn.ljust(len(whole), b"\n"))
+    with open(path, "rb") as writer:
+        system.lock(writer.fileno(), system.EX)
+        assert queue.claim() is None and os.listdir(jobs / "failed") == []
+        path.write_bytes(whole)
+    assert claim_all(queue) == [{"a": {"b": 1}}]
+
+
+def test_garbage_behind_the_last_line(queue: TaskQueue, jobs: Path) -> None:
+    queue.put("first")
+    path = sheet(queue)
+    whole = path.read_bytes()
+    end = len(whole.rstrip(b"\n")) + 1
+    path.write_bytes(whole[:end] + b'                  {"id": "2-01' + whole[end + 29 :])
+    other = TaskQueue(jobs)
+    other.put("second")
+    queue.put("third")
+    assert claim_all(TaskQueue(jobs)) == ["first", "second", "third"]
+
+
+def test_a_record_that_could_not_be_written_whole(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = queue.put("x")
+    claim = claimed(queue)
+    write, left = system.write, [100]
+
+    def full(fd: int, text: bytes) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        part, left[0] = text[: left[0]], 0
+        return write(fd, part)
+
+    for _ in range(2):
+        left[0] = 250
+        monkeypatch.setattr(system, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            claim.complete(1)
+        monkeypatch.undo()
+        assert queue.get(id).state == "running"
+    claim.complete(2)
+    task = queue.get(id)
+    assert (task.state, task.result, task.tried) == ("done", 2, 1)
+    assert [one.result for one in queue] == [2] and states(queue) == {"done": 1}
+
+
+def test_an_interrupt_when_it_is_done_already(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = queue.put("x")
+
+    empty, times = Slot.empty, iter([1])
+
+    def interrupted(slot: Slot) -> None:
+        for _ in times:
+            raise KeyboardInterrupt
+        empty(slot)
+
+    monkeypatch.setattr(Slot, "empty", interrupted)
+    with pytest.raises((KeyboardInterrupt, NotLocked)), claimed(queue) as claim:
+        claim.complete("done")
+    monkeypatch.undo()
+    assert queue.get(id).state == "done" and claim_all(queue) == [] and states(queue) == {"done": 1}
+
+
+def test_after_a_power_failure(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The marks were on disk, or half of one, and the slots were not."""
+    queue = TaskQueue(jobs)
+    ids = queue.put_all(range(5))
+    claims = [claimed(queue) for _ in range(4)]
+    claims[1].complete()
+    claims[2].fail("no", delay=0)
+    path = sheet(queue)
+    text = path.read_bytes()
+    at = text.index(b'{"id": "%s"' % ids[3].encode()) - 18
+    path.write_bytes(text[:at] + b" " + text[at + 1 :])  # the second half of the mark
+    for claim in (claims[0], claims[3]):
+        claim.abandon()
+    for slot in (jobs / "slots").iterdir():
+        slot.write_bytes(b"\0" * 100)
+    assert TaskQueue(jobs).stats()["pending"] == 2
+    (jobs / "boot").write_text("another one\n")
+    after = TaskQueue(jobs)
+    assert claim_all(after) == [0, 2, 3, 4] and states(after) == {"done": 5}
+    assert (jobs / "boot").read_text().strip() == owner.boot_id()
+
+
+def test_who_may_only_look(queue: TaskQueue, jobs: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("one has to be root to become another user")
+    ids = queue.put_all("abc")
+    claim = claimed(queue)
+    claimed(queue).complete("result")
+    os.chmod(jobs.parent, 0o755)
+
+    def look() -> list[object]:
+        os.setuid(65534)
+        mine = TaskQueue(jobs)
+        return [mine.stats()["done"], [mine.get(id).state for id in ids], mine.get(ids[1]).result, len(list(mine))]
+
+    assert in_child(look) == [1, ["running", "done", "pending"], "result", 3]
+    claim.complete()
+
+
+def test_another_machine_gives_it_a_file(queue: TaskQueue, jobs: Path) -> None:
+    """Through a network file system one does not see who has a slot on the machine with the disk."""
+    ids = queue.put_all("abc")
+    first = claimed(queue)
+    there = TaskQueue(jobs)
+    there._desk.shared = there.is_shared = True
+    claim = there.claim()
+    assert claim is not None and claim.id == ids[1] and claim.leaf is None
+    assert there.claim(timeout=0.05) is not None
+    first.complete()
+    claim.complete()
+    assert queue.get(ids[0]).state == queue.get(ids[1]).state == "done"
+
+
+def test_a_command_keeps_only_its_own_task(queue: TaskQueue, jobs: Path) -> None:
+    """What a command leaves behind has the lock of its slot, so that is not used again."""
+    queue.put_all(["x", "y"])
+    claim = claimed(queue)
+    copy = os.dup(claim.fileno())
+    claim.complete()
+    assert os.listdir(jobs / "slots") == []
+    assert in_child(lambda: claimed(TaskQueue(jobs)).abandon()) is None
+    assert claimed(TaskQueue(jobs)).payload == "y"
+    os.close(copy)
+
+
+def test_a_queue_from_before_there_were_sheets(jobs: Path) -> None:
+    TaskQueue(jobs).put("x", id="old")
+    shutil.rmtree(jobs / "sheets")
+    shutil.rmtree(jobs / "slots")
+    (jobs / "boot").unlink()
+    (jobs / "queue.json").write_text('{"format": 1, "what": "tasks of Holdfast"}\n')
+    queue = TaskQueue(jobs)
+    queue.put("new")
+    assert claim_all(queue) == ["x", "new"] and json.loads((jobs / "queue.json").read_text())["format"] == 2
+
+
+def test_no_descriptors_are_left(jobs: Path) -> None:
+    def use() -> None:
+        queue = TaskQueue(jobs)
+        ids = queue.put_all(range(1100))
+        claim_all(queue)
+        queue.put("failed", attempts=1)
+        claimed(queue).fail("no")
+        queue.cancel(queue.put("cancelled"))
+        assert list(queue) and queue.stats() and queue.ids("done") and queue.get(ids[0])
+        queue.wait(ids[:3], timeout=1)
+        queue.purge()
+
+    use()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        use()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1 and os.listdir(jobs / "slots") == []
+
+
+def test_a_sheet_that_is_none(queue: TaskQueue, jobs: Path) -> None:
+    """A directory, or a link, where the next one would be: then tasks have files."""
+    (jobs / "sheets/0/waiting").mkdir(parents=True)
+    (jobs / "sheets/0/waiting/000000000").mkdir()
+    (jobs / "sheets/0/waiting/README").write_text("not ours")
+    (jobs / "sheets/README").write_text("not ours")
+    (jobs / "sequence").write_bytes(b"%-12s%019d\n" % (b"0", 7))
+    id = queue.put("x")
+    assert files_of(queue) == [id] and queue.stats()["pending"] == 1 and claim_all(queue) == ["x"]
+    assert queue.purge() == 1 and queue.recover() == 0 and queue.is_empty() and list(queue) == []
+
+
+def test_the_page_of_another_is_no_obstacle(queue: TaskQueue, jobs: Path) -> None:
+    ids = queue.put_all(range(100))
+    first = claimed(queue)  # and is at the first page from now on
+    other = TaskQueue(jobs)
+    assert sorted(claim_all(other)) == list(range(1, 100)) and first.id == ids[0]
+    assert isinstance(other.taker.finder._sheet, Sheet) and queue.claim() is None
