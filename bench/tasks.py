@@ -25,12 +25,12 @@ does, in the way its documentation shows, without batches:
                               Queue: get() and task_done(). Two processes cannot share it, so one has it for itself,
                               and nobody is in its way; chunks so large that it never syncs
 
-Holdfast, `durable=True`: put syncs the file and two directories, complete syncs the file, claim nothing: if the power
-fails in between, the task is done again, as it would be if its lease had run out.
+Holdfast, `durable=True`: put syncs the sheet, complete syncs the file beside it, claim nothing: if the power fails in
+between, the task is done again, as it would be if its lease had run out.
 
-Before an ext4 without a journal makes a file, it looks at every inode that was deleted in the last minutes. So the
-figures of put on such a file system say more about what was removed there than about who puts (the benchmark removes
-nothing before it is over, but huey does). Hence also an ext4 with a journal, on a loop device.
+Before an ext4 without a journal makes a file, it looks at every inode that was deleted in the last minutes. So there
+the figures of those who make a file for every task (huey, persist-queue's Queue) say more about what was removed than
+about them. Hence also an ext4 with a journal, on a loop device.
 
 `wake`: see there. `many`: see there.
 """
@@ -91,74 +91,73 @@ class Ours:
 
 
 class Bare:
-    """The same files, and nothing that decides: no JSON, no checks, no priorities, no history, no care for the dead."""
+    """The same lines, and nothing that decides: no JSON, no checks, no priorities, no care for the dead."""
 
     def __init__(self, path: str, durable: bool) -> None:
-        self._path = path
         self._durable = durable
-        for name in ("new", "tasks", "pending", "running"):
-            os.makedirs(f"{path}/{name}", exist_ok=True)
+        os.makedirs(path, exist_ok=True)
+        self._sheet_path = f"{path}/sheet"
         self._sequence = os.open(f"{path}/sequence", os.O_RDWR | os.O_CREAT)
-        self._folder = ""
-        self._names: list[str] = []
+        self._sheet = os.open(self._sheet_path, os.O_RDWR | os.O_CREAT)
+        self._done = os.open(f"{path}/done", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._slot = os.open(f"{path}/{os.urandom(8).hex()}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        fcntl.flock(self._slot, fcntl.LOCK_EX)
+        self._end = 0
+        self._next = self._known = 0
 
     def put(self, number: int) -> None:
-        path, name = self._path, os.urandom(12).hex()
-        fd = os.open(f"{path}/new/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        os.write(fd, b"%126d\n" % number)
-        os.link(f"{path}/new/{name}", f"{path}/tasks/{name}")
         fcntl.flock(self._sequence, fcntl.LOCK_EX)
-        last = int(os.pread(self._sequence, 32, 0) or b"0") + 1
-        folder = f"{path}/pending/{last // 1000:09d}"
-        if last % 1000 in (0, 1):
-            os.makedirs(folder, exist_ok=True)
-        os.rename(f"{path}/new/{name}", f"{folder}/{last:012d}.{name}")
+        last = int(os.pread(self._sequence, 1024, 0) or b"0") + 1
+        fcntl.flock(self._sheet, fcntl.LOCK_EX)
+        os.access(self._sheet_path, 0)
+        os.pread(self._sheet, 1, self._end)
+        if self._end % (1 << 16) == 0:
+            os.pwrite(self._sheet, b"\n" * (1 << 16), self._end)
+        os.pwrite(self._sheet, b"%*s%*d\n" % (_BLANK, b"", _LINE - _BLANK - 1, number), self._end)
+        fcntl.flock(self._sheet, fcntl.LOCK_UN)
         os.pwrite(self._sequence, b"%032d" % last, 0)
         fcntl.flock(self._sequence, fcntl.LOCK_UN)
+        self._end += _LINE
         if self._durable:
-            os.fsync(fd)
-            for each in (f"{path}/tasks", folder):
-                directory = os.open(each, os.O_RDONLY)
-                os.fsync(directory)
-                os.close(directory)
-        os.close(fd)
+            os.fdatasync(self._sheet)
 
     def step(self) -> bool:
         while True:
-            os.pread(self._sequence, 32, 0)
-            if not self._names and not self._list():
-                return False
-            name = self._names.pop()
+            os.pread(self._sequence, 1024, 0)
+            if self._next == self._known:
+                text = os.pread(self._sheet, 1 << 12, self._next)
+                self._known += len(text.rstrip(b"\n")) // (_LINE - 1) * _LINE
+                if self._next == self._known:
+                    return False
+            at = self._next
+            self._next += _LINE
             try:
-                fd = os.open(f"{self._folder}/{name}", os.O_RDWR)
-            except FileNotFoundError:
+                fcntl.fcntl(self._sheet, fcntl.F_OFD_SETLK, _lock_of(fcntl.F_WRLCK, at))
+            except BlockingIOError:
                 continue
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                end = len(os.pread(fd, 65536, 0))
-                os.rename(f"{self._folder}/{name}", f"{self._path}/running/{name}")
-            except (BlockingIOError, FileNotFoundError):
-                os.close(fd)
+            line = os.pread(self._sheet, _LINE, at)
+            if line.startswith(b" "):
+                os.pwrite(self._slot, line[_BLANK:] + b"%135d\n" % 1, 0)
+                os.pwrite(self._sheet, b"x%016d " % 1, at)
+            fcntl.fcntl(self._sheet, fcntl.F_OFD_SETLK, _lock_of(fcntl.F_UNLCK, at))
+            if not line.startswith(b" "):
                 continue
-            os.pwrite(fd, b"%135d\n" % 1, end)
-            os.pwrite(fd, b"%67d\n" % 1, end + 136)
+            os.write(self._done, b"%160d\n%92d\n" % (1, 1))
             if self._durable:
-                os.fdatasync(fd)
-            os.unlink(f"{self._path}/running/{name}")
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
+                os.fdatasync(self._done)
+            os.pwrite(self._slot, b"\n", 0)
             return True
 
-    def _list(self) -> bool:
-        for folder in sorted(os.listdir(f"{self._path}/pending")):
-            self._folder = f"{self._path}/pending/{folder}"
-            self._names = sorted(os.listdir(self._folder), reverse=True)
-            if self._names:
-                return True
-        return False
-
     def close(self) -> None:
-        os.close(self._sequence)
+        for fd in (self._sequence, self._sheet, self._done, self._slot):
+            os.close(fd)
+
+
+_BLANK, _LINE = 18, 128
+
+
+def _lock_of(kind: int, at: int) -> bytes:
+    return struct.pack("hhqqi", kind, 0, (1 << 60) + at, 1, 0)
 
 
 class Localqueue:

@@ -97,9 +97,9 @@ def test_a_task_from_its_line_to_its_end(queue: TaskQueue, jobs: Path) -> None:
 
 
 def test_all_kinds_are_taken_in_order(queue: TaskQueue) -> None:
-    for number in range(30):
-        queue.put(number, id=f"own.{number}" if number % 3 == 0 else None, priority=number % 2)
-    expected = [*range(1, 30, 2), *range(0, 30, 2)]
+    for number in range(300):
+        queue.put(number, id=f"own.{number}" if number % 30 == 0 or number == 41 else None, priority=number % 2)
+    expected = [*range(1, 300, 2), *range(0, 300, 2)]
     assert [queue.get(id).payload for id in queue.ids("pending")] == expected
     assert claim_all(queue) == expected
 
@@ -799,3 +799,22 @@ def test_the_page_of_another_is_no_obstacle(queue: TaskQueue, jobs: Path) -> Non
     other = TaskQueue(jobs)
     assert sorted(claim_all(other)) == list(range(1, 100)) and first.id == ids[0]
     assert isinstance(other.taker.finder._sheet, Sheet) and queue.claim() is None
+
+
+def test_a_sheet_is_not_gone_on_with_before_what_is_more_urgent(queue: TaskQueue) -> None:
+    """Also if nothing was put since it was looked at."""
+    queue.put_all(range(3))
+    queue.put_all([f"urgent {number}" for number in range(1500)], priority=5, key="k", limit=2000)
+    assert claimed(queue).payload == "urgent 0"
+    found = claim_all(queue)
+    assert found[:1499] == [f"urgent {number}" for number in range(1, 1500)] and found[1499:] == [0, 1, 2]
+
+
+def test_a_line_that_somebody_keeps_locked_is_in_nobodys_way(queue: TaskQueue, jobs: Path) -> None:
+    """Somebody was stopped while it took it."""
+    queue.put_all(["x" * 5000, *range(40)])
+    other = TaskQueue(jobs)
+    (first, *_) = other._sheets.open(0, "000000000").waiting()  # type: ignore[union-attr]
+    with first.sheet.locked(first):
+        assert claim_all(queue) == list(range(40)) and queue.claim(timeout=0.05) is None
+    assert claim_all(queue) == ["x" * 5000]

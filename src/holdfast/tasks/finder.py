@@ -35,7 +35,8 @@ class Finder:
         self._known: dict[str, int] = {}
         self._level: int | None = None  # whose names these are
         self._names: list[tuple[str, str | Entry]] = []  # places, and what is there; the first one last
-        self._listed_at = 0.0
+        self._listed_at, self._listed = 0.0, b""  # when, and what was known then
+        self._is_on_sheet = False  # do these come from the sheet?
         self._failures = 0
         self._has_looked = False
         self.next_due: float | None = None  # by `clock`; None: nothing is delayed
@@ -97,6 +98,12 @@ class Finder:
         now = monotonic()
         alone = now - self._listed_at < _FRESH  # we have had the last ones in no time
         self._listed_at = now
+        if alone and self._sheet is not None and self._is_on_sheet and self._listed == self._seen and not tried:
+            more = self._sheet.next_waiting(alone=True)  # nothing was put, so this is what comes next
+            if more:
+                self._names = [(entry.place, entry) for entry in reversed(more)]
+                return True
+        self._listed = self._seen
         levels = {int(name) for name in (*listed(pending), *self._sheets.levels()) if is_number(name)}
         for level in sorted(levels, reverse=True):
             folder = f"{pending}/{level}"
@@ -105,15 +112,19 @@ class Finder:
             for bucket in sorted({*buckets, *sheets}):
                 path = f"{folder}/{bucket}"
                 there = listed(path) if bucket in buckets else []
-                found: list[tuple[str, str | Entry]] = [
-                    (name, f"{path}/{name}") for name in there if number_of(name) and name_of(name)
+                names: list[tuple[str, str | Entry]] = [
+                    (name, f"{path}/{name}")
+                    for name in there
+                    if name not in tried and number_of(name) and name_of(name)
                 ]
-                if bucket in sheets:
-                    found += [(entry.place, entry) for entry in self._waiting(level, bucket, last, alone)]
-                names = [one for one in found if one[0] not in tried]
+                entries = self._waiting(level, bucket, last, tried, alone) if bucket in sheets else []
+                if entries:
+                    names = [one for one in names if one[0] < entries[-1].place]  # others come later than these
+                    names += [(entry.place, entry) for entry in entries]
                 if names:
                     names.sort(key=itemgetter(0), reverse=True)
                     self._level, self._names = level, names
+                    self._is_on_sheet = not there  # all of them
                     return True
                 if bucket in buckets and not there and is_number(bucket) and int(bucket) < last:
                     remove_empty(path)
@@ -121,7 +132,7 @@ class Finder:
                 remove_empty(folder)
         return False
 
-    def _waiting(self, level: int, bucket: str, last: int, alone: bool) -> list[Entry]:
+    def _waiting(self, level: int, bucket: str, last: int, tried: set[str], alone: bool) -> list[Entry]:
         """On a sheet."""
         sheet = self._sheet
         try:
@@ -129,8 +140,8 @@ class Finder:
                 sheet = self._sheet = self._sheets.open(level, bucket)
             if sheet is None:
                 return []
-            found = sheet.next_waiting(alone=alone)
-            if not found and is_number(bucket) and int(bucket) < last:
+            found = sheet.next_waiting(tried, alone=alone)
+            if not found and not tried and is_number(bucket) and int(bucket) < last:
                 self._sheets.shut(sheet)
         except OSError as error:
             if error.errno not in ONLY_THIS_FILE:
@@ -167,7 +178,7 @@ class Finder:
         known = sequence.levels(self._numbers.read())
         for level in filter(is_number, self._sheets.levels()):
             for bucket in self._sheets.buckets(level):
-                self._waiting(int(level), bucket, known.get(level, 0) // IN_A_BUCKET, alone=False)
+                self._waiting(int(level), bucket, known.get(level, 0) // IN_A_BUCKET, set(), alone=False)
 
     def look(self) -> bool:
         """Also for what nobody has told us of. True: the file that tells is another one by now."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from time import monotonic, sleep, time
@@ -223,8 +223,9 @@ class Sheet:
         """What waits, in order."""
         return list(self._waiting_in(b"\n" + self._read(0), -1))
 
-    def next_waiting(self, *, alone: bool = False) -> list[Entry]:
-        """The next ones that wait, a page of them. `alone`: if possible, of the first page at which nobody else is.
+    def next_waiting(self, without: Collection[str] = (), *, alone: bool = False) -> list[Entry]:
+        """The next ones that wait, a page of them, `without` those in some places. `alone`: if possible, of the first
+        page at which nobody else is.
 
         So those who do task after task in no time do not meet at every line. It keeps nobody from anything: what waits
         on a page at which somebody is, who is busy now, is for the next one who comes.
@@ -240,15 +241,22 @@ class Sheet:
                 is_first = False
                 page += 1
                 continue
-            found, ends = self._on_page(page)
+            waiting, ends = self._on_page(page)
+            found = [entry for entry in waiting if entry.place not in without] if without else waiting
             if found:
                 return found
             self.leave_page()
             if ends:
-                return next(filter(None, (self._on_page(other)[0] for other in others)), [])
+                break
+            is_first = is_first and not waiting
             if is_first:
                 self._first_page = page  # nothing waits before it
             page += 1
+        for other in others:
+            found = [entry for entry in self._on_page(other)[0] if entry.place not in without]
+            if found:
+                return found
+        return []
 
     def _on_page(self, page: int) -> tuple[list[Entry], bool]:
         """What waits in lines that begin there. True: nothing is written there, or behind."""
