@@ -19,6 +19,7 @@ from support import all_in_children, die_before_call, in_child, survives
 
 from holdfast import LockLost, NotLocked, owner, system
 from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue, Worker, finder, putting, sequence, sheets
+from holdfast.tasks.claim import Verdict
 from holdfast.tasks.sheets import Sheet
 from holdfast.tasks.slots import Slot
 
@@ -818,3 +819,71 @@ def test_a_line_that_somebody_keeps_locked_is_in_nobodys_way(queue: TaskQueue, j
     with first.sheet.locked(first):
         assert claim_all(queue) == list(range(40)) and queue.claim(timeout=0.05) is None
     assert claim_all(queue) == ["x" * 5000]
+
+
+def test_a_purged_one_does_not_come_back(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody had died between the file that it got and the mark that says so."""
+    id = queue.put("x")
+    claim = claimed(queue)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sheet, "set_mark", killed)
+    with pytest.raises(KeyboardInterrupt):
+        claim.fail("no", delay=0)
+    monkeypatch.undo()
+    claim.abandon()
+    assert lines_of(sheet(queue))[0].startswith(b"x")
+    other = TaskQueue(jobs)
+    assert claim_all(other) == ["x"] and other.recover() == 0 and other.purge() == 1
+    assert other.recover() == 0 and id not in other and claim_all(other) == []
+
+
+def test_interrupted_while_it_is_taken(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before or after the mark: it is as if who took it had died."""
+    ids = queue.put_all("ab")
+    set_mark = Sheet.set_mark
+    for marks in (True, False):
+
+        def interrupted(sheet: Sheet, *words: Any, marks: bool = marks) -> None:
+            if marks:
+                set_mark(sheet, *words)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Sheet, "set_mark", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.claim()
+        monkeypatch.undo()
+    assert sorted(claim_all(TaskQueue(jobs))) == ["a", "b"]
+    assert all(queue._lines.slots.text(name) == b"" for name in os.listdir(jobs / "slots"))
+    assert [queue.get(id).tried for id in ids] == [2, 1]
+
+
+def test_thousands_of_priorities(queue: TaskQueue, jobs: Path) -> None:
+    """Each has its sheet; who puts has only a few of them open, and who takes does not read them all for each task."""
+    before = len(os.listdir("/proc/self/fd"))
+    for priority in range(1000):
+        queue.put(priority, priority=priority)
+    assert len(os.listdir("/proc/self/fd")) < before + 30
+    assert sum(path.stat().st_size for path in jobs.glob("sheets/*/waiting/*")) < 5_000_000
+    assert claimed(queue).payload == 999
+    took = []
+    for _ in range(100):
+        began = time.perf_counter()
+        claimed(queue).complete()
+        took.append(time.perf_counter() - began)
+    assert sorted(took)[50] < 0.02
+
+
+def test_what_was_never_begun_is_not_ended_by_what_was_said_of_it(queue: TaskQueue, jobs: Path) -> None:
+    """Its worker was killed, on purpose, between the slot and the mark."""
+    id = queue.put("x", attempts=1)
+    slot = Slot.new(str(jobs / "slots"), 0o644)
+    slot.fill(lines_of(sheet(queue))[0][18:] + b'\n{"is": "running", "token": 1, "at": ""}\n')
+    ((place, task),) = queue.taker.running().items()
+    queue.taker.say_how_it_ends(place, task, Verdict("failed", "not done within 1 s"))
+    slot.file.close()
+    assert not queue.taker.settle_place(place, time.monotonic() + 1)
+    assert os.listdir(jobs / "ending") == [] == os.listdir(jobs / "slots")
+    assert claim_all(queue) == ["x"] and queue.get(id).state == "done"

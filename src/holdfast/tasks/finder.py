@@ -21,6 +21,7 @@ from .sheets import ONLY_THIS_FILE, Entry, Sheet, Sheets
 
 _IN_VAIN = 2  # so many in a row were gone: others are at the same names
 _LONGEST_SKIP = 8
+_BELIEVED = 0.5  # seconds: somebody may have brought something by hand
 _FRESH = 0.005  # seconds for which one believes that what one has seen on a sheet comes next
 
 
@@ -36,6 +37,7 @@ class Finder:
         self._level: int | None = None  # whose names these are
         self._names: list[tuple[str, str | Entry]] = []  # places, and what is there; the first one last
         self._listed_at, self._listed = 0.0, b""  # when, and what was known then
+        self._exhausted: dict[int, tuple[int | None, float]] = {}  # of a priority: its number, and when
         self._is_on_sheet = False  # do these come from the sheet?
         self._failures = 0
         self._has_looked = False
@@ -68,6 +70,7 @@ class Finder:
     def forget(self) -> None:
         self._seen = b""
         self._names = []
+        self._exhausted.clear()
         self._leave_sheet()
 
     def _leave_sheet(self) -> None:
@@ -106,6 +109,8 @@ class Finder:
         self._listed = self._seen
         levels = {int(name) for name in (*listed(pending), *self._sheets.levels()) if is_number(name)}
         for level in sorted(levels, reverse=True):
+            if not tried and self._is_exhausted(level, now):
+                continue
             folder = f"{pending}/{level}"
             buckets, sheets = listed(folder), self._sheets.buckets(level)
             last = self._known.get(str(level), 0) // IN_A_BUCKET  # nothing is put before it any more
@@ -130,7 +135,14 @@ class Finder:
                     remove_empty(path)
             if not buckets:
                 remove_empty(folder)
+            if not tried:
+                self._exhausted[level] = (self._known.get(str(level)), now)
         return False
+
+    def _is_exhausted(self, level: int, now: float) -> bool:
+        """Was nothing there when it was last looked, which is not long ago, and was nothing put since?"""
+        number, at = self._exhausted.get(level, (None, 0.0))
+        return number is not None and number == self._known.get(str(level)) and now - at < _BELIEVED
 
     def _waiting(self, level: int, bucket: str, last: int, tried: set[str], alone: bool) -> list[Entry]:
         """On a sheet."""
@@ -189,6 +201,7 @@ class Finder:
     def _move_due(self) -> None:
         now = self._clock.now()
         self.next_due = None
+        self._exhausted.clear()  # what we put ourselves is no news
         for folder, name in self._delayed():
             moment = number_of(name) / 1000
             if moment > now:

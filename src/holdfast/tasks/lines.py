@@ -44,11 +44,7 @@ class Lines:
 
     def _take(self, entry: Entry, more: bytes) -> Claim | None:
         slot = self.slots.get()
-        try:
-            taken = entry.sheet.take(entry, slot, more)
-        except BaseException:
-            slot.remove()
-            raise
+        taken = entry.sheet.take(entry, slot, more)  # if this fails, or is interrupted, it is as if we had died
         if taken is None:
             self.slots.keep(slot)
             return None
@@ -202,6 +198,12 @@ class Lines:
             return system.stat(f"{self._places.tasks}/{id}").st_ino == system.fstat(slot.file.fd).st_ino
         except FileNotFoundError:
             return False
+
+    def forget(self, id: str) -> None:
+        """A task with a file of its own is to be removed. Somebody may have died before the line was marked."""
+        entry = self._sheets.find(id)
+        if entry is not None and entry.kind == TAKEN:
+            entry.sheet.set_mark(entry, MOVED)
 
     # Looking.
 

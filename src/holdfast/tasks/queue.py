@@ -518,12 +518,15 @@ class TaskQueue:
                     continue
                 with sheet.locked(entry) as got:
                     if got and sheet.is_still(entry):
+                        remove(f"{self._places.ending}/{entry.id}")
                         sheet.set_mark(entry, PURGED)
                         removed += 1
             self._sheets.remove_purged(sheet)
         return removed
 
     def _remove(self, name: str) -> None:
+        if is_on_sheet(name):
+            self._lines.forget(name)
         for folder in (self._places.failed, self._places.cancelled, self._places.ending, self._places.tasks):
             remove(f"{folder}/{name}")
 

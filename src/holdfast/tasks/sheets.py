@@ -54,7 +54,8 @@ ONLY_THIS_FILE = frozenset(
 )
 _NOTHING = (b"", b"\n", b"\0")  # behind the last line
 _CLOSED = ord("}")
-_ROOM = 1 << 16
+_ROOM, _MOST_ROOM = 1 << 12, 1 << 16
+_KEPT = 8  # sheets, each of another priority, that one who puts has open
 _PAGE = 1 << 12
 _LINES, _PAGES = 1 << 60, 1 << 61  # the bytes by which lines, and pages, are locked: far behind the end
 _A_MOMENT, _PATIENCE = 0.000_05, 1.0  # seconds
@@ -191,14 +192,15 @@ class Sheet:
         return True
 
     def _find_end(self) -> int:
-        return len(self._read(0).rstrip(b"\n\0")) + 1
+        return len(self._read().rstrip(b"\n\0")) + 1
 
     def _make_room(self, needed: int) -> None:
         fd = self._file.fd
         self._size = system.fstat(fd).st_size
         if self._size < needed:
             try:
-                _write(fd, b"\n" * max(_ROOM, needed - self._size), self._size)
+                room = min(_MOST_ROOM, max(_ROOM, self._size))
+                _write(fd, b"\n" * max(room, needed - self._size), self._size)
             finally:
                 self._size = system.fstat(fd).st_size
 
@@ -221,7 +223,7 @@ class Sheet:
 
     def waiting(self) -> list[Entry]:
         """What waits, in order."""
-        return list(self._waiting_in(b"\n" + self._read(0), -1))
+        return list(self._waiting_in(b"\n" + self._read(), -1))
 
     def next_waiting(self, without: Collection[str] = (), *, alone: bool = False) -> list[Entry]:
         """The next ones that wait, a page of them, `without` those in some places. `alone`: if possible, of the first
@@ -287,13 +289,13 @@ class Sheet:
     def entries(self, marks: bytes = b" xmp") -> Iterator[Entry]:
         """All with one of these marks."""
         at = 0
-        for line in self._read(0).splitlines(keepends=True):
+        for line in self._read().splitlines(keepends=True):
             if line[0] in marks and line.endswith(b"}\n") and (match := _BEGINNING.match(line)):
                 yield Entry(self, at, len(line), match[2].decode(), match[1])
             at += len(line)
 
     def find(self, id: str) -> Entry | None:
-        text = self._read(0)
+        text = self._read()
         at = text.find(b'{"id": "%s"' % id.encode()) - _MARK
         match = _BEGINNING.match(text, at) if at >= 0 else None
         if match is None:
@@ -308,15 +310,8 @@ class Sheet:
         """Is it marked as it was?"""
         return system.pread(self._file.fd, _MARK, entry.at) == entry.mark
 
-    def _read(self, start: int) -> bytes:
-        """From there to the end, or to where there are only empty lines."""
-        fd = self._file.fd
-        parts = [system.pread(fd, _ROOM, start)]
-        start += len(parts[0])
-        while parts[-1] and not parts[-1].endswith(b"\n\n"):
-            parts.append(system.pread(fd, _ROOM, start))
-            start += len(parts[-1])
-        return b"".join(parts)
+    def _read(self) -> bytes:
+        return _read(self._file.fd)
 
     # Changing marks.
 
@@ -406,6 +401,7 @@ class Sheet:
     def make_done(self) -> None:
         """So that it is there to be watched."""
         self._done_fd(sync=False)
+        self._done = None
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -478,6 +474,8 @@ class Sheets:
             for _ in range(2):
                 if sheet is None or sheet.name != name or not sheet.is_ours:
                     sheet = self._current[level] = self._make(level, name)
+                    for other in list(self._current)[:-_KEPT]:
+                        self._current.pop(other, None)
                 if sheet.append(text):
                     return sheet
                 sheet = None
@@ -579,13 +577,20 @@ def _write(fd: int, text: bytes, at: int) -> None:
         done += system.pwrite(fd, text[done:], at + done)
 
 
+def _read(fd: int) -> bytes:
+    """All of it."""
+    parts = [system.pread(fd, _MOST_ROOM, 0)]
+    while parts[-1]:
+        parts.append(system.pread(fd, _MOST_ROOM, sum(map(len, parts))))
+    return b"".join(parts)
+
+
 def read_all(path: str) -> bytes:
     try:
         file = OpenFile(path, system.O_READ)
     except FileNotFoundError:
         return b""
-    parts = [system.pread(file.fd, _ROOM, 0)]
-    while parts[-1]:
-        parts.append(system.pread(file.fd, _ROOM, sum(map(len, parts))))
-    file.close()
-    return b"".join(parts)
+    try:
+        return _read(file.fd)
+    finally:
+        file.close()

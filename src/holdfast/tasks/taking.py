@@ -229,6 +229,8 @@ class Taker:
             sleep(_BETWEEN_TRIES)
         claim = self._abandoned(path, place)
         if claim is None:
+            if path.startswith(self._places.slots) and not system.access(path, 0):
+                remove(said)  # it had not been begun: whoever begins it is not meant
             return False
         settled = self.settle(claim)
         if not settled:
