@@ -126,7 +126,7 @@ class Claim:
         """It is done. With `durable`, that is on disk when this returns."""
         line = journal.done_line(result)
         leaf = self.leaf
-        if leaf is None or self._end != self._begun or self._unsaid is not None:
+        if leaf is None or self._end != self._begun or self._unsaid is not None or len(line) > leaf.longest:
             self._finish(line)
             return
         with self._mutex:

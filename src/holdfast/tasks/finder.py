@@ -195,6 +195,7 @@ class Finder:
     def look(self) -> bool:
         """Also for what nobody has told us of. True: the file that tells is another one by now."""
         self.forget()
+        self._sheet = None
         self.look_for_due()
         return self._numbers.look_again()
 

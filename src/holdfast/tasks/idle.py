@@ -87,7 +87,7 @@ class Idle:
         queue = self._queue
         queue.taker.rest()
         if self._watches is None:
-            self._watches = self._watch()
+            self._watches = self._watch(enough is not None)
         look_at = monotonic() + SAFETY_LOOK
         while True:
             # Registered first: what comes after this try wakes us.
@@ -102,17 +102,21 @@ class Idle:
                 look_at = now + SAFETY_LOOK
                 if queue.taker.finder.look():
                     self._watches.close()
-                    self._watches = self._watch()
+                    self._watches = self._watch(enough is not None)
                     continue
             if self._watches.wait(self._how_long(now, look_at, deadline), *others):
                 return None
 
-    def _watch(self) -> Watches:
+    def _watch(self, until_all_is_done: bool) -> Watches:
         queue = self._queue
         queue._sequence.read()  # so that it is there to be watched
         places = queue._places
-        closed = ((folder, system.WATCH_CLOSING) for folder in (places.running, places.slots))
-        return Watches((queue._sequence.path, system.WATCH_WRITING), *closed)
+        return Watches(
+            (queue._sequence.path, system.WATCH_WRITING),
+            (places.running, system.WATCH_CLOSING),
+            # Who takes task after task writes to its slot, and does not close it.
+            (places.slots, system.WATCH_WRITING if until_all_is_done else system.WATCH_CLOSING),
+        )
 
     def _how_long(self, now: float, look_at: float, deadline: float | None) -> float:
         until = look_at if deadline is None else min(look_at, deadline)

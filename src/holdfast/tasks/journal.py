@@ -142,6 +142,12 @@ def running_line(token: int) -> bytes:
     return b'{"is": "running", "token": %d%s%s"}\n' % (token, _beginning, moment().encode())
 
 
+def is_done_line(line: bytes) -> bool:
+    """Is it whole, and says so?"""
+    said = _object(line)
+    return said is not None and said.get("is") == "done"
+
+
 def read(fd: int) -> bytes:
     """All of it."""
     text = system.pread(fd, _A_CHUNK, 0)

@@ -19,7 +19,7 @@ from ..errors import CorruptStore
 from . import journal
 from .claim import Claim, Desk
 from .places import Places, make, move, move_over, number_of, sync_folders
-from .sheets import MOVED, PURGED, TAKEN, WAITS, Entry, OpenFile, Sheets, read_all
+from .sheets import LONGEST, MOVED, PURGED, TAKEN, WAITS, Entry, OpenFile, Sheets, read_all
 from .slots import Slot, Slots
 
 _TRIES, _A_MOMENT = 20, 0.000_2  # seconds
@@ -83,6 +83,7 @@ class Lines:
         if entry.sheet.take(entry, slot, b"", check=False) is None:
             self.slots.keep(slot)
             return
+        self._link(slot, entry.id)
         move_over(slot.path, f"{self._places.failed}/{entry.id}")
         entry.sheet.set_mark(entry, MOVED)
         slot.file.close()
@@ -100,30 +101,65 @@ class Lines:
         except (FileNotFoundError, BlockingIOError):
             return None  # somebody was quicker
         claim = self._opened(slot)
-        if claim is None:
-            slot.remove()
-            return None
-        self.detach(claim)
+        if claim is not None:
+            self.detach(claim)
         return claim
 
     def _opened(self, slot: Slot) -> Claim | None:
+        """None: it has nothing, and is removed; or somebody is at the line, and it is looked again."""
         text = self.slots.text(slot.name)
         try:
             task = journal.parse(text, slot.path)
+            entry = self._sheets.find(task.id)
         except CorruptStore:
+            entry = None
+        if entry is None:
+            slot.remove()
             return None
-        entry = self._sheets.find(task.id)
-        if entry is None or entry.kind != TAKEN:
-            return None
-        if entry.sheet.history(task.id):
-            if self._is_own(slot, task.id):
-                entry.sheet.set_mark(entry, MOVED)  # somebody died who gave it a file
-            return None
-        if entry.slot != slot.name:
-            return None
-        return Claim(self._desk, slot.file.fd, entry.place, task, text, Leaf(self, entry, slot, b""))
+        with entry.sheet.locked(entry) as got:
+            if got and self._is_left_in(slot, task.id):
+                return Claim(self._desk, slot.file.fd, entry.place, task, text, Leaf(self, entry, slot, b""))
+            if got:
+                slot.remove()
+            else:
+                slot.file.close()
+        return None
 
-    def lost(self) -> Iterator[Entry]:
+    def _is_left_in(self, slot: Slot, id: str) -> bool:
+        """Is it in this slot, by its mark, and not done?"""
+        entry = self._sheets.find(id)  # again: it is locked now
+        if entry is None or entry.kind != TAKEN:
+            return False
+        if entry.sheet.history(id):
+            if self._is_own(slot, id):
+                entry.sheet.set_mark(entry, MOVED)  # somebody died who gave it a file
+            return False
+        return slot.name.startswith(entry.slot)  # whoever is killed may have written half of a mark
+
+    def recover(self) -> int:
+        """Have what is lost wait again. Gives how many."""
+        found = 0
+        for entry in list(self._lost()):
+            try:
+                found += self.give_file(entry) is not None
+            except CorruptStore:
+                self.set_aside(entry)
+        return found
+
+    def _mend_marks(self) -> None:
+        """They are not synced when a task ends, but how it ended is: it does not wait, whatever its mark says."""
+        for sheet in self._sheets.all():
+            waiting = list(sheet.entries(WAITS))
+            done = sheet.done() if waiting else {}
+            for entry in waiting:
+                has_file = system.access(f"{self._places.tasks}/{entry.id}", 0)
+                if not has_file and entry.id not in done:
+                    continue
+                with sheet.locked(entry) as got:
+                    if got and sheet.is_still(entry):
+                        sheet.set_mark(entry, MOVED if has_file else TAKEN)
+
+    def _lost(self) -> Iterator[Entry]:
         """What was taken, is not done, and is nowhere: the power has failed, or somebody has tidied up."""
         for sheet in self._sheets.all():
             # The power can have failed between the two halves of a mark.
@@ -143,6 +179,7 @@ class Lines:
             return
         path = f"{self._places.root}/boot"
         if read_all(path).decode(errors="replace").strip() != boot:
+            self._mend_marks()
             self.recover()
             private = f"{self._places.new}/{os.getpid()}.{os.urandom(8).hex()}"
             make(self._places.new)
@@ -151,10 +188,6 @@ class Lines:
             file.close()
             system.rename(private, path)
         self._is_looked_after = True
-
-    def recover(self) -> int:
-        """Have what is lost wait again. Gives how many."""
-        return sum(self.give_file(entry) is not None for entry in list(self.lost()))
 
     def _is_in_hand(self, entry: Entry) -> bool:
         return self.slots.text(entry.slot).startswith(entry.sheet.line(entry))
@@ -202,8 +235,11 @@ class Lines:
     def forget(self, id: str) -> None:
         """A task with a file of its own is to be removed. Somebody may have died before the line was marked."""
         entry = self._sheets.find(id)
-        if entry is not None and entry.kind == TAKEN:
-            entry.sheet.set_mark(entry, MOVED)
+        if entry is not None and entry.kind in (TAKEN, MOVED):
+            if entry.kind == TAKEN:
+                entry.sheet.set_mark(entry, MOVED)
+            if self._desk.durable:
+                entry.sheet.sync()  # else it would wait again after a power failure
 
     # Looking.
 
@@ -223,7 +259,7 @@ class Lines:
             if text.startswith(line):
                 return text, entry.slot
             sleep(_A_MOMENT)  # it is done by now, or is just getting a file
-        return line, ""  # `lost`
+        return line, ""  # `_lost`
 
 
 class Leaf:
@@ -235,6 +271,8 @@ class Leaf:
         self.slot = slot
         self._begun = begun  # the line that says so
         self._is_completing = False
+
+    longest = LONGEST
 
     @property
     def is_done(self) -> bool:

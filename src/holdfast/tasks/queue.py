@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from itertools import islice
+from itertools import groupby, islice
 from time import monotonic, sleep
 from typing import Any
 
@@ -150,11 +150,10 @@ class TaskQueue:
         if id is None:
             if delay == 0 and key is None:
                 line = journal.first_line("", payload, priority, attempts, timeout, key, limit, delay)
-                ids = self._putter.put_lines([line], priority)
-                if ids:
+                if self._sheets.has_room_for(line) and (ids := self._putter.put_lines([line], priority)):
                     return ids[0]
             id = _random_id()
-        elif is_on_sheet(id) and (entry := self._sheets.find(id)) is not None:
+        elif is_on_sheet(id) and (entry := self._sheets.find(id)) is not None and entry.kind in (WAITS, TAKEN):
             if self.durable:
                 entry.sheet.sync()  # whoever put it may have died before it did
             return id
@@ -185,16 +184,16 @@ class TaskQueue:
             if self.max_pending is not None:
                 ids += [self.put(payload, wait=wait, **options) for payload in some]
                 continue
-            if delay == 0 and key is None:
-                lines = [journal.first_line("", payload, **options) for payload in some]
-                put = self._putter.put_lines(lines, priority)
-                ids += put
-                del some[: len(put)]
-            named = [(_random_id(), payload) for payload in some]
-            self._putter.put_all(
-                [(id, journal.first_line(id, payload, **options), priority, delay) for id, payload in named]
-            )
-            ids += [id for id, _ in named]
+            lines = [journal.first_line("", payload, **options) for payload in some]
+            needs_file = [delay > 0 or key is not None or not self._sheets.has_room_for(line) for line in lines]
+            for has_files, group in groupby(range(len(some)), needs_file.__getitem__):
+                part = list(group)
+                put = [] if has_files else self._putter.put_lines([lines[number] for number in part], priority)
+                named = [(_random_id(), some[number]) for number in part[len(put) :]]
+                self._putter.put_all(
+                    [(id, journal.first_line(id, payload, **options), priority, delay) for id, payload in named]
+                )
+                ids += [*put, *(id for id, _ in named)]
         return ids
 
     def schedule(
@@ -322,7 +321,7 @@ class TaskQueue:
             for entry in sheet.entries():
                 if entry.id in done and entry.kind == TAKEN and entry.id not in files:
                     yield journal.parse(sheet.line(entry) + done[entry.id], sheet.path)
-                elif entry.kind in (WAITS, TAKEN) and entry.id not in files:
+                elif entry.kind != PURGED and entry.id not in files:  # also if it has got a file meanwhile
                     with suppress(NoSuchTask, CorruptStore):
                         yield self.get(entry.id)
 
@@ -522,6 +521,7 @@ class TaskQueue:
                         sheet.set_mark(entry, PURGED)
                         removed += 1
             self._sheets.remove_purged(sheet)
+        self._sheets.remove_unused()
         return removed
 
     def _remove(self, name: str) -> None:

@@ -54,6 +54,7 @@ ONLY_THIS_FILE = frozenset(
 )
 _NOTHING = (b"", b"\n", b"\0")  # behind the last line
 _CLOSED = ord("}")
+LONGEST = 1 << 12  # of a line, or of what is done
 _ROOM, _MOST_ROOM = 1 << 12, 1 << 16
 _KEPT = 8  # sheets, each of another priority, that one who puts has open
 _PAGE = 1 << 12
@@ -154,6 +155,10 @@ class Sheet:
     def is_ours(self) -> bool:
         return self._file.is_ours
 
+    @property
+    def inode(self) -> int:
+        return system.fstat(self._file.fd).st_ino
+
     def is_in_place(self) -> bool:
         """Does it still have the name by which it was opened?"""
         return system.name_of_open(self._file.fd) == self._named
@@ -243,16 +248,16 @@ class Sheet:
                 is_first = False
                 page += 1
                 continue
-            waiting, ends = self._on_page(page)
+            waiting, ends, is_sure = self._on_page(page)
             found = [entry for entry in waiting if entry.place not in without] if without else waiting
             if found:
                 return found
             self.leave_page()
             if ends:
                 break
-            is_first = is_first and not waiting
             if is_first:
                 self._first_page = page  # nothing waits before it
+            is_first = is_first and is_sure and not waiting
             page += 1
         for other in others:
             found = [entry for entry in self._on_page(other)[0] if entry.place not in without]
@@ -260,14 +265,18 @@ class Sheet:
                 return found
         return []
 
-    def _on_page(self, page: int) -> tuple[list[Entry], bool]:
-        """What waits in lines that begin there. True: nothing is written there, or behind."""
+    def _on_page(self, page: int) -> tuple[list[Entry], bool, bool]:
+        """What waits in lines that begin there. Then, is nothing written there, nor behind? And is the last one of
+        these lines whole? Else it is just being written, perhaps."""
         start, size = page * _PAGE - 1, _PAGE * 2  # with the end of the line before
         text = system.pread(self._file.fd, size, start) if page else b"\n" + system.pread(self._file.fd, size - 1, 0)
-        while len(text) == size and text.find(b"\n", _PAGE) < 0:  # a long one
+        last = text.rfind(b"\n", 0, _PAGE)  # behind it begins the last line
+        while last >= 0 and len(text) == size and text.find(b"\n", last + 1) < 0:  # a long one
             size *= 2
             text = text[:1] + system.pread(self._file.fd, size - 1, start + 1)
-        return list(self._waiting_in(text, start, _PAGE)), not text[: _PAGE + 1].strip(b"\n")
+        end = text.find(b"\n", last + 1)
+        is_sure = last < 0 or end == last + 1 or text[end - 1 : end] == b"}"
+        return list(self._waiting_in(text, start, _PAGE)), not text[: _PAGE + 1].strip(b"\n"), is_sure
 
     def leave_page(self) -> None:
         page, self._page = self._page, -1
@@ -332,7 +341,7 @@ class Sheet:
                 try:
                     task = self._parse(line, entry)
                 except CorruptStore:
-                    if self._is_being_written():
+                    if self._was_being_written(entry):
                         return None
                     if check:
                         raise
@@ -350,13 +359,18 @@ class Sheet:
             raise CorruptStore(f"{self.path}: the line of {entry.id} does not describe that task", path=self.path)
         return task
 
-    def _is_being_written(self) -> bool:
+    def _was_being_written(self, entry: Entry) -> bool:
+        """When it was seen, or is. The empty lines behind it make any part of it look like a line."""
+        fd = self._file.fd
         try:
-            system.lock(self._file.fd, system.SH_NB)
+            system.lock(fd, system.SH_NB)
         except BlockingIOError:
             return True
-        system.lock(self._file.fd, system.UN)
-        return False
+        try:
+            end = _read(fd).find(b"\n", entry.at) + 1
+        finally:
+            system.lock(fd, system.UN)
+        return end != entry.at + entry.length
 
     @contextmanager
     def locked(self, entry: Entry) -> Iterator[bool]:
@@ -413,8 +427,7 @@ class Sheet:
         found: dict[str, bytes] = {}
         for line in read_all(self.watched[1]).splitlines(keepends=True):
             name, _, rest = line.partition(b" ")
-            if rest.endswith(b"}\n"):
-                _add_record(found, name.decode("latin-1"), rest)
+            _add_record(found, name.decode("latin-1"), rest)
         return {id: text for id, text in found.items() if text.count(b"\n") > 1}
 
     def version(self) -> object | None:
@@ -433,8 +446,7 @@ class Sheet:
         at = text.find(before)
         while at >= 0:
             end = text.find(b"\n", at + 1)
-            if text[end - 1 : end] == b"}":
-                _add_record(found, id, text[at + len(before) : end + 1])
+            _add_record(found, id, text[at + len(before) : end + 1])
             at = text.find(before, at + 1)
         return found[id] if found[id].count(b"\n") > 1 else b""
 
@@ -464,16 +476,21 @@ class Sheets:
 
     # Adding.
 
+    def has_room_for(self, line: bytes) -> bool:
+        """A long one has a file: who reads a sheet reads all of it."""
+        return self.usable and len(line) <= LONGEST
+
     def append(self, level: int, bucket: int, text: bytes) -> Sheet | None:
         """Add lines to a sheet, which is made if it is not there. None: it cannot be done here, or now."""
-        if not self.usable:
-            return None
         name = f"{bucket:09d}"
         sheet = self._current.get(level)
         try:
             for _ in range(2):
                 if sheet is None or sheet.name != name or not sheet.is_ours:
-                    sheet = self._current[level] = self._make(level, name)
+                    sheet = self._make(level, name)
+                    if sheet is None:
+                        return None
+                    self._current[level] = sheet
                     for other in list(self._current)[:-_KEPT]:
                         self._current.pop(other, None)
                 if sheet.append(text):
@@ -484,7 +501,7 @@ class Sheets:
                 raise
         return None
 
-    def _make(self, level: int, name: str) -> Sheet:
+    def _make(self, level: int, name: str) -> Sheet | None:
         folder = f"{self._root}/{level}"
         try:
             sheet = Sheet(folder, name, "waiting", self._mode, create=True)
@@ -492,6 +509,9 @@ class Sheets:
             for state in ("waiting", "past", "done"):
                 make(f"{folder}/{state}")
             sheet = Sheet(folder, name, "waiting", self._mode, create=True)
+        if system.access(f"{folder}/past/{name}", 0):  # who was stopped for so long has to take the next number
+            remove(sheet.path)
+            return None
         sheet.make_done()
         if self._durable:  # who has made it may have died before it did this
             sync_folders(f"{folder}/waiting", f"{folder}/done", folder, self._root)
@@ -536,14 +556,17 @@ class Sheets:
 
     def all_of(self, level: str, states: tuple[str, ...]) -> Iterator[Sheet]:
         for name in sorted({name for state in states for name in listed(f"{self._root}/{level}/{state}")}):
-            try:
-                sheet = next(filter(None, (self.open(level, name, state) for state in states)), None)
-            except OSError as error:
-                if error.errno not in ONLY_THIS_FILE:
-                    raise
-                continue
-            if sheet is not None:
-                yield sheet
+            seen = set()
+            for state in states:
+                try:
+                    sheet = self.open(level, name, state)
+                except OSError as error:
+                    if error.errno not in ONLY_THIS_FILE:
+                        raise
+                    continue
+                if sheet is not None and sheet.inode not in seen:  # for a moment it has both names
+                    seen.add(sheet.inode)
+                    yield sheet
 
     def find(self, id: str) -> Entry | None:
         if not is_on_sheet(id):
@@ -560,14 +583,24 @@ class Sheets:
     def remove_purged(self, sheet: Sheet) -> None:
         """If nothing is left in it."""
         if sheet.state == "past" and not any(sheet.entries(WAITS + TAKEN)):
-            remove(sheet.watched[1])
+            if self._durable:
+                sheet.sync()  # else a power failure could leave it without the marks, and without what was done
             remove(sheet.path)
+            remove(sheet.watched[1])
+
+    def remove_unused(self) -> None:
+        """What was done on sheets that are not there any more: somebody died who removed them."""
+        for level in self.levels():
+            folder = f"{self._root}/{level}"
+            for name in listed(f"{folder}/done"):
+                if not system.access(f"{folder}/waiting/{name}", 0) and not system.access(f"{folder}/past/{name}", 0):
+                    remove(f"{folder}/done/{name}")
 
 
 def _add_record(found: dict[str, bytes], id: str, line: bytes) -> None:
     if line.startswith(b'{"is": "running"'):
         found[id] = line  # anew: the one before could not be written whole
-    elif id in found:
+    elif id in found and journal.is_done_line(line):
         found[id] += line
 
 
