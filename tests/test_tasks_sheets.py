@@ -1110,3 +1110,22 @@ def test_many_of_which_some_are_long(queue: TaskQueue) -> None:
     id = queue.put("long result")
     claimed(queue).complete("x" * 5000)
     assert queue.get(id).result == "x" * 5000 and id in files_of(queue) and queue.stats()["done"] == 7
+
+
+def test_what_is_put_while_one_reads_from_page_to_page(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page on which there was room when it was read is read again."""
+    queue.put("x" * 1000)
+    assert len(claim_all(queue)) == 1
+    on_page, others = Sheet._on_page, iter([TaskQueue(jobs)])
+
+    def late(sheet: Sheet, page: int) -> Any:
+        found = on_page(sheet, page)
+        for other in others:
+            other.put("y" * 3900)  # begins on the first page, and ends on the second
+        return found
+
+    monkeypatch.setattr(Sheet, "_on_page", late)
+    assert queue.claim() is None
+    assert claim_all(queue) == ["y" * 3900]

@@ -248,7 +248,7 @@ class Sheet:
                 is_first = False
                 page += 1
                 continue
-            waiting, ends, is_sure = self._on_page(page)
+            waiting, ends, is_full = self._on_page(page)
             found = [entry for entry in waiting if entry.place not in without] if without else waiting
             if found:
                 return found
@@ -257,7 +257,7 @@ class Sheet:
                 break
             if is_first:
                 self._first_page = page  # nothing waits before it
-            is_first = is_first and is_sure and not waiting
+            is_first = is_first and is_full and not waiting
             page += 1
         for other in others:
             found = [entry for entry in self._on_page(other)[0] if entry.place not in without]
@@ -266,8 +266,8 @@ class Sheet:
         return []
 
     def _on_page(self, page: int) -> tuple[list[Entry], bool, bool]:
-        """What waits in lines that begin there. Then, is nothing written there, nor behind? And is the last one of
-        these lines whole? Else it is just being written, perhaps."""
+        """What waits in lines that begin there. Then, is nothing written there, nor behind? And were all lines that
+        begin there written when it was read?"""
         start, size = page * _PAGE - 1, _PAGE * 2  # with the end of the line before
         text = system.pread(self._file.fd, size, start) if page else b"\n" + system.pread(self._file.fd, size - 1, 0)
         last = text.rfind(b"\n", 0, _PAGE)  # behind it begins the last line
@@ -275,8 +275,8 @@ class Sheet:
             size *= 2
             text = text[:1] + system.pread(self._file.fd, size - 1, start + 1)
         end = text.find(b"\n", last + 1)
-        is_sure = last < 0 or end == last + 1 or text[end - 1 : end] == b"}"
-        return list(self._waiting_in(text, start, _PAGE)), not text[: _PAGE + 1].strip(b"\n"), is_sure
+        is_full = end >= _PAGE and text[end - 1] == _CLOSED if last >= 0 else len(text) > _PAGE
+        return list(self._waiting_in(text, start, _PAGE)), not text[: _PAGE + 1].strip(b"\n"), is_full
 
     def leave_page(self) -> None:
         page, self._page = self._page, -1
