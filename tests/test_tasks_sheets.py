@@ -26,6 +26,9 @@ from holdfast.tasks.slots import Slot
 pytestmark = pytest.mark.skipif(not system.TELLS_NAMES, reason="there are no sheets here")
 
 
+A_MOMENT = 0.03  # seconds for which a sheet has to be left alone before it is past
+
+
 @pytest.fixture
 def jobs(in_memory: Path) -> Path:
     return in_memory / "jobs"
@@ -187,7 +190,8 @@ def test_many_on_several_sheets(queue: TaskQueue, jobs: Path) -> None:
     assert sorted(os.listdir(jobs / "sheets/0/waiting")) == ["000000000", "000000001", "000000002"]
     assert [queue.get(id).payload for id in ids[::500]] == list(range(0, 2500, 500))
     assert claim_all(TaskQueue(jobs)) == list(range(2500))
-    assert sorted(os.listdir(jobs / "sheets/0/past")) == ["000000000", "000000001"]
+    time.sleep(A_MOMENT)
+    assert queue.claim() is None and sorted(os.listdir(jobs / "sheets/0/past")) == ["000000000", "000000001"]
     assert queue.stats()["done"] == 2500 and queue.get(ids[3]).state == "done" and queue.ids("done") == ids
     assert queue.stats()["done"] == 2500  # by what was counted before
     later = queue.put("later")
@@ -275,6 +279,7 @@ def test_purge(queue: TaskQueue, jobs: Path) -> None:
     assert claimed(queue).fail("later", delay=0)
     for _ in range(1100):
         claimed(queue).complete()
+    time.sleep(A_MOMENT)
     assert queue.purge(older_than=100) == 0 and queue.purge(states=["failed"]) == 0
     assert queue.purge() == 1100 and states(queue) == {"pending": 100}
     with pytest.raises(NoSuchTask):
@@ -386,6 +391,7 @@ def test_killed_at_every_call(what: str, in_memory: Path, monkeypatch: pytest.Mo
         if many:
             claim_all(queue)
             queue.put("so that the first sheet is past")
+            time.sleep(A_MOMENT)
         if what == "retry":
             claimed(queue).complete()
         if what in ("take over", "recover"):
@@ -428,6 +434,10 @@ def test_killed_at_every_call(what: str, in_memory: Path, monkeypatch: pytest.Mo
         before = {task.id: task.state for task in queue}
         if what == "recover":
             queue.recover()
+        if many:
+            time.sleep(A_MOMENT)
+            queue.taker.finder.shut_sheets()
+            assert not (jobs / "sheets/0/waiting/000000000").exists()
         if what == "retry":
             again = queue.get(ids[0])
             assert again.state == "pending" or not told
@@ -959,6 +969,7 @@ def test_what_is_purged_is_synced_first(jobs: Path, monkeypatch: pytest.MonkeyPa
     failed, *_ = queue.put_all(range(1001), attempts=1)
     claimed(queue).fail("no")
     claim_all(queue)
+    time.sleep(A_MOMENT)
     said: list[str] = []
     fdatasync, unlink = system.fdatasync, system.unlink
     monkeypatch.setattr(
@@ -1062,7 +1073,9 @@ def test_a_putter_that_was_stopped_for_long(queue: TaskQueue, jobs: Path, monkey
         other = TaskQueue(jobs)
         other._sequence._lock = lambda fd: None  # type: ignore[method-assign]
         other.put_all(range(5))
-        assert len(claim_all(other)) == 5 and os.listdir(jobs / "sheets/0/past") == ["000000000"]
+        assert len(claim_all(other)) == 5
+        time.sleep(A_MOMENT)
+        assert TaskQueue(jobs).claim() is None and os.listdir(jobs / "sheets/0/past") == ["000000000"]
         return append(sheets, level, 0, text)
 
     monkeypatch.setattr(Sheets, "append", late)

@@ -86,14 +86,16 @@ def first_line(
     limit: int,
     delay: float,
 ) -> bytes:
-    said: dict[str, object] = {"id": task_id, "payload": payload, "priority": priority, "attempts": attempts}
+    more = ""
     if timeout is not None:
-        said["timeout"] = timeout
+        more = f', "timeout": {_encode(timeout)}'
     if key is not None:
-        said["key"], said["limit"] = key, limit
+        more += f', "key": {_encode(key)}, "limit": {limit:d}'
     if delay > 0:
-        said["delay"] = delay
-    text = line(said, "put")
+        more += f', "delay": {_encode(delay)}'
+    id, what = _encode(task_id) if task_id else '""', _encode(payload)
+    said = f'{{"id": {id}, "payload": {what}, "priority": {priority:d}, "attempts": {attempts:d}{more}'
+    text = f'{said}, "put": "{moment()}"}}\n'.encode("utf-8", "surrogatepass")
     if depth_of(text) > _DEEPEST:
         raise ValueError(f"a payload nested more than {_DEEPEST} deep could not be read again")
     return text

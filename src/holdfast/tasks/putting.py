@@ -69,6 +69,23 @@ class Putter:
             if put and sync is not None:
                 sync(self._places.tasks)
 
+    def put_line(self, line: bytes, priority: int) -> str | None:
+        """One of `put_lines`."""
+        id, sheet = "", None
+
+        def put_one(number: int) -> int:
+            nonlocal id, sheet
+            id = new_id(number)
+            sheet = self._sheets.append(priority, number // IN_A_BUCKET, on_sheet(id, line))
+            return 0 if sheet is None else 1
+
+        self._sequence.put_some(priority, put_one)
+        if sheet is None:
+            return None
+        if self._durable:
+            sheet.sync()
+        return id
+
     def put_lines(self, lines: Many[bytes], priority: int) -> list[str]:
         """Tasks that need no file of their own (`sheets`); their lines have an empty id. Gives the ids of those that
         were put: the others have to have a file."""

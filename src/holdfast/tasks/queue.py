@@ -150,8 +150,8 @@ class TaskQueue:
         if id is None:
             if delay == 0 and key is None:
                 line = journal.first_line("", payload, priority, attempts, timeout, key, limit, delay)
-                if self._sheets.has_room_for(line) and (ids := self._putter.put_lines([line], priority)):
-                    return ids[0]
+                if self._sheets.has_room_for(line) and (id := self._putter.put_line(line, priority)) is not None:
+                    return id
             id = _random_id()
         elif is_on_sheet(id) and (entry := self._sheets.find(id)) is not None and entry.kind in (WAITS, TAKEN):
             if self.durable:

@@ -19,7 +19,7 @@ from .places import IN_A_BUCKET, Places, listed, number_of
 
 LATER = "later"
 _LINE = 32
-_USUALLY, _MOST = 1 << 10, 1 << 20
+_SIZES = (1 << 7, 1 << 12, 1 << 20)
 _A_MOMENT, _PATIENCE = 0.000_05, 1.0  # seconds
 
 
@@ -107,16 +107,7 @@ class Sequence:
 
     def _lock(self, fd: int) -> None:
         """Not for ever: who has it may have been stopped, and nothing rests on it but the order."""
-        pause, until = _A_MOMENT, monotonic() + _PATIENCE
-        while True:
-            try:
-                self._set_lock(fd, system.EX_NB)
-                return
-            except BlockingIOError:
-                if monotonic() >= until:
-                    return
-            sleep(pause)
-            pause = min(pause * 2, _A_MOMENT * 16)
+        lock_patiently(fd, self._set_lock)
 
     def _highest(self, level: int) -> int:
         """The file is new, or its beginning is lost: what is waiting says how far it had come."""
@@ -128,9 +119,31 @@ class Sequence:
         return max(last, behind * IN_A_BUCKET)
 
 
+def lock_patiently(fd: int, set_lock: Callable[[int, int], object] = system.lock) -> bool:
+    """For at most a second. False: who has it does not go on."""
+    try:
+        set_lock(fd, system.EX_NB)
+        return True
+    except BlockingIOError:
+        pass
+    pause, until = _A_MOMENT, monotonic() + _PATIENCE
+    while monotonic() < until:
+        sleep(pause)
+        pause = min(pause * 2, _A_MOMENT * 16)
+        try:
+            set_lock(fd, system.EX_NB)
+            return True
+        except BlockingIOError:
+            pass
+    return False
+
+
 def _read(fd: int) -> bytes:
-    text = system.pread(fd, _USUALLY, 0)  # a buffer as large is made for it
-    return text if len(text) < _USUALLY else system.pread(fd, _MOST, 0)
+    for size in _SIZES:  # a buffer as large is made for it
+        text = system.pread(fd, size, 0)
+        if len(text) < size:
+            break
+    return text
 
 
 def levels(text: bytes) -> dict[str, int]:

@@ -28,7 +28,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from time import monotonic, sleep, time
+from time import monotonic, time
 from typing import NamedTuple
 
 from .. import gate, system
@@ -36,6 +36,7 @@ from ..errors import CorruptStore
 from . import journal
 from .journal import Task
 from .places import IN_A_BUCKET, NUMBER_DIGITS, Places, listed, make, remove, sync_folders
+from .sequence import lock_patiently
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ _ROOM, _MOST_ROOM = 1 << 12, 1 << 16
 _KEPT = 8  # sheets, each of another priority, that one who puts has open
 _PAGE = 1 << 12
 _LINES, _PAGES = 1 << 60, 1 << 61  # the bytes by which lines, and pages, are locked: far behind the end
-_A_MOMENT, _PATIENCE = 0.000_05, 1.0  # seconds
-_RECENT, _SURE = 2.0, 0.01  # seconds
+_RECENT, _SURE, _QUIET = 2.0, 0.001, 0.02  # seconds
 
 
 def is_on_sheet(id: str) -> bool:
@@ -163,13 +163,18 @@ class Sheet:
         """Does it still have the name by which it was opened?"""
         return system.name_of_open(self._file.fd) == self._named
 
-    def _is_about_in_place(self) -> bool:
-        """The same, at a third of its price. That another file has the name by now is known a little later."""
+    def _was_in_place(self) -> bool:
+        """A moment ago. Somebody may have removed it since, who could also have done so a moment later."""
         now = monotonic()
         if now - self._sure_at < _SURE:
-            return system.access(self.path, 0)
+            return True
         self._sure_at = now
         return self.is_in_place()
+
+    @property
+    def _is_quiet(self) -> bool:
+        """For so long that whoever adds lines looks again whether it is in place."""
+        return not 0 <= time() - system.fstat(self._file.fd).st_mtime < _QUIET
 
     def is_at(self, level: int, name: str) -> bool:
         return self.name == name and self.folder.endswith(f"/{level}") and self.is_in_place()
@@ -180,10 +185,10 @@ class Sheet:
         """Add lines. False: it is not here any more, or somebody who has it locked does not go on."""
         fd = self._file.fd
         with self._mutex:
-            if not self._lock():
+            if not lock_patiently(fd):
                 return False
             try:
-                if not self._is_about_in_place():
+                if not self._was_in_place():
                     return False
                 end = self._end
                 if system.pread(fd, 1, end) not in _NOTHING:
@@ -211,18 +216,6 @@ class Sheet:
 
     def sync(self) -> None:
         system.fdatasync(self._file.fd)
-
-    def _lock(self) -> bool:
-        pause, until = _A_MOMENT, monotonic() + _PATIENCE
-        while True:
-            try:
-                system.lock(self._file.fd, system.EX_NB)
-                return True
-            except BlockingIOError:
-                if monotonic() >= until:
-                    return False
-            sleep(pause)
-            pause = min(pause * 2, _A_MOMENT * 16)
 
     # Looking.
 
@@ -535,10 +528,10 @@ class Sheets:
     def shut(self, sheet: Sheet) -> None:
         """Nothing waits there, and nothing more comes."""
         with sheet._mutex:
-            if not sheet._lock():
+            if not lock_patiently(sheet._file.fd):
                 return
             try:
-                if sheet.is_in_place() and not sheet.waiting():
+                if sheet.is_in_place() and sheet._is_quiet and not sheet.waiting():
                     make(f"{sheet.folder}/past")
                     target = f"{sheet.folder}/past/{sheet.name}"
                     try:
