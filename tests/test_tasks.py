@@ -19,9 +19,9 @@ from holdfast import LockLost, NotLocked, Timeout, UnsafePath, Unsupported, syst
 from holdfast.paths import Mount
 from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue
 from holdfast.tasks import queue as queue_module
-from holdfast.tasks.claim import Verdict
 from holdfast.tasks.journal import STATES
 from holdfast.tasks.putting import Putter
+from holdfast.tasks.verdict import Verdict
 
 
 @pytest.fixture

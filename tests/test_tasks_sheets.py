@@ -19,9 +19,9 @@ from support import all_in_children, die_before_call, in_child, survives
 
 from holdfast import LockLost, NotLocked, owner, system
 from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue, Worker, finder, putting, sequence, sheets
-from holdfast.tasks.claim import Verdict
 from holdfast.tasks.sheets import Sheet, Sheets
 from holdfast.tasks.slots import Slot
+from holdfast.tasks.verdict import Verdict
 
 pytestmark = pytest.mark.skipif(not system.TELLS_NAMES, reason="there are no sheets here")
 

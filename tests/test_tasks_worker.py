@@ -22,7 +22,7 @@ from support import Child, descriptors, in_child, unpacked, until
 
 from holdfast import Lock, system
 from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, taking
-from holdfast.tasks.claim import Verdict
+from holdfast.tasks.verdict import Verdict
 
 
 @pytest.fixture

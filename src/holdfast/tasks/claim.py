@@ -10,7 +10,6 @@ and another one took the task) finds a newer token in the file, and its result i
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,8 @@ from .. import gate, system
 from ..errors import LockLost, NotLocked
 from . import journal
 from .journal import Task
-from .places import Places, file_name, make, move, move_over, name_of, remove
+from .places import Places, move, move_over, name_of
+from .verdict import Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -337,50 +337,6 @@ class Claim:
                 self._desk.lock(self._fd, system.UN)  # first: a child of ours may have a copy of the descriptor
             finally:
                 system.close(self._fd)
-
-
-class Verdict:
-    """How an attempt is to end, by somebody who could not write it into the task's file, because its worker had it.
-
-    A file in ending/ says so, of one attempt; whoever gets the task next does it.
-    """
-
-    def __init__(self, state: str, because: str) -> None:
-        self.state = state
-        self.because = because
-
-    def write(self, places: Places, task: Task) -> None:
-        name = file_name(task.id)
-        private = f"{places.new}/{os.getpid()}.{os.urandom(8).hex()}"
-        make(places.new)
-        fd = system.open_fd(private, system.O_NEW, 0o644)
-        try:
-            system.write(
-                fd,
-                journal.line({"is": self.state, "because": self.because, "token": task.token, "put": task.put}, "said"),
-            )
-            move(private, f"{places.ending}/{name}")
-        except BaseException:
-            remove(private)
-            raise
-        finally:
-            system.close(fd)
-
-    @staticmethod
-    def of(places: Places, task: Task) -> Verdict | None:
-        try:
-            fd = system.open_fd(f"{places.ending}/{file_name(task.id)}", system.O_READ)
-        except OSError:  # none, or something that is none
-            return None
-        try:
-            said = json.loads(journal.read(fd))
-            if said["token"] == task.token and said["put"] == task.put:  # of this task, not of one of the same id
-                return Verdict(said["is"], str(said["because"]))
-        except (ValueError, KeyError, TypeError, OSError):
-            pass
-        finally:
-            system.close(fd)
-        return None
 
 
 class Desk:

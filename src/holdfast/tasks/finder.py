@@ -17,7 +17,8 @@ from . import sequence
 from .clock import Clock
 from .places import IN_A_BUCKET, Places, listed, move, name_of, number_of, remove_empty
 from .sequence import LATER, Sequence
-from .sheets import ONLY_THIS_FILE, Entry, Sheet, Sheets
+from .sheet import ONLY_THIS_FILE, Entry, Sheet
+from .sheets import Sheets
 
 _IN_VAIN = 2  # so many in a row were gone: others are at the same names
 _LONGEST_SKIP = 8
@@ -154,7 +155,7 @@ class Finder:
                 return []
             found = sheet.next_waiting(tried, alone=alone)
             if not found and not tried and is_number(bucket) and int(bucket) < last:
-                self._sheets.shut(sheet)
+                sheet.shut()
         except OSError as error:
             if error.errno not in ONLY_THIS_FILE:
                 raise

@@ -17,7 +17,8 @@ from .finder import is_number
 from .journal import STATES
 from .places import Places, count, listed, name_of, names_in, number_of, task_id
 from .putting import TWO_NAMES
-from .sheets import MOVED, PURGED, Entry, Sheet, Sheets
+from .sheet import MOVED, PURGED, Entry, Sheet
+from .sheets import Sheets
 from .slots import Slots
 
 

@@ -18,8 +18,10 @@ from .. import owner, system
 from ..errors import CorruptStore
 from . import journal
 from .claim import Claim, Desk
+from .openfile import OpenFile, read_all
 from .places import Places, make, move, move_over, number_of, sync_folders
-from .sheets import LONGEST, MOVED, PURGED, TAKEN, WAITS, Entry, OpenFile, Sheets, read_all
+from .sheet import LONGEST, MOVED, PURGED, TAKEN, WAITS, Entry
+from .sheets import Sheets
 from .slots import Slot, Slots
 
 _TRIES, _A_MOMENT = 20, 0.000_2  # seconds

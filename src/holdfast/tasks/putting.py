@@ -25,7 +25,8 @@ from .clock import Clock
 from .errors import QueueFull
 from .places import IN_A_BUCKET, Places, file_name, listed, make, move, name_of, number_of, remove, sync_folders
 from .sequence import Sequence
-from .sheets import Sheet, Sheets, new_id, on_sheet
+from .sheet import Sheet, new_id, on_sheet
+from .sheets import Sheets
 
 TWO_NAMES = 2  # its own, and that of its place
 _FEW = 8  # to wait for each of more takes longer than to wait for the whole file system

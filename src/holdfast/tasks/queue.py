@@ -21,7 +21,7 @@ from ..errors import CorruptStore, HoldfastError, NotLocked, UnsafePath
 from ..locks import base
 from ..paths import mount_at
 from . import about, journal
-from .claim import Claim, Desk, Verdict
+from .claim import Claim, Desk
 from .clock import Clock
 from .errors import NoSuchTask
 from .finder import Finder
@@ -29,13 +29,15 @@ from .inventory import Inventory
 from .journal import Task
 from .limits import Limits
 from .lines import Lines
-from .places import Places, file_name, listed, make, remove, task_id
+from .places import Places, file_name, listed, make, task_id
 from .putting import Putter
 from .schedule import OPTIONS, Schedules, last_due, timing
 from .sequence import Sequence
-from .sheets import PURGED, TAKEN, WAITS, Sheets, is_on_sheet
+from .sheet import PURGED, TAKEN, WAITS, is_on_sheet
+from .sheets import Sheets
 from .slots import Slots
 from .taking import Taker
+from .verdict import Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -473,74 +475,21 @@ class TaskQueue:
 
     def purge(self, older_than: float = 0, *, states: Collection[str] = journal.ENDED) -> int:
         """Remove tasks that have ended so, more than so many seconds ago. Gives how many."""
-        import time
+        from .purging import Purge
 
         if not isinstance(older_than, int | float):
             raise TypeError(f"older_than is seconds, not {older_than!r}")
-        if isinstance(states, str):
-            states = {states}
-        for state in set(states) - journal.ENDED:
+        wanted = {states} if isinstance(states, str) else set(states)
+        for state in wanted - journal.ENDED:
             raise ValueError(f"what can be purged is {', '.join(sorted(journal.ENDED))}; not {state!r}")
-        removed = 0
-        waiting, gone = self._inventory.cancelled_in_place(), set()
-        for name in listed(self._places.tasks):
-            try:
-                claim = self._desk.open_named(f"{self._places.tasks}/{name}", "")
-            except (OSError, CorruptStore, UnsafePath):
-                continue
-            if claim is not None:
-                ended = claim.task.ended_at
-                age = older_than if ended is None else time.time() - ended.timestamp()
-                if claim.task.state in journal.ENDED.intersection(states) and age >= older_than:
-                    self._remove(name)
-                    gone.add(claim.inode)
-                    removed += 1
-                claim.abandon()
-        self._inventory.remove_places(gone & waiting)
-        if "done" in states:
-            removed += self._purge_sheets(older_than)
-        self._remove_what_was_never_put()
-        return removed
-
-    def _purge_sheets(self, older_than: float) -> int:
-        import time
-
-        removed = 0
-        self.taker.finder.shut_sheets()
-        for sheet in self._sheets.all():
-            done = sheet.done()
-            for entry in sheet.entries(TAKEN) if done else ():
-                if entry.id not in done:
-                    continue
-                ended = journal.parse(sheet.line(entry) + done[entry.id], sheet.path).ended_at
-                if ended is not None and time.time() - ended.timestamp() < older_than:
-                    continue
-                with sheet.locked(entry) as got:
-                    if got and sheet.is_still(entry):
-                        remove(f"{self._places.ending}/{entry.id}")
-                        sheet.set_mark(entry, PURGED)
-                        removed += 1
-            self._sheets.remove_purged(sheet)
-        self._sheets.remove_unused()
-        return removed
-
-    def _remove(self, name: str) -> None:
-        if is_on_sheet(name):
-            self._lines.forget(name)
-        for folder in (self._places.failed, self._places.cancelled, self._places.ending, self._places.tasks):
-            remove(f"{folder}/{name}")
-
-    def _remove_what_was_never_put(self) -> None:
-        import time
-
+        purge = Purge(self._places, self._desk, self._inventory, self._sheets, self._lines, older_than)
+        removed = purge.files(wanted)
+        if "done" in wanted:
+            self.taker.finder.shut_sheets()
+            removed += purge.sheets()
         self._putter.rescue_unplaced()
-        for name in listed(self._places.new):
-            path = f"{self._places.new}/{name}"
-            try:
-                if time.time() - system.stat(path).st_mtime > 3600:
-                    remove(path)
-            except FileNotFoundError:
-                pass
+        purge.what_was_never_put()
+        return removed
 
     def _file_again(self, name: str) -> bool:
         """A task that has failed, or was cancelled, and is not where these are."""

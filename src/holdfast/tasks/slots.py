@@ -17,8 +17,9 @@ from .. import system
 from ..errors import CorruptStore
 from . import journal
 from .journal import Task
+from .openfile import OpenFile
 from .places import Places, listed, make, remove
-from .sheets import OpenFile, is_on_sheet
+from .sheet import is_on_sheet
 
 _EMPTY = b"\n"
 

@@ -32,11 +32,11 @@ from typing import Any, Protocol
 from .. import gate, system
 from ..errors import HoldfastError, Unsupported
 from .child import PASSING, Child, Counts, work
-from .claim import Verdict
 from .errors import WorkerFailed
 from .handler import Command, Handler, runner
 from .journal import Task
 from .queue import TaskQueue
+from .verdict import Verdict
 
 _TICK = 0.5
 _SOON, _OFTEN = 0.2, 5  # seconds, times: a child that dies so soon, and often, is not started again at once

@@ -1,0 +1,62 @@
+"""A descriptor that goes with its object, and how files are read and written whole."""
+
+from __future__ import annotations
+
+from .. import gate, system
+
+_A_CHUNK = 1 << 16
+
+
+class OpenFile:
+    """A descriptor that goes with its object, and of which a forked child has no copy."""
+
+    def __init__(self, path: str, flags: int, mode: int = 0) -> None:
+        self.fd = system.open_fd(path, flags, mode)
+        self._book = gate.book
+        gate.book.open_fds.add(self.fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def is_ours(self) -> bool:
+        """Else this is another process, by a fork."""
+        return self.fd >= 0 and self._book is gate.book
+
+    def release(self) -> int:
+        """Somebody else closes it."""
+        fd, self.fd = self.fd, -1
+        return fd
+
+    def close(self) -> None:
+        if getattr(self, "fd", -1) < 0:
+            return
+        fd, self.fd = self.fd, -1
+        if self._book is gate.book:
+            self._book.open_fds.discard(fd)
+            system.close(fd)
+
+
+def write_at(fd: int, text: bytes, at: int) -> None:
+    done = system.pwrite(fd, text, at)
+    while done < len(text):  # the disk is full, and says so the next time
+        done += system.pwrite(fd, text[done:], at + done)
+
+
+def read_open(fd: int) -> bytes:
+    """All of it."""
+    parts = [system.pread(fd, _A_CHUNK, 0)]
+    while parts[-1]:
+        parts.append(system.pread(fd, _A_CHUNK, sum(map(len, parts))))
+    return b"".join(parts)
+
+
+def read_all(path: str) -> bytes:
+    try:
+        file = OpenFile(path, system.O_READ)
+    except FileNotFoundError:
+        return b""
+    try:
+        return read_open(file.fd)
+    finally:
+        file.close()
