@@ -144,7 +144,7 @@ def test_put_a_wrong_thing(jobs: Path, in_memory: Path) -> None:
     (in_memory / "other").mkdir()
     (in_memory / "other" / "thing").touch()
     assert "there is something else in this directory (thing)" in call("put", in_memory / "other", "a", status=3)
-    assert "Not a directory" in call("put", in_memory / "other" / "thing", "a", status=3)
+    assert "a queue is a directory" in call("put", in_memory / "other" / "thing", "a", status=3)
 
 
 def test_put_lines_as_they_come(jobs: Path, begin: Callable[..., subprocess.Popen[str]]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from support import Child, descriptors, in_child, unpacked, until
 
-from holdfast import Lock, system
+from holdfast import Lock, NotLocked, system
 from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, taking
 from holdfast.tasks.verdict import Verdict
 
@@ -713,3 +713,38 @@ def test_a_command_that_takes_a_moment_to_die_is_waited_for(queue: TaskQueue, mo
     monkeypatch.setattr(taking, "sleep", lambda seconds: claim.abandon())
     assert queue.taker.settle_place(claim.place, time.monotonic() + 20)
     assert queue.get("x").state == "pending" and queue.get("x").error == "its worker was ended"
+
+
+def test_a_handler_that_says_itself_how_it_ends(queue: TaskQueue, caplog: pytest.LogCaptureFixture) -> None:
+    ends = {
+        "complete": lambda task: task.complete("mine"),
+        "fail": lambda task: task.fail("no", delay=100),
+        "last": lambda task: task.fail("no"),
+        "back": lambda task: task.give_back() if task.token == 1 else None,
+    }
+    for name in ends:
+        queue.put(name, id=name, attempts=1 if name == "last" else 3)
+    worker = Worker(queue, lambda task: ends[task.payload](task))
+    threading.Timer(1.0, worker.stop).start()
+    summary = worker.run()
+    assert (summary.done, summary.failed, summary.retried, summary.given_back) == (2, 1, 1, 1), summary
+    assert queue.get("complete").result == "mine" and queue.get("back").state == "done"
+    assert "has ended for this worker" not in caplog.text
+
+
+def test_what_is_no_handler(queue: TaskQueue) -> None:
+    for wrong in (5, "echo {}", None):
+        with pytest.raises(TypeError, match="a handler is"):
+            Worker(queue, wrong)  # type: ignore[arg-type]
+
+
+def test_a_claim_that_has_ended_says_so(queue: TaskQueue) -> None:
+    queue.put("x")
+    queue.put("y", id="y")
+    for _ in range(2):
+        claim = queue.claim()
+        assert claim is not None
+        claim.complete()
+        for call in (claim.check, lambda claim=claim: claim.progress(1, 2)):
+            with pytest.raises(NotLocked, match="has ended"):
+                call()

@@ -23,6 +23,9 @@ def open_directory(places: Places, *, durable: bool, mode: int) -> None:
     except FileNotFoundError:
         _make(places, about, durable=durable, mode=mode)
         return
+    except NotADirectoryError:
+        text = "a queue is a directory, and this is a file, or is below one"
+        raise NotADirectoryError(errno.ENOTDIR, text, places.root) from None
     except (ValueError, KeyError, TypeError):
         raise CorruptStore(f"{about} does not describe a queue; it was left as it is.", path=about) from None
     if number == _BEFORE_SHEETS:

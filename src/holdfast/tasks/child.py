@@ -25,6 +25,7 @@ _A_WHILE = 1.0
 # What passes: whoever meets it tries again later.
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 _DONE, _FAILED, _RETRIED, _GIVEN_BACK = range(4)
+_OUTCOMES: dict[str | None, int] = {"done": _DONE, "failed": _FAILED, "retried": _RETRIED, "given back": _GIVEN_BACK}
 
 
 class Counts:
@@ -226,13 +227,24 @@ class Loop:
             self._call(self._on_start, claim)
             result = self._run(claim)
         except BaseException as error:  # also SystemExit: it is the task that wants to end, not the worker
-            self._failed(claim, error)
+            if not self._has_ended(claim):
+                self._failed(claim, error)
         else:
-            self._completed(claim, result)
+            if not self._has_ended(claim):
+                self._completed(claim, result)
         finally:
             if tells:
                 self._end_by_alarm(_NEVER)
                 self._tell(f"end {_quote(claim.place)}")
+
+    def _has_ended(self, claim: Claim) -> bool:
+        """Has the handler said itself how it ended?"""
+        kind = _OUTCOMES.get(claim.outcome)
+        if kind is not None:
+            self._counts[kind] += 1
+        if claim.outcome == "done":
+            self._call(self._on_done, claim)
+        return claim.outcome is not None
 
     def _end_by_alarm(self, longest: float) -> None:
         """Ending it is up to the supervisor. If that is dead the kernel does it, whatever the handler does."""
@@ -272,7 +284,8 @@ class Loop:
         except Exception as error:
             import logging
 
-            logging.getLogger("holdfast").warning("%s: on_… hook: %r", said[0], error, exc_info=error)
+            name = getattr(hook, "__name__", repr(hook))
+            logging.getLogger("holdfast").warning("%s: hook %s: %r", said[0], name, error, exc_info=error)
 
 
 def work(

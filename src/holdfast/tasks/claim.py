@@ -52,7 +52,13 @@ class Claim:
         self._progress_at = -1  # where the last line begins, if that says how far it is
         self._unsaid: dict[str, object] | None = None  # how far it is, if that was too soon to be written
         self._open = True
+        self.outcome: str | None = None  # how it ended, if we have ended it
         self._mutex = RLock()  # a thread of the handler may say how far it is while it ends
+
+    @property
+    def is_open(self) -> bool:
+        """Is it still ours?"""
+        return self._open
 
     @property
     def token(self) -> int:
@@ -79,6 +85,7 @@ class Claim:
 
     def __del__(self) -> None:
         if self._open and self._book is gate.book:
+            self._desk.has_left_one = True
             self.abandon()
 
     # While it is being done.
@@ -111,8 +118,7 @@ class Claim:
 
     def check(self) -> None:
         """Raise LockLost if it was taken from us."""
-        if not self._is_ours():
-            raise self._lost()
+        self._check_open()
 
     @property
     def cancelled(self) -> bool:
@@ -128,11 +134,13 @@ class Claim:
         leaf = self.leaf
         if leaf is None or self._end != self._begun or self._unsaid is not None or len(line) > leaf.longest:
             self._finish(line)
+            self.outcome = "done"
             return
         with self._mutex:
             self._check_open()
             leaf.complete(self.id, line, sync=self._desk.durable)
             self._open = False
+            self.outcome = "done"
 
     def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
         """It went wrong. It is tried again, after `delay` seconds, unless it was tried as often as it may be.
@@ -146,9 +154,11 @@ class Claim:
         task = self.task
         if task.tried >= task.attempts:
             self._finish(journal.line({"is": "failed", **said}), self._desk.places.failed)
+            self.outcome = "failed"
             return False
         wait = self._desk.delay_after(task.tried) if delay is None else delay
         self._return(journal.line({"is": "pending", **said}), wait)
+        self.outcome = "retried"
         return True
 
     def give_back(self, because: str = "given back") -> None:
@@ -157,6 +167,7 @@ class Claim:
             self.cancel()
             return
         self._return(journal.line({"is": "pending", "because": because, "uncounted": True}), 0.0)
+        self.outcome = "given back"
 
     def cancel(self) -> None:
         """It is not to be done."""
@@ -359,6 +370,7 @@ class Desk:
         self.mode = mode
         self.shared = shared  # other machines may be at it, too
         self.lock = system.lock_past_end if ranged else system.lock
+        self.has_left_one = False  # that one may take up again
         self.put_back = put_back
         self.ended = ended
         self.delay_after = delay_after

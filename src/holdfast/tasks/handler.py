@@ -28,6 +28,8 @@ class TaskTimeout(Exception):
 def runner(handler: Handler) -> Callable[[Claim], object]:
     """A function that does the work and gives its result."""
     if not callable(handler):
+        if isinstance(handler, str) or not isinstance(handler, Sequence):
+            raise TypeError(f"a handler is a function, a coroutine function, or a list of words; not {handler!r}")
         return Command(handler)
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
         return Coroutine(handler)

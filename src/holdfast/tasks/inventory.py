@@ -6,7 +6,7 @@ but its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from .. import system
@@ -23,7 +23,10 @@ from .slots import Slots
 
 
 class Inventory:
-    def __init__(self, places: Places, sheets: Sheets, slots: Slots, clock: Clock) -> None:
+    def __init__(
+        self, places: Places, sheets: Sheets, slots: Slots, clock: Clock, is_locked: Callable[[str], bool]
+    ) -> None:
+        self._is_locked = is_locked  # does somebody work on the task with this file?
         self._places = places
         self._sheets = sheets
         self._slots = slots
@@ -35,16 +38,28 @@ class Inventory:
         """Of the files of the tasks in a state."""
         places = self._places
         if state == "running":
-            there = [name_of(place) for place in listed(places.running)]
-            return there + [task.id for task in self._slots.in_hand().values() if task.id not in there]
+            return [name for name, is_dead in self._names_begun() if not is_dead]
         if state == "pending":
             gone = set(listed(places.cancelled))  # and perhaps still where they waited
-            return [name for name in self._names_waiting() if name not in gone]
+            left = [name for name, is_dead in self._names_begun() if is_dead]
+            return left + [name for name in self._names_waiting() if name not in gone]
         if state == "done":
             done = self._names_done()
             there = [name for name in listed(places.tasks) if name in done]
             return there + [id for sheet in self._sheets.all() for id in self._done_on(sheet)]
         return listed(places.failed if state == "failed" else places.cancelled)
+
+    def _names_begun(self) -> list[tuple[str, bool]]:
+        """What somebody has begun, and whether that one is dead: then it waits for the next one."""
+        begun = {name_of(place): f"{self._places.running}/{place}" for place in listed(self._places.running)}
+        for slot, task in self._slots.in_hand().items():
+            begun.setdefault(task.id, self._slots.path(slot))
+        return [(name, self._is_dead(path)) for name, path in begun.items()]
+
+    def _is_dead(self, path: str) -> bool:
+        with suppress(OSError):
+            return not self._is_locked(path)
+        return False
 
     def _names_done(self) -> set[str]:
         """Those that have no place any more. Not to have seen it in one is not enough: it may be on its way."""
@@ -136,8 +151,10 @@ class Inventory:
         """How many tasks are in which state. `delayed` and `parked` are among the pending ones."""
         places = self._places
         gone = self.cancelled_in_place()
-        running = self._count(places.running, 0, gone) + len(self._slots.in_hand())
+        begun = [is_dead for _, is_dead in self._names_begun()]
+        running = begun.count(False)
         pending, delayed, parked = self.count_waiting(gone)
+        pending += begun.count(True)
         pending += delayed + parked
         failed, cancelled = len(listed(places.failed)), len(listed(places.cancelled))
         return {

@@ -296,8 +296,9 @@ class Putter:
             if self._room > 0:
                 break
             if deadline is not None and monotonic() >= deadline:
+                many = "1 task waits" if waiting == 1 else f"{waiting} tasks wait"
                 raise QueueFull(
-                    f"{self._places.root}: {waiting} tasks wait already. Start more workers, or wait for room with "
+                    f"{self._places.root}: {many} already. Start more workers, or wait for room with "
                     "put(…, wait=seconds).",
                     path=self._places.root,
                 )

@@ -92,7 +92,7 @@ class TaskQueue:
         usable = system.TELLS_NAMES and not self.is_shared
         self._sheets = Sheets(self._places, mode=mode, durable=durable, usable=usable)
         slots = Slots(self._places, mode)
-        self._inventory = Inventory(self._places, self._sheets, slots, self.clock)
+        self._inventory = Inventory(self._places, self._sheets, slots, self.clock, self._is_at_work)
         self._local = threading.local()
         self._putter = Putter(
             self._places,
@@ -362,6 +362,9 @@ class TaskQueue:
             if last:
                 object.__setattr__(task, "state", "pending")  # its worker is dead, and the next one takes it
         return task
+
+    def _is_at_work(self, path: str) -> bool:
+        return self.is_shared or self._desk.is_locked(path)
 
     def _read(self, path: str) -> Task:
         task = journal.read_file(path)

@@ -338,10 +338,14 @@ class Sheet:
         return task, text
 
     def _parse(self, line: bytes, entry: Entry) -> Task:
-        task = journal.parse(line, self.path)
-        if task.id != entry.id or not line.endswith(b"\n"):
-            raise CorruptStore(f"{self.path}: the line of {entry.id} does not describe that task", path=self.path)
-        return task
+        try:
+            task = journal.parse(line, self.path)
+            if task.id == entry.id and line.endswith(b"\n"):
+                return task
+        except CorruptStore:
+            pass
+        text = f"{self.path}: the line of task {entry.id} does not say what there is to do. Mend that line."
+        raise CorruptStore(text, path=self.path)
 
     def _was_being_written(self, entry: Entry) -> bool:
         """When it was seen, or is. The empty lines behind it make any part of it look like a line."""

@@ -53,8 +53,8 @@ class Taker:
     def try_claim(self, *, look: bool = False) -> Claim | None:
         """The next task, if there is one. `look`: in any case also among those of the dead."""
         now = monotonic()
-        if look or now - self._looked_at > _BETWEEN_LOOKS:
-            self._looked_at = now
+        if look or now - self._looked_at > _BETWEEN_LOOKS or self._desk.has_left_one:
+            self._looked_at, self._desk.has_left_one = now, False
             self._lines.look_after_boot()
             self.finder.look_for_due()
             claim = self._take_over()
