@@ -1164,3 +1164,45 @@ def test_the_dead_do_not_run(queue: TaskQueue, jobs: Path) -> None:
     assert not survives(work)
     assert states(queue) == {"pending": 2} and sorted(queue.ids("pending")) == sorted(ids) and not queue.is_empty()
     assert queue.ids("running") == [] and {queue.get(id).state for id in ids} == {"pending"}
+
+
+def test_who_has_a_sheet_locked_and_does_not_go_on(queue: TaskQueue) -> None:
+    """Nobody writes into it meanwhile: what is put gets a file."""
+    queue.put("first")
+    with open(sheet(queue), "rb") as file:
+        system.lock(file.fileno(), system.EX)
+        id = queue.put("second")
+    assert files_of(queue) == [id] and claim_all(queue) == ["first", "second"]
+
+
+def test_a_sheet_is_past_when_nothing_waits_and_it_is_left_alone(queue: TaskQueue, jobs: Path) -> None:
+    queue.put_all(range(1001))
+    first = queue._sheets.open(0, "000000000")
+    assert first is not None
+    os.utime(first.path, (1, 1))
+    first.shut()
+    assert (jobs / "sheets/0/waiting/000000000").exists(), "something waits there"
+    claim_all(queue)
+    os.utime(first.path)
+    first.shut()
+    assert (jobs / "sheets/0/waiting/000000000").exists(), "somebody has just written to it"
+    os.utime(first.path, (time.time() + 3600, time.time() + 3600))  # the clock was set back
+    first.shut()
+    assert not (jobs / "sheets/0/waiting/000000000").exists() and (jobs / "sheets/0/past/000000000").exists()
+    assert queue.stats()["done"] == 1001
+
+
+def test_what_is_done_while_one_recovers_is_not_lost(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not done when it was looked for there, and not in its slot when it was looked for there."""
+    queue.put("x")
+    claim, other = claimed(queue), TaskQueue(jobs)
+    is_in_hand = other._lines._is_in_hand
+
+    def late(entry: Any) -> bool:
+        claim.complete()
+        return is_in_hand(entry)
+
+    monkeypatch.setattr(other._lines, "_is_in_hand", late)
+    assert other.recover() == 0 and claim_all(other) == [] and states(other) == {"done": 1}

@@ -2,7 +2,7 @@
 
     sequence      is written when a task was put
     running/      a file in it is closed: a task has ended, or its worker has
-    slots/        the same: a worker has nothing to do, or has ended
+    slots/        the same: a worker has ended. For one who waits until all is done: a file in it is written to
 
 A look every second is for what nobody tells: other machines, and what somebody did by hand.
 """
@@ -85,7 +85,6 @@ class Idle:
     def wait(self, deadline: float | None, *others: int, enough: Callable[[], bool] | None = None) -> Claim | None:
         """The next task. None: it is too late, or one of the `others` can be read, or it is `enough`."""
         queue = self._queue
-        queue.taker.rest()
         if self._watches is None:
             self._watches = self._watch(enough is not None)
         look_at = monotonic() + SAFETY_LOOK

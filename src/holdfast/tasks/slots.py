@@ -11,7 +11,6 @@ done, then its worker has died, and the slot becomes the task's own file.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 from .. import system
 from ..errors import CorruptStore
@@ -90,7 +89,6 @@ class Slots:
         self._folder = places.slots
         self._mode = mode
         self._idle: list[Slot] = []
-        self._has_news = False
 
     def __del__(self) -> None:
         self.close()
@@ -115,19 +113,10 @@ class Slots:
 
     def give_back(self, slot: Slot) -> None:
         slot.empty()
-        self._has_news = True
         if slot.is_shared or not slot.file.is_ours:
             slot.remove()
         else:
             self.keep(slot)
-
-    def rest(self) -> None:
-        """There is nothing to do. Those who wait for what runs are told, by closing a file."""
-        if self._has_news:
-            self._has_news = False
-            for slot in self._idle[:1]:
-                with suppress(OSError):
-                    system.close(system.open_fd(slot.path, system.O_EXISTING))
 
     def close(self) -> None:
         """Nothing more is to be done here."""

@@ -181,10 +181,6 @@ class Taker:
         except FileNotFoundError:
             pass
 
-    def rest(self) -> None:
-        """There is nothing to do."""
-        self._lines.slots.rest()
-
     def leave(self) -> None:
         """There is nothing more to do."""
         self._lines.slots.close()
