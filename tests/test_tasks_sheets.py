@@ -18,9 +18,22 @@ import pytest
 from support import all_in_children, die_before_call, in_child, survives
 
 from holdfast import LockLost, NotLocked, owner, system
-from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue, Worker, finder, putting, sequence, sheets
+from holdfast.tasks import (
+    Claim,
+    NoSuchTask,
+    QueueFull,
+    TaskQueue,
+    Worker,
+    finder,
+    journal,
+    lines,
+    putting,
+    sequence,
+    sheets,
+)
+from holdfast.tasks.putting import Putter
 from holdfast.tasks.sheets import Sheet, Sheets
-from holdfast.tasks.slots import Slot
+from holdfast.tasks.slots import Slot, Slots
 from holdfast.tasks.verdict import Verdict
 
 pytestmark = pytest.mark.skipif(not system.TELLS_NAMES, reason="there are no sheets here")
@@ -1206,3 +1219,264 @@ def test_what_is_done_while_one_recovers_is_not_lost(
 
     monkeypatch.setattr(other._lines, "_is_in_hand", late)
     assert other.recover() == 0 and claim_all(other) == [] and states(other) == {"done": 1}
+
+
+# What another one who did not write it has found.
+
+
+def test_threads_that_complete_on_one_sheet_at_once(queue: TaskQueue) -> None:
+    """What is done is written through one descriptor, which nobody closes meanwhile."""
+    for _ in range(30):
+        queue = TaskQueue(queue.path, durable=False)
+        queue.put_all(range(8))
+        claims = [claimed(queue) for _ in range(8)]
+        start, wrong = threading.Barrier(8), []
+
+        def complete(claim: Claim, start: threading.Barrier = start, wrong: list[BaseException] = wrong) -> None:
+            start.wait(10)
+            try:
+                claim.complete()
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=complete, args=(claim,)) for claim in claims]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert wrong == []
+    assert states(queue) == {"done": 240}
+
+
+def test_a_sheet_that_is_moved_while_it_is_opened(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.put_all(range(1001))
+    claim_all(queue)
+    other = queue._sheets.open(0, "000000000")
+    assert other is not None
+    name_of_open = system.name_of_open
+
+    def late(fd: int) -> str:
+        monkeypatch.undo()
+        os.utime(other.path, (1, 1))
+        other.shut()
+        return name_of_open(fd)
+
+    monkeypatch.setattr(system, "name_of_open", late)
+    assert queue._sheets.open(0, "000000000") is None and (jobs / "sheets/0/past/000000000").exists()
+    other.shut()  # has nothing to do any more
+    assert TaskQueue(jobs).claim() is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.EIO, "Input/output error")])
+@pytest.mark.parametrize("at", ["set_mark", "sync"])
+def test_interrupted_while_it_gets_a_file(jobs: Path, monkeypatch: pytest.MonkeyPatch, error: Any, at: str) -> None:
+    """And then given back by `with`: the steps that were done are not done again."""
+    queue = TaskQueue(jobs, retry_after=0.001)
+    id = queue.put("x")
+    times = iter([1])
+    set_mark, sync_folders = Sheet.set_mark, lines.sync_folders
+
+    def interrupted(*words: Any) -> None:
+        for _ in times:
+            raise error
+        set_mark(*words) if at == "set_mark" else sync_folders(*words)
+
+    claim = claimed(queue)
+    monkeypatch.setattr(*((Sheet, "set_mark") if at == "set_mark" else (lines, "sync_folders")), interrupted)
+    with pytest.raises((KeyboardInterrupt, OSError), match=None if error is KeyboardInterrupt else "Input"), claim:
+        claim.fail("no", delay=0)
+    monkeypatch.undo()
+    time.sleep(0.02)
+    assert files_of(queue) == [id] and os.listdir(jobs / "running") == []
+    assert claim_all(queue) == ["x"] and states(queue) == {"done": 1} and queue.get(id).error is None
+    assert all(queue._lines.slots.text(name) == b"" for name in os.listdir(jobs / "slots"))
+
+
+def test_a_slot_beside_a_file_is_removed(queue: TaskQueue, jobs: Path) -> None:
+    """However that came to be, it is not looked at for ever."""
+    id = queue.put("x")
+    assert in_child(lambda: claimed(TaskQueue(jobs)).abandon()) is None
+    (slot,) = (jobs / "slots").iterdir()
+    shutil.copy(slot, jobs / "tasks" / id)
+    assert queue.claim() is None and not slot.exists()
+    assert lines_of(sheet(queue))[0].startswith(b"m")
+
+
+def test_cancelled_when_its_worker_is_dead(queue: TaskQueue, jobs: Path) -> None:
+    for own in (None, "own"):
+        id = queue.put("x", id=own)
+        assert in_child(lambda: claimed(TaskQueue(jobs)).abandon()) is None
+        began = time.monotonic()
+        assert queue.cancel(id) and time.monotonic() - began < 1
+        assert queue.get(id).state == "cancelled" and claim_all(TaskQueue(jobs)) == []
+
+
+def test_a_sheet_that_one_may_not_write(queue: TaskQueue, jobs: Path) -> None:
+    """What is on it is passed over, and one does what one may."""
+    if os.geteuid() != 0:
+        pytest.skip("one has to be root to become another user")
+    id = queue.put("not yours")
+    for path in (jobs, *jobs.rglob("*")):
+        os.chmod(path, 0o777 if path.is_dir() else 0o666)
+    os.chmod(sheet(queue), 0o644)
+    os.chmod(jobs.parent, 0o755)
+
+    def work() -> list[object]:
+        os.setuid(65534)
+        mine = TaskQueue(jobs, mode=0o666)
+        mine.put("mine", id="mine")
+        found = claim_all(mine)
+        with pytest.raises(PermissionError):
+            mine.cancel(id)
+        return [found, mine.purge(), mine.recover(), mine.stats()["pending"]]
+
+    assert in_child(work) == [["mine"], 1, 0, 1]
+    assert claim_all(queue) == ["not yours"]
+
+
+@pytest.mark.parametrize("end", ["give_back", "fail"])
+@pytest.mark.parametrize("id", [None, "own"])
+def test_cancelled_when_its_worker_has_just_looked(
+    jobs: Path, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, end: str, id: str | None
+) -> None:
+    """It looks once more when it has written down how it ended: either it sees that, or who cancels sees this."""
+    id = queue.put("x", id=id)
+    claim, other = claimed(queue), TaskQueue(jobs)
+    add = Claim._add_last
+
+    def late(claim: Claim, line: bytes) -> None:
+        monkeypatch.undo()
+        assert other.cancel(id)
+        add(claim, line)
+
+    monkeypatch.setattr(Claim, "_add_last", late)
+    getattr(claim, end)("because")
+    assert claim_all(TaskQueue(jobs)) == [] and queue.get(id).state == "cancelled"
+
+
+def test_the_first_line_of_a_putter_that_was_stopped(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sheet was moved between its opening and its first line."""
+    queue.put_all(range(999))
+    claim_all(queue)
+    TaskQueue(jobs).put_all([1, 2])
+    claim_all(queue)
+    append = Sheet.append
+
+    def late(sheet: Sheet, text: bytes) -> bool:
+        monkeypatch.undo()
+        os.utime(sheet.path, (1, 1))
+        sheet.shut()
+        return append(sheet, text)
+
+    fresh = TaskQueue(jobs)
+    monkeypatch.setattr(fresh._sequence, "put_some", lambda level, put: put(999))
+    monkeypatch.setattr(Sheet, "append", late)
+    id = fresh.put("late")
+    assert claim_all(TaskQueue(jobs)) == ["late"] and id in queue
+
+
+def test_what_waits_on_an_old_sheet_is_recovered(queue: TaskQueue, jobs: Path) -> None:
+    queue.put("x")
+    (jobs / "sheets/0/past").mkdir(exist_ok=True)
+    os.rename(sheet(queue), jobs / "sheets/0/past/000000000")
+    assert TaskQueue(jobs).claim() is None
+    assert queue.recover() == 1 and claim_all(TaskQueue(jobs)) == ["x"]
+
+
+def test_a_slot_is_given_back_once(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted at the very end."""
+    queue.put_all("abc")
+    keep, times = Slots.keep, iter([1])
+
+    def interrupted(slots: Slots, slot: Slot) -> None:
+        keep(slots, slot)
+        for _ in times:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Slots, "keep", interrupted)
+    with pytest.raises((KeyboardInterrupt, NotLocked)), claimed(queue) as claim:
+        claim.complete()
+    monkeypatch.undo()
+    first, second = claimed(queue), claimed(queue)
+    assert first.leaf is not None and second.leaf is not None and first.leaf.slot is not second.leaf.slot
+    first.complete()
+    assert queue.get(second.id).state == "running"
+    second.complete()
+    assert states(queue) == {"done": 3}
+
+
+def test_who_purges_goes_on_with_what_is_urgent(queue: TaskQueue) -> None:
+    queue.put_all(range(200), priority=5)
+    queue.put_all([f"urgent {number}" for number in range(100)], priority=10)
+    found = []
+    for _ in range(300):
+        claim = claimed(queue)
+        found.append(claim.payload)
+        claim.complete()
+        if len(found) % 29 == 0:
+            queue.purge()
+    assert all(isinstance(payload, str) for payload in found[:100])
+
+
+def test_an_id_is_seen_while_it_gets_a_file(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = queue.put("x")
+    other, read_line = TaskQueue(jobs), queue._read_line
+
+    def late(id: str) -> Any:
+        other._give_file(id)
+        return read_line(id)
+
+    monkeypatch.setattr(queue, "_read_line", late)
+    assert id in queue and queue.get(id).state == "pending"
+
+
+def test_put_again_by_one_who_is_helped(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = queue.put("x")
+    claimed(queue).complete()
+    other, enqueue = TaskQueue(jobs), Putter.enqueue
+
+    def late(putter: Putter, *words: Any) -> Any:
+        monkeypatch.undo()
+        other.rescue()
+        return enqueue(putter, *words)
+
+    monkeypatch.setattr(Putter, "enqueue", late)
+    queue.retry(id)
+    assert claim_all(other) == ["x"] and states(other) == {"done": 1}
+
+
+def test_a_retry_that_is_interrupted_is_counted_once(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = queue.put("x")
+    claimed(queue).complete()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sheet, "set_mark", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        queue.retry(id)
+    monkeypatch.undo()
+    gc.collect()
+    assert TaskQueue(jobs).claim() is None and states(queue) == {"done": 1} and queue.ids("done") == [id]
+
+
+def test_progress_that_a_thread_says_at_the_end(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = queue.put_all("ab")
+    claim = claimed(queue)
+    done_line = journal.done_line
+
+    def late(result: object) -> bytes:
+        claim.progress(1, 2, "of the first")
+        return done_line(result)
+
+    monkeypatch.setattr(journal, "done_line", late)
+    claim.complete()
+    monkeypatch.undo()
+    assert claimed(queue).id == second
+    assert queue.get(second).progress is None and queue.get(first).progress == (1, 2, "of the first")

@@ -131,15 +131,14 @@ class Claim:
     def complete(self, result: object = None) -> None:
         """It is done. With `durable`, that is on disk when this returns."""
         line = journal.done_line(result)
-        leaf = self.leaf
-        if leaf is None or self._end != self._begun or self._unsaid is not None or len(line) > leaf.longest:
-            self._finish(line)
-            self.outcome = "done"
-            return
-        with self._mutex:
-            self._check_open()
-            leaf.complete(self.id, line, sync=self._desk.durable)
-            self._open = False
+        with self._mutex:  # a thread of the handler may just say how far it is
+            leaf = self.leaf
+            if leaf is None or self._end != self._begun or self._unsaid is not None or len(line) > leaf.longest:
+                self._finish(line)
+            else:
+                self._check_open()
+                leaf.complete(self.id, line, sync=self._desk.durable)
+                self._open = False
             self.outcome = "done"
 
     def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
@@ -157,21 +156,19 @@ class Claim:
             self.outcome = "failed"
             return False
         wait = self._desk.delay_after(task.tried) if delay is None else delay
-        self._return(journal.line({"is": "pending", **said}), wait)
-        self.outcome = "retried"
-        return True
+        return self._return(journal.line({"is": "pending", **said}), wait, "retried")
 
     def give_back(self, because: str = "given back") -> None:
         """Somebody else is to do it. This does not count as an attempt."""
         if self.cancelled:
             self.cancel()
             return
-        self._return(journal.line({"is": "pending", "because": because, "uncounted": True}), 0.0)
-        self.outcome = "given back"
+        self._return(journal.line({"is": "pending", "because": because, "uncounted": True}), 0.0, "given back")
 
     def cancel(self) -> None:
         """It is not to be done."""
         self._finish(journal.line({"is": "cancelled"}), self._desk.places.cancelled)
+        self.outcome = "cancelled"
 
     def end_as(self, verdict: Verdict) -> None:
         """As somebody has decided who could not write it down: the worker had the file."""
@@ -220,6 +217,10 @@ class Claim:
         """To where it waits, as it is."""
         self._return(b"", 0.0)
 
+    def use(self, fd: int) -> None:
+        """Its slot is another file by now."""
+        self._fd = fd
+
     def has_file(self, fd: int) -> None:
         """It has one now: this, which is ours to close."""
         self.leaf = None
@@ -249,10 +250,15 @@ class Claim:
 
     # How.
 
-    def _return(self, line: bytes, delay: float) -> None:
+    def _return(self, line: bytes, delay: float, outcome: str | None = None) -> bool:
+        """False: somebody has asked for it to be ended, after we had looked whether that was so."""
         with self._mutex:
             self._get_file()
             self._add_last(line)
+            if line and self.cancelled:
+                self.cancel()
+                return False
+            self.outcome = outcome
             try:
                 self._desk.put_back(self.place, self.task.priority, delay)
             except FileNotFoundError:
@@ -260,6 +266,7 @@ class Claim:
             finally:
                 self._close()
                 self._desk.ended(self.task)
+        return True
 
     def _finish(self, line: bytes, folder: str | None = None) -> None:
         with self._mutex:

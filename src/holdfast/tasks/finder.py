@@ -151,7 +151,7 @@ class Finder:
         try:
             if sheet is None or not sheet.is_ours or not sheet.is_at(level, bucket):
                 sheet = self._sheet = self._sheets.open(level, bucket)
-            if sheet is None:
+            if sheet is None or not sheet.is_writable:
                 return []
             found = sheet.next_waiting(tried, alone=alone)
             if not found and not tried and is_number(bucket) and int(bucket) < last:
@@ -190,8 +190,9 @@ class Finder:
         """Those in which nothing waits, and nothing more comes."""
         known = sequence.levels(self._numbers.read())
         for level in filter(is_number, self._sheets.levels()):
-            for bucket in self._sheets.buckets(level):
-                self._waiting(int(level), bucket, known.get(level, 0) // IN_A_BUCKET, set(), alone=False)
+            for sheet in self._sheets.all_of(level, ("waiting",)):
+                if sheet.is_writable and is_number(sheet.name) and int(sheet.name) < known.get(level, 0) // IN_A_BUCKET:
+                    sheet.shut()
 
     def look(self) -> bool:
         """Also for what nobody has told us of. True: the file that tells is another one by now."""

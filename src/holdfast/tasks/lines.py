@@ -20,7 +20,7 @@ from . import journal
 from .claim import Claim, Desk
 from .openfile import OpenFile, read_all
 from .places import Places, make, move, move_over, number_of, sync_folders
-from .sheet import LONGEST, MOVED, PURGED, TAKEN, WAITS, Entry
+from .sheet import LONGEST, MOVED, PURGED, TAKEN, WAITS, Entry, Sheet
 from .sheets import Sheets
 from .slots import Slot, Slots
 
@@ -64,19 +64,18 @@ class Lines:
 
     def give_file_to_done(self, entry: Entry) -> None:
         """One that is to be done again, perhaps."""
-        sheet, slot = entry.sheet, self.slots.get()
-        try:
-            with sheet.locked(entry) as got:
-                history = sheet.history(entry.id)
-                if not got or not history or not sheet.is_still(entry):
-                    return
-                slot.fill(sheet.line(entry) + history)
-                self._link(slot, entry.id)
-                if self._desk.durable:
-                    system.fsync(slot.file.fd)
-                    sync_folders(self._places.tasks)
-                sheet.set_mark(entry, MOVED)
-        finally:
+        sheet = entry.sheet
+        with sheet.locked(entry) as got:
+            history = sheet.history(entry.id)
+            if not got or not history or not sheet.is_still(entry):
+                return
+            slot = self.slots.get()  # if this is interrupted, `left_in` goes on
+            slot.fill(sheet.line(entry) + history)
+            self._link(slot, entry.id)
+            if self._desk.durable:
+                system.fsync(slot.file.fd)
+                sync_folders(self._places.tasks)
+            sheet.set_mark(entry, MOVED)
             slot.remove()  # not to be used again: it is the task's file
 
     def set_aside(self, entry: Entry) -> None:
@@ -136,6 +135,9 @@ class Lines:
             if self._is_own(slot, id):
                 entry.sheet.set_mark(entry, MOVED)  # somebody died who gave it a file
             return False
+        if system.access(f"{self._places.tasks}/{id}", 0) and not self._is_own(slot, id):
+            entry.sheet.set_mark(entry, MOVED)  # it has one, and this is not it
+            return False
         return slot.name.startswith(entry.slot)  # whoever is killed may have written half of a mark
 
     def recover(self) -> int:
@@ -150,7 +152,7 @@ class Lines:
 
     def _mend_marks(self) -> None:
         """They are not synced when a task ends, but how it ended is: it does not wait, whatever its mark says."""
-        for sheet in self._sheets.all():
+        for sheet in filter(_is_writable, self._sheets.all()):
             waiting = list(sheet.entries(WAITS))
             done = sheet.done() if waiting else {}
             for entry in waiting:
@@ -163,9 +165,11 @@ class Lines:
 
     def _lost(self) -> Iterator[Entry]:
         """What was taken, is not done, and is nowhere: the power has failed, or somebody has tidied up."""
-        for sheet in self._sheets.all():
-            # The power can have failed between the two halves of a mark.
-            taken = [entry for entry in sheet.entries(TAKEN + WAITS) if entry.kind == TAKEN or entry.slot]
+        for sheet in filter(_is_writable, self._sheets.all()):
+            # The power can have failed between the two halves of a mark. And nobody looks at what waits on old sheets:
+            # it was put there by somebody who had been stopped for long.
+            is_past = sheet.state == "past"
+            taken = [entry for entry in sheet.entries(TAKEN + WAITS) if entry.kind == TAKEN or entry.slot or is_past]
             done = sheet.done() if taken else {}
             missing = [entry for entry in taken if entry.id not in done and not self._is_in_hand(entry)]
             done = sheet.done() if missing else {}  # again: it is done before it leaves its slot
@@ -192,19 +196,24 @@ class Lines:
         self._is_looked_after = True
 
     def _is_in_hand(self, entry: Entry) -> bool:
-        return self.slots.text(entry.slot).startswith(entry.sheet.line(entry))
+        return bool(entry.slot) and self.slots.text(entry.slot).startswith(entry.sheet.line(entry))
 
     # A file of its own.
 
     def detach(self, claim: Claim) -> None:
+        """Each step only if it is not done yet: whoever was interrupted in it may call it again."""
         leaf = claim.leaf
         assert leaf is not None
         slot, places = leaf.slot, self._places
-        self._link(slot, leaf.entry.id)
+        place = f"{places.running}/{claim.place}"
+        if not self._is_own(slot, leaf.entry.id):
+            self._link(slot, leaf.entry.id)
+            claim.use(slot.file.fd)
         if self._desk.durable:
             system.fsync(slot.file.fd)
             sync_folders(places.tasks)
-        move(slot.path, f"{places.running}/{claim.place}")
+        if not claim.is_named(place):
+            move(slot.path, place)
         if self._desk.durable:
             sync_folders(places.running)
         leaf.entry.sheet.set_mark(leaf.entry, MOVED)
@@ -257,11 +266,15 @@ class Lines:
             history = entry.sheet.history(id)
             if history:
                 return line + history, ""
-            text = self.slots.text(entry.slot)
+            text = self.slots.text(entry.slot) if entry.slot else b""
             if text.startswith(line):
                 return text, entry.slot
             sleep(_A_MOMENT)  # it is done by now, or is just getting a file
         return line, ""  # `_lost`
+
+
+def _is_writable(sheet: Sheet) -> bool:
+    return sheet.is_writable
 
 
 class Leaf:
@@ -272,7 +285,7 @@ class Leaf:
         self.entry = entry
         self.slot = slot
         self._begun = begun  # the line that says so
-        self._is_completing = False
+        self._is_completing = self._has_left = False
 
     longest = LONGEST
 
@@ -282,7 +295,11 @@ class Leaf:
         return self._is_completing and bool(self.entry.sheet.history(self.entry.id))
 
     def leave(self) -> None:
-        self.lines.slots.give_back(self.slot)
+        """Once: whoever was interrupted in it may call it again."""
+        if not self._has_left:
+            self.slot.empty()
+            self._has_left = True
+            self.lines.slots.give_back(self.slot)
 
     def complete(self, id: str, line: bytes, *, sync: bool) -> None:
         self._is_completing = True

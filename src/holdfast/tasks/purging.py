@@ -62,13 +62,14 @@ class Purge:
         removed = 0
         for sheet in self._sheets.all():
             removed += self._lines_of(sheet)
-            self._sheets.remove_purged(sheet)
+            if sheet.is_writable:
+                self._sheets.remove_purged(sheet)
         self._sheets.remove_unused()
         return removed
 
     def _lines_of(self, sheet: Sheet) -> int:
         removed = 0
-        done = sheet.done()
+        done = sheet.done() if sheet.is_writable else {}
         for entry in sheet.entries(TAKEN) if done else ():
             if entry.id not in done or not self._is_old(journal.parse(sheet.line(entry) + done[entry.id], sheet.path)):
                 continue

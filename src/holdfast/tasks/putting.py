@@ -270,7 +270,10 @@ class Putter:
         claim.say(**{"is": "pending", "again": True})
         for folder in (self._places.failed, self._places.cancelled):
             remove(f"{folder}/{name}")
-        folders = self.enqueue(link, name, claim.task.priority, 0)
+        try:
+            folders = self.enqueue(link, name, claim.task.priority, 0)
+        except FileNotFoundError:
+            return  # somebody who looked for what the dead have left has helped us
         if self._durable:
             sync_folders(*folders)
 

@@ -29,7 +29,7 @@ from .inventory import Inventory
 from .journal import Task
 from .limits import Limits
 from .lines import Lines
-from .places import Places, file_name, listed, make, task_id
+from .places import Places, file_name, listed, make, remove, task_id
 from .putting import Putter
 from .schedule import OPTIONS, Schedules, last_due, timing
 from .sequence import Sequence
@@ -342,7 +342,13 @@ class TaskQueue:
         return NoSuchTask(f"{self.path}: there is no task {id!r}", path=self.path)
 
     def __contains__(self, id: str) -> bool:
-        return os.path.exists(self._places.own(id)) or self._read_line(id) is not None
+        try:
+            self.get(id)
+        except NoSuchTask:
+            return False
+        except (CorruptStore, OSError):
+            return True
+        return True
 
     def files_of(self, id: str) -> tuple[str, ...]:
         """One of these is written to when something happens to a task."""
@@ -420,8 +426,13 @@ class TaskQueue:
             return
         if entry.kind == WAITS:
             self._lines.give_file(entry)
-        elif entry.kind == TAKEN and self.get(id).state == "done":
-            self._lines.give_file_to_done(entry)
+        elif entry.kind == TAKEN:
+            _, slot = self._lines.text(id) or (b"", "")
+            claim = self._lines.left_in(slot) if slot else None
+            if claim is not None:
+                claim.abandon()  # its worker is dead; it has a file now
+            elif self.get(id).state == "done":
+                self._lines.give_file_to_done(entry)
 
     @contextmanager
     def _opened(self, id: str) -> Iterator[Claim]:
@@ -447,8 +458,11 @@ class TaskQueue:
             if self._is_locked(id):
                 if task.state == "running":
                     Verdict("cancelled", "cancelled").write(self._places, task)
-                    if self.get(id).token == task.token:
-                        return True
+                    again = self.get(id)
+                    if (again.state, again.token) == ("running", task.token):
+                        return True  # its worker has not decided yet, and so sees that before it does
+                    remove(f"{self._places.ending}/{file_name(id)}")
+                    continue
                 sleep(_A_MOMENT)  # it is just being begun, or ended
                 continue
             try:

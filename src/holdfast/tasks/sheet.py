@@ -111,10 +111,13 @@ class Sheet:
         self.folder, self.name, self.state = folder, name, state
         self.path = f"{folder}/{state}/{name}"
         self._mode = mode
-        self._file = _open(self.path, mode, create=create)
+        self._file, self.is_writable = _open(self.path, mode, create=create)
         self._named = system.name_of_open(self._file.fd)
-        self._sure_at = monotonic()
+        if self._named.endswith((" (deleted)", f"/past/{name}")) and state != "past":
+            raise FileNotFoundError(errno.ENOENT, "moved while it was opened", self.path)
+        self._sure_at = -1.0
         self._done: OpenFile | None = None
+        self._done_mutex = Lock()
         self._mutex = Lock()  # the threads of a process have the same locks
         self._end = 0  # what is before is written
         self._size = 0  # at least
@@ -206,6 +209,8 @@ class Sheet:
         except FileExistsError:
             if system.stat(target).st_ino != self.inode:  # else somebody died here
                 return
+        except FileNotFoundError:
+            return  # somebody has removed it
         remove(self.path)
 
     # Looking.
@@ -315,7 +320,7 @@ class Sheet:
         """
         fd = self._file.fd
         with self._mutex:
-            if not self.is_ours or not system.lock_byte(fd, _LINES + entry.at):
+            if not self.is_ours or not self._lock_line(entry):
                 return None
             try:
                 text = system.pread(fd, entry.length, entry.at)
@@ -364,12 +369,17 @@ class Sheet:
     def locked(self, entry: Entry) -> Iterator[bool]:
         """False: somebody else is at this line."""
         with self._mutex:
-            got = system.lock_byte(self._file.fd, _LINES + entry.at)
+            got = self._lock_line(entry)
             try:
                 yield got
             finally:
                 if got:
                     system.unlock_byte(self._file.fd, _LINES + entry.at)
+
+    def _lock_line(self, entry: Entry) -> bool:
+        if not self.is_writable:
+            raise PermissionError(errno.EACCES, "to change a task, one has to be allowed to write here", self.path)
+        return system.lock_byte(self._file.fd, _LINES + entry.at)
 
     def set_mark(self, entry: Entry, mark: bytes, slot: str = "") -> None:
         write_at(self._file.fd, (mark + slot.encode()).ljust(_MARK), entry.at)
@@ -380,29 +390,30 @@ class Sheet:
         """The lines that a file of its own would have: that it was begun, and that it is done."""
         name = id.encode()
         text = b"\n%s %s%s %s" % (name, begun, name, line)
-        fd = self._done_fd(sync)
-        written = system.write(fd, text)
+        file = self._open_done(sync)  # kept: another thread may have opened it anew meanwhile, by a fork
+        written = system.write(file.fd, text)
         while written < len(text):  # the disk is full, and says so the next time
-            written += system.write(fd, text[written:])
+            written += system.write(file.fd, text[written:])
         if sync:
-            system.fdatasync(fd)
+            system.fdatasync(file.fd)
 
-    def _done_fd(self, sync: bool) -> int:
-        if self._done is None or not self._done.is_ours:
-            path = f"{self.folder}/done/{self.name}"
-            flags = system.O_LOCK | os.O_APPEND
-            try:
-                self._done = OpenFile(path, flags, self._mode)
-            except FileNotFoundError:
-                make(f"{self.folder}/done")  # somebody has tidied up
-                self._done = OpenFile(path, flags, self._mode)
-            if sync:
-                sync_folders(f"{self.folder}/done")
-        return self._done.fd
+    def _open_done(self, sync: bool) -> OpenFile:
+        with self._done_mutex:
+            if self._done is None or not self._done.is_ours:
+                path = f"{self.folder}/done/{self.name}"
+                flags = system.O_LOCK | os.O_APPEND
+                try:
+                    self._done = OpenFile(path, flags, self._mode)
+                except FileNotFoundError:
+                    make(f"{self.folder}/done")  # somebody has tidied up
+                    self._done = OpenFile(path, flags, self._mode)
+                if sync:
+                    sync_folders(f"{self.folder}/done")
+            return self._done
 
     def make_done(self) -> None:
         """So that it is there to be watched."""
-        self._done_fd(sync=False)
+        self._open_done(sync=False)
         self._done = None
 
     @property
@@ -439,17 +450,14 @@ class Sheet:
         return found[id] if found[id].count(b"\n") > 1 else b""
 
 
-def _open(path: str, mode: int, *, create: bool) -> OpenFile:
+def _open(path: str, mode: int, *, create: bool) -> tuple[OpenFile, bool]:
+    """The file, and whether one may do more than look."""
     try:
-        return OpenFile(path, system.O_LOCK if create else system.O_EXISTING, mode)
-    except PermissionError:
-        if create:
-            raise
-        return OpenFile(path, system.O_READ)  # one may look
+        return OpenFile(path, system.O_LOCK if create else system.O_EXISTING, mode), True
     except OSError as error:
-        if create or error.errno != errno.EROFS:
+        if create or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return OpenFile(path, system.O_READ)
+        return OpenFile(path, system.O_READ), False
 
 
 def _add_record(found: dict[str, bytes], id: str, line: bytes) -> None:

@@ -58,11 +58,11 @@ class Slot:
         if system.access(self.path, 0):
             return
         text = journal.read(self.file.fd)
-        file = OpenFile(self.path, system.O_NEW, mode)
-        system.lock(file.fd, system.EX_NB)
-        self.file.close()
-        self.file = file
+        old, self.file = self.file, OpenFile(self.path, system.O_NEW, mode)
+        self.length = 0
+        system.lock(self.file.fd, system.EX_NB)
         self.fill(text)
+        self._removed = old  # a claim may still know it by its number
 
     def fill(self, text: bytes) -> None:
         fd = self.file.fd
@@ -112,7 +112,7 @@ class Slots:
         self._idle.append(slot)
 
     def give_back(self, slot: Slot) -> None:
-        slot.empty()
+        """One that is empty."""
         if slot.is_shared or not slot.file.is_ours:
             slot.remove()
         else:
