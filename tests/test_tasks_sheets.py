@@ -1480,3 +1480,24 @@ def test_progress_that_a_thread_says_at_the_end(queue: TaskQueue, monkeypatch: p
     monkeypatch.undo()
     assert claimed(queue).id == second
     assert queue.get(second).progress is None and queue.get(first).progress == (1, 2, "of the first")
+
+
+def test_another_machine_does_not_see_who_has_a_slot(queue: TaskQueue, jobs: Path) -> None:
+    """So it takes none from anybody."""
+    queue.put("x")
+    claim, there = claimed(queue), TaskQueue(jobs)
+    there._desk.shared = there.is_shared = True
+    there._desk.lock = lambda fd, op: None  # type: ignore[assignment]
+    assert there.taker.try_claim(look=True) is None and len(os.listdir(jobs / "slots")) == 1
+    claim.complete()
+    assert states(queue) == {"done": 1}
+
+
+def test_a_mark_that_changes_within_a_tick_of_the_clock_is_counted(queue: TaskQueue) -> None:
+    queue.put_all("ab")
+    claim_all(queue)
+    st = sheet(queue).stat()
+    assert states(queue) == {"done": 2}
+    assert queue.purge() == 2
+    os.utime(sheet(queue), ns=(st.st_atime_ns, st.st_mtime_ns))
+    assert states(queue) == {}
