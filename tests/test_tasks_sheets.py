@@ -1501,3 +1501,13 @@ def test_a_mark_that_changes_within_a_tick_of_the_clock_is_counted(queue: TaskQu
     assert queue.purge() == 2
     os.utime(sheet(queue), ns=(st.st_atime_ns, st.st_mtime_ns))
     assert states(queue) == {}
+
+
+def test_an_id_in_the_payload_of_an_earlier_one(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ["1-0123456789abcdef", "2-0123456789abcdef"]
+    monkeypatch.setattr(putting, "new_id", lambda number: ids[number - 1])
+    queue.put({"id": ids[1], "text": " " * 18})
+    assert ids[1] not in queue
+    queue.put("second")
+    assert queue.get(ids[1]).payload == "second" and queue.get(ids[0]).payload["id"] == ids[1]
+    assert claimed(queue).id == ids[0] and queue.get(ids[1]).state == "pending"

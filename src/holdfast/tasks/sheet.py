@@ -55,7 +55,7 @@ ONLY_THIS_FILE = frozenset(
     | {errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)}  # the disk has a bad place there
 )
 _NOTHING = (b"", b"\n", b"\0")  # behind the last line
-_CLOSED = ord("}")
+_CLOSED, _LF = ord("}"), ord("\n")
 LONGEST = 1 << 12  # of a line, or of what is done
 _ROOM, _MOST_ROOM = 1 << 12, 1 << 16
 _PAGE = 1 << 12
@@ -293,12 +293,15 @@ class Sheet:
             at += len(line)
 
     def find(self, id: str) -> Entry | None:
-        text = self._read()
-        at = text.find(b'{"id": "%s"' % id.encode()) - _MARK
-        match = _BEGINNING.match(text, at) if at >= 0 else None
-        if match is None:
-            return None
-        return Entry(self, at, text.find(b"\n", at) + 1 - at, id, match[1])
+        text, wanted = b"\n" + self._read(), b'{"id": "%s"' % id.encode()
+        at = text.find(wanted)
+        while at >= 0:
+            begin = at - _MARK
+            match = _BEGINNING.match(text, begin) if begin > 0 and text[begin - 1] == _LF else None
+            if match is not None:
+                return Entry(self, begin - 1, text.find(b"\n", begin) + 1 - begin, id, match[1])
+            at = text.find(wanted, at + 1)  # this was in somebody's payload
+        return None
 
     def line(self, entry: Entry) -> bytes:
         """What there is to do: the first line of the file that it has not."""
