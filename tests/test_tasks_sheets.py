@@ -1482,13 +1482,17 @@ def test_progress_that_a_thread_says_at_the_end(queue: TaskQueue, monkeypatch: p
     assert queue.get(second).progress is None and queue.get(first).progress == (1, 2, "of the first")
 
 
-def test_another_machine_does_not_see_who_has_a_slot(queue: TaskQueue, jobs: Path) -> None:
+def test_another_machine_does_not_see_who_has_a_slot(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So it takes none from anybody."""
     queue.put("x")
     claim, there = claimed(queue), TaskQueue(jobs)
     there._desk.shared = there.is_shared = True
     there._desk.lock = lambda fd, op: None  # type: ignore[assignment]
+    monkeypatch.setattr(system, "lock", lambda fd, op: None)
     assert there.taker.try_claim(look=True) is None and len(os.listdir(jobs / "slots")) == 1
+    monkeypatch.undo()
     claim.complete()
     assert states(queue) == {"done": 1}
 
@@ -1511,3 +1515,26 @@ def test_an_id_in_the_payload_of_an_earlier_one(queue: TaskQueue, monkeypatch: p
     queue.put("second")
     assert queue.get(ids[1]).payload == "second" and queue.get(ids[0]).payload["id"] == ids[1]
     assert claimed(queue).id == ids[0] and queue.get(ids[1]).state == "pending"
+
+
+def test_to_look_at_what_is_lost_takes_no_time(queue: TaskQueue, jobs: Path) -> None:
+    queue.put_all(range(900))
+    claim_all(queue)
+    shutil.rmtree(jobs / "sheets/0/done")
+    began = time.monotonic()
+    assert len(list(queue)) == 900 and time.monotonic() - began < 3
+
+
+def test_a_task_that_is_done_between_two_looks(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not among those that are done, then it is, and then it is not in its slot any more."""
+    id = queue.put("x")
+    claim, other = claimed(queue), TaskQueue(jobs)
+    text = other._lines.slots.text
+
+    def late(name: str) -> bytes:
+        if claim.is_open:
+            claim.complete("result")
+        return text(name)
+
+    monkeypatch.setattr(other._lines.slots, "text", late)
+    assert other.get(id).result == "result"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from time import sleep
 
 from .. import owner, system
 from ..errors import CorruptStore
@@ -24,7 +23,7 @@ from .sheet import LONGEST, MOVED, PURGED, TAKEN, WAITS, Entry, Sheet
 from .sheets import Sheets
 from .slots import Slot, Slots
 
-_TRIES, _A_MOMENT = 20, 0.000_2  # seconds
+_TRIES = 3
 
 
 class Lines:
@@ -269,8 +268,9 @@ class Lines:
             text = self.slots.text(entry.slot) if entry.slot else b""
             if text.startswith(line):
                 return text, entry.slot
-            sleep(_A_MOMENT)  # it is done by now, or is just getting a file
-        return line, ""  # `_lost`
+            if system.access(f"{self._places.tasks}/{id}", 0):
+                return None  # it has just got one
+        return line, ""  # `_lost`; else, it would have been done by the second look
 
 
 def _is_writable(sheet: Sheet) -> bool:
