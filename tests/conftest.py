@@ -18,6 +18,8 @@ from holdfast import gate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from holdfast.tasks import TaskQueue
+
 
 def pytest_collection_finish() -> None:
     """What is there now stays. Not to look through it each time garbage is collected saves minutes."""
@@ -60,6 +62,19 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
+
+
+@pytest.fixture
+def jobs(in_memory: Path) -> Path:
+    """Where a queue of tasks can be."""
+    return in_memory / "jobs"
+
+
+@pytest.fixture
+def queue(jobs: Path) -> TaskQueue:
+    from holdfast.tasks import TaskQueue
+
+    return TaskQueue(jobs, retry_after=0.01)
 
 
 @pytest.fixture

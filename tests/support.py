@@ -242,6 +242,22 @@ def assert_nothing_left(path: str) -> None:
     assert [found for found in os.listdir(os.path.dirname(path)) if found.startswith(name)] == []
 
 
+def claimed(queue: Any) -> Any:
+    """The next task of a `TaskQueue`, which must have one."""
+    claim = queue.claim()
+    assert claim is not None
+    return claim
+
+
+def claim_all(queue: Any) -> list[Any]:
+    """Complete all that can be had now. Gives their payloads."""
+    found = []
+    while (claim := queue.claim()) is not None:
+        found.append(claim.payload)
+        claim.complete()
+    return found
+
+
 # What follows runs in peers.
 
 

@@ -22,11 +22,6 @@ PATIENCE = 40
 
 
 @pytest.fixture
-def jobs(in_memory: Path) -> Path:
-    return in_memory / "jobs"
-
-
-@pytest.fixture
 def queue(jobs: Path) -> Iterator[TaskQueue]:
     queue = TaskQueue(jobs, durable=False)
     yield queue

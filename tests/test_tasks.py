@@ -13,42 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import die_before_call, in_child, survives
+from support import claim_all, claimed, die_before_call, in_child, survives
 
 from holdfast import LockLost, NotLocked, Timeout, UnsafePath, Unsupported, system
 from holdfast.paths import Mount
-from holdfast.tasks import Claim, NoSuchTask, QueueFull, TaskQueue
+from holdfast.tasks import NoSuchTask, QueueFull, TaskQueue
 from holdfast.tasks import queue as queue_module
 from holdfast.tasks.journal import STATES
 from holdfast.tasks.putting import Putter
 from holdfast.tasks.verdict import Verdict
-
-
-@pytest.fixture
-def jobs(in_memory: Path) -> Path:
-    return in_memory / "jobs"
-
-
-@pytest.fixture
-def queue(jobs: Path) -> TaskQueue:
-    return TaskQueue(jobs, retry_after=0.01)
-
-
-def claimed(queue: TaskQueue) -> Claim:
-    claim = queue.claim()
-    assert claim is not None
-    return claim
-
-
-def claim_all(queue: TaskQueue) -> list[object]:
-    found = []
-    while (claim := queue.claim()) is not None:
-        found.append(claim.payload)
-        claim.complete()
-    return found
-
-
-# Putting and taking.
 
 
 def test_from_put_to_done(queue: TaskQueue) -> None:

@@ -11,11 +11,12 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import all_in_children, die_before_call, in_child, survives
+from support import Child, all_in_children, claim_all, claimed, die_before_call, in_child, survives
 
 from holdfast import LockLost, NotLocked, owner, system
 from holdfast.tasks import (
@@ -25,6 +26,7 @@ from holdfast.tasks import (
     TaskQueue,
     Worker,
     finder,
+    idle,
     journal,
     lines,
     putting,
@@ -39,31 +41,26 @@ from holdfast.tasks.verdict import Verdict
 pytestmark = pytest.mark.skipif(not system.TELLS_NAMES, reason="there are no sheets here")
 
 
-A_MOMENT = 0.03  # seconds for which a sheet has to be left alone before it is past
+def leave_alone(queue: TaskQueue) -> None:
+    """As if nobody had written to the sheets for long: only then is one past."""
+    for path in Path(queue.path).glob("sheets/*/waiting/*"):
+        os.utime(path, (1, 1))
 
 
 @pytest.fixture
-def jobs(in_memory: Path) -> Path:
-    return in_memory / "jobs"
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A descriptor that can be read as soon as somebody, also a child, has registered for wake-ups and sleeps."""
+    reader, writer = os.pipe()
+    wait = idle.Watches.wait
 
+    def tell(watches: idle.Watches, *words: Any) -> bool:
+        os.write(writer, b"!")
+        return wait(watches, *words)
 
-@pytest.fixture
-def queue(jobs: Path) -> TaskQueue:
-    return TaskQueue(jobs, retry_after=0.01)
-
-
-def claimed(queue: TaskQueue) -> Claim:
-    claim = queue.claim()
-    assert claim is not None
-    return claim
-
-
-def claim_all(queue: TaskQueue) -> list[Any]:
-    found = []
-    while (claim := queue.claim()) is not None:
-        found.append(claim.payload)
-        claim.complete()
-    return found
+    monkeypatch.setattr(idle.Watches, "wait", tell)
+    yield reader
+    os.close(reader)
+    os.close(writer)
 
 
 def sheet(queue: TaskQueue, state: str = "waiting") -> Path:
@@ -133,7 +130,7 @@ def test_what_is_given_back_comes_first_again(queue: TaskQueue) -> None:
     claimed(queue).give_back("not now")
     assert queue.get(first).error == "not now" and queue.get(first).tried == 0
     assert files_of(queue) == [first] and queue.ids("pending") == [first, second]
-    time.sleep(0.01)  # for so long it is believed that what was seen comes next
+    queue.taker.finder.forget()  # else it is believed for a moment that what was seen comes next
     assert claim_all(queue) == ["first", "second"] and states(queue) == {"done": 2}
 
 
@@ -203,7 +200,7 @@ def test_many_on_several_sheets(queue: TaskQueue, jobs: Path) -> None:
     assert sorted(os.listdir(jobs / "sheets/0/waiting")) == ["000000000", "000000001", "000000002"]
     assert [queue.get(id).payload for id in ids[::500]] == list(range(0, 2500, 500))
     assert claim_all(TaskQueue(jobs)) == list(range(2500))
-    time.sleep(A_MOMENT)
+    leave_alone(queue)
     assert queue.claim() is None and sorted(os.listdir(jobs / "sheets/0/past")) == ["000000000", "000000001"]
     assert queue.stats()["done"] == 2500 and queue.get(ids[3]).state == "done" and queue.ids("done") == ids
     assert queue.stats()["done"] == 2500  # by what was counted before
@@ -292,7 +289,7 @@ def test_purge(queue: TaskQueue, jobs: Path) -> None:
     assert claimed(queue).fail("later", delay=0)
     for _ in range(1100):
         claimed(queue).complete()
-    time.sleep(A_MOMENT)
+    leave_alone(queue)
     assert queue.purge(older_than=100) == 0 and queue.purge(states=["failed"]) == 0
     assert queue.purge() == 1100 and states(queue) == {"pending": 100}
     with pytest.raises(NoSuchTask):
@@ -319,7 +316,7 @@ def test_purged_while_somebody_looks(queue: TaskQueue, jobs: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
-def test_who_waits_for_the_end_is_woken(jobs: Path, queue: TaskQueue, end: str) -> None:
+def test_who_waits_for_the_end_is_woken(jobs: Path, queue: TaskQueue, end: str, waits: int) -> None:
     id = queue.put("x", attempts=1)
     took: list[float] = []
 
@@ -330,7 +327,7 @@ def test_who_waits_for_the_end_is_woken(jobs: Path, queue: TaskQueue, end: str) 
     thread = threading.Thread(target=wait)
     claim = claimed(TaskQueue(jobs)) if end != "cancel" else None
     thread.start()
-    time.sleep(0.1)
+    os.read(waits, 1)
     began = time.monotonic()
     if claim is None:
         assert queue.cancel(id)
@@ -404,7 +401,7 @@ def test_killed_at_every_call(what: str, in_memory: Path, monkeypatch: pytest.Mo
         if many:
             claim_all(queue)
             queue.put("so that the first sheet is past")
-            time.sleep(A_MOMENT)
+            leave_alone(queue)
         if what == "retry":
             claimed(queue).complete()
         if what in ("take over", "recover"):
@@ -448,7 +445,7 @@ def test_killed_at_every_call(what: str, in_memory: Path, monkeypatch: pytest.Mo
         if what == "recover":
             queue.recover()
         if many:
-            time.sleep(A_MOMENT)
+            leave_alone(queue)
             queue.taker.finder.shut_sheets()
             assert not (jobs / "sheets/0/waiting/000000000").exists()
         if what == "retry":
@@ -496,23 +493,16 @@ def test_several_who_are_killed(jobs: Path) -> None:
                 claim.complete()
             )
 
-    children: list[int] = []
+    children: list[Child] = []
     deadline, killed = time.monotonic() + 1.5, 0
     while time.monotonic() < deadline or children:
         while len(children) < 3 and time.monotonic() < deadline:
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    work()
-                finally:
-                    os._exit(0)
-            children.append(pid)
-        time.sleep(0.02)
+            children.append(Child(lambda _: work()))
+        time.sleep(0.02)  # between two deaths
         if time.monotonic() < deadline:
-            os.kill(children[0], signal.SIGKILL)
+            os.kill(children[0].pid, signal.SIGKILL)
             killed += 1
-        pid = children.pop(0)
-        os.waitpid(pid, 0)
+        assert children.pop(0).end()[0] in (0, -signal.SIGKILL)
     work()
     tasks = list(queue)
     assert killed > 10 and len(tasks) == number and {task.state for task in tasks} == {"done"}
@@ -596,7 +586,7 @@ def test_somebody_has_tidied_up(queue: TaskQueue, jobs: Path) -> None:
     first = claimed(queue)
     shutil.rmtree(jobs / "slots")
     assert first.fail("no", delay=0) and queue.get(ids[0]).error == "no"
-    time.sleep(0.01)
+    queue.taker.finder.forget()
     second = claimed(queue)
     assert second.id == ids[0]
     third = claimed(queue)
@@ -610,7 +600,7 @@ def test_the_sheet_is_gone(queue: TaskQueue, jobs: Path) -> None:
     queue.put("gone")
     shutil.rmtree(jobs / "sheets")
     assert queue.claim() is None
-    time.sleep(0.02)
+    queue._sheets._current[0]._sure_at = -1.0  # as it is a moment later
     id = queue.put("here")
     assert queue.get(id).payload == "here" and claim_all(TaskQueue(jobs)) == ["here"] == [queue.get(id).payload]
 
@@ -981,7 +971,7 @@ def test_what_is_purged_is_synced_first(jobs: Path, monkeypatch: pytest.MonkeyPa
     failed, *_ = queue.put_all(range(1001), attempts=1)
     claimed(queue).fail("no")
     claim_all(queue)
-    time.sleep(A_MOMENT)
+    leave_alone(queue)
     said: list[str] = []
     fdatasync, unlink = system.fdatasync, system.unlink
     monkeypatch.setattr(
@@ -1086,7 +1076,7 @@ def test_a_putter_that_was_stopped_for_long(queue: TaskQueue, jobs: Path, monkey
         other._sequence._lock = lambda fd: None  # type: ignore[method-assign]
         other.put_all(range(5))
         assert len(claim_all(other)) == 5
-        time.sleep(A_MOMENT)
+        leave_alone(other)
         assert TaskQueue(jobs).claim() is None and os.listdir(jobs / "sheets/0/past") == ["000000000"]
         return append(sheets, level, 0, text)
 
@@ -1097,7 +1087,7 @@ def test_a_putter_that_was_stopped_for_long(queue: TaskQueue, jobs: Path, monkey
     assert len(list(queue)) == 1005 and first[0] in queue and queue.purge() == 1005 and list(queue) == []
 
 
-def test_a_drain_ends_when_one_who_goes_on_has_done_the_last_one(jobs: Path) -> None:
+def test_a_drain_ends_when_one_who_goes_on_has_done_the_last_one(jobs: Path, waits: int) -> None:
     queue = TaskQueue(jobs)
     queue.put("last")
     claim = claimed(queue)
@@ -1109,7 +1099,7 @@ def test_a_drain_ends_when_one_who_goes_on_has_done_the_last_one(jobs: Path) -> 
 
     thread = threading.Thread(target=drain)
     thread.start()
-    time.sleep(0.6)
+    os.read(waits, 1)
     claim.complete()
     completed = time.monotonic()
     thread.join(10)
@@ -1288,9 +1278,11 @@ def test_interrupted_while_it_gets_a_file(jobs: Path, monkeypatch: pytest.Monkey
     with pytest.raises((KeyboardInterrupt, OSError), match=None if error is KeyboardInterrupt else "Input"), claim:
         claim.fail("no", delay=0)
     monkeypatch.undo()
-    time.sleep(0.02)
     assert files_of(queue) == [id] and os.listdir(jobs / "running") == []
-    assert claim_all(queue) == ["x"] and states(queue) == {"done": 1} and queue.get(id).error is None
+    again = queue.claim(timeout=5)
+    assert again is not None
+    again.complete()
+    assert states(queue) == {"done": 1} and queue.get(id).error is None
     assert all(queue._lines.slots.text(name) == b"" for name in os.listdir(jobs / "slots"))
 
 
@@ -1424,13 +1416,13 @@ def test_who_purges_goes_on_with_what_is_urgent(queue: TaskQueue) -> None:
 
 def test_an_id_is_seen_while_it_gets_a_file(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     id = queue.put("x")
-    other, read_line = TaskQueue(jobs), queue._read_line
+    other, on_sheet = TaskQueue(jobs), queue._looker._on_sheet
 
     def late(id: str) -> Any:
         other._give_file(id)
-        return read_line(id)
+        return on_sheet(id)
 
-    monkeypatch.setattr(queue, "_read_line", late)
+    monkeypatch.setattr(queue._looker, "_on_sheet", late)
     assert id in queue and queue.get(id).state == "pending"
 
 
@@ -1538,3 +1530,25 @@ def test_a_task_that_is_done_between_two_looks(queue: TaskQueue, jobs: Path, mon
 
     monkeypatch.setattr(other._lines.slots, "text", late)
     assert other.get(id).result == "result"
+
+
+@pytest.mark.parametrize("other", ["bootstrap.sh", "boots", "sheets.txt"])
+def test_a_directory_of_somebody_else_is_not_taken_for_a_queue(jobs: Path, other: str) -> None:
+    jobs.mkdir()
+    (jobs / other).write_text("not ours")
+    with pytest.raises(FileExistsError, match=other):
+        TaskQueue(jobs)
+    assert os.listdir(jobs) == [other]
+
+
+def test_a_link_in_place_of_a_file_is_not_followed(queue: TaskQueue, jobs: Path) -> None:
+    """Neither of the sheet that is to be written, nor of the boot that is noted."""
+    precious = jobs.parent / "precious"
+    precious.write_text("as it was")
+    (jobs / "sheets/0/waiting").mkdir(parents=True)
+    (jobs / "sheets/0/waiting/000000000").symlink_to(precious)
+    (jobs / "sequence").write_bytes(b"%-12s%019d\n" % (b"0", 7))
+    (jobs / "boot").unlink()
+    (jobs / "boot").symlink_to(precious)
+    queue.put("x")
+    assert claim_all(TaskQueue(jobs)) == ["x"] and precious.read_text() == "as it was"

@@ -26,11 +26,6 @@ from holdfast.tasks.verdict import Verdict
 
 
 @pytest.fixture
-def jobs(in_memory: Path) -> Path:
-    return in_memory / "jobs"
-
-
-@pytest.fixture
 def queue(jobs: Path) -> TaskQueue:
     return TaskQueue(jobs, durable=False, retry_after=0.01)
 

@@ -6,13 +6,14 @@ import errno
 import json
 import os
 
-from .. import owner, system
+from .. import owner
 from ..errors import CorruptStore, Unsupported
+from .openfile import publish
 from .places import Places, listed, make, sync_folders
 
 FORMAT = 2
 _BEFORE_SHEETS = 1  # else the same
-_ALSO_OURS = ("sequence", "limits", "schedules", "clock-", "queue.", "boot")
+_ALSO_OURS = ("sequence", "limits", "schedules", "clock-", "queue.", "boot.")
 
 
 def open_directory(places: Places, *, durable: bool, mode: int) -> None:
@@ -44,35 +45,25 @@ def open_directory(places: Places, *, durable: bool, mode: int) -> None:
 
 def _make(places: Places, about: str, *, durable: bool, mode: int) -> None:
     make(places.root)
-    ours = {os.path.basename(folder) for folder in places.folders}
+    ours = {"boot", *(os.path.basename(folder) for folder in places.folders)}
     others = [name for name in listed(places.root) if name not in ours and not name.startswith(_ALSO_OURS)]
     if others:
         text = f"there is something else in this directory ({others[0]}); give the queue one of its own"
         raise FileExistsError(errno.EEXIST, text, places.root)
     for folder in places.folders:
         make(folder)
-    _write_boot(places, mode)
+    write_boot(places, mode)
     _write(about, durable=durable, mode=mode)
 
 
-def _write_boot(places: Places, mode: int) -> None:
-    """So that whoever takes the first task need not look for what was lost when the machine was last started."""
-    fd = system.open_fd(f"{places.root}/boot", system.O_LOCK, mode)
-    try:
-        system.write(fd, (owner.boot_id() or "").encode() + b"\n")
-    finally:
-        system.close(fd)
+def write_boot(places: Places, mode: int) -> None:
+    """That since the machine was started it was looked whether something was lost before (`lines`)."""
+    publish(f"{places.root}/boot", (owner.boot_id() or "").encode() + b"\n", mode)
 
 
 def _write(about: str, *, durable: bool, mode: int) -> None:
-    private = f"{about}.{os.urandom(8).hex()}.tmp"
-    fd = system.open_fd(private, system.O_NEW, mode)
-    try:
-        system.write(fd, json.dumps({"format": FORMAT, "what": "tasks of Holdfast"}).encode() + b"\n")
-        system.fsync(fd)  # also if nobody waits for the disk later: without it, this is no queue
-    finally:
-        system.close(fd)
-    system.rename(private, about)
+    text = json.dumps({"format": FORMAT, "what": "tasks of Holdfast"}).encode() + b"\n"
+    publish(about, text, mode, sync=True)  # also if nobody waits for the disk later: without it, this is no queue
     if durable:
         root = os.path.dirname(about)
         sync_folders(root, os.path.dirname(root))

@@ -10,16 +10,16 @@ from there, by whoever finds it (`left_in`); what is not was never taken.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from .. import owner, system
 from ..errors import CorruptStore
 from . import journal
+from .about import write_boot
 from .claim import Claim, Desk
-from .openfile import OpenFile, read_all
+from .openfile import read_all
 from .places import Places, make, move, move_over, number_of, sync_folders
-from .sheet import LONGEST, MOVED, PURGED, TAKEN, WAITS, Entry, Sheet
+from .sheet import LONGEST, MOVED, ONLY_THIS_FILE, PURGED, TAKEN, WAITS, Entry, Sheet
 from .sheets import Sheets
 from .slots import Slot, Slots
 
@@ -182,17 +182,19 @@ class Lines:
         boot = owner.boot_id()
         if self._is_looked_after or self._desk.shared or boot is None:
             return
-        path = f"{self._places.root}/boot"
-        if read_all(path).decode(errors="replace").strip() != boot:
+        if self._last_boot() != boot:
             self._mend_marks()
             self.recover()
-            private = f"{self._places.new}/{os.getpid()}.{os.urandom(8).hex()}"
-            make(self._places.new)
-            file = OpenFile(private, system.O_NEW, self._desk.mode)
-            system.write(file.fd, boot.encode() + b"\n")
-            file.close()
-            system.rename(private, path)
+            write_boot(self._places, self._desk.mode)
         self._is_looked_after = True
+
+    def _last_boot(self) -> str:
+        try:
+            return read_all(f"{self._places.root}/boot").decode(errors="replace").strip()
+        except OSError as error:
+            if error.errno not in ONLY_THIS_FILE:
+                raise
+            return ""  # something else is in its place, and is replaced
 
     def _is_in_hand(self, entry: Entry) -> bool:
         return bool(entry.slot) and self.slots.text(entry.slot).startswith(entry.sheet.line(entry))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from .. import gate, system
 
 _A_CHUNK = 1 << 16
@@ -60,3 +62,16 @@ def read_all(path: str) -> bytes:
         return read_open(file.fd)
     finally:
         file.close()
+
+
+def publish(path: str, text: bytes, mode: int, *, sync: bool = False) -> None:
+    """Write a file that appears whole, in place of the one that is there."""
+    private = f"{path}.{os.urandom(8).hex()}.tmp"
+    file = OpenFile(private, system.O_NEW, mode)
+    try:
+        write_at(file.fd, text, 0)
+        if sync:
+            system.fsync(file.fd)
+    finally:
+        file.close()
+    system.rename(private, path)

@@ -315,3 +315,23 @@ def _inode(path: str) -> int:
         return system.stat(path, follow_symlinks=False).st_ino
     except FileNotFoundError:
         return 0
+
+
+def check_options(
+    priority: int, attempts: int, delay: float, timeout: float | None, key: str | None, limit: int
+) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > journal.LARGEST:
+        most = journal.LARGEST
+        raise ValueError(f"a priority is a whole number between -{most} and {most}, not {priority!r}")
+    if not isinstance(attempts, int) or attempts < 1:
+        raise ValueError(f"attempts is how often a task may be tried, not {attempts!r}")
+    if not isinstance(delay, int | float) or not 0 <= delay < journal.LONGEST:
+        raise ValueError(f"delay is seconds, not {delay!r}")
+    if timeout is not None and (not isinstance(timeout, int | float) or not 0 < timeout < journal.LONGEST):
+        raise ValueError(f"timeout is seconds, or None; not {timeout!r}")
+    if key is not None:
+        if not isinstance(key, str):
+            raise ValueError(f"a key is a text, not {key!r}")
+        file_name(key)  # raises UnsafePath if it cannot be one
+    if not isinstance(limit, int) or limit < 1:
+        raise ValueError(f"limit is how many may run at once, not {limit!r}")

@@ -29,11 +29,12 @@ from .inventory import Inventory
 from .journal import Task
 from .limits import Limits
 from .lines import Lines
+from .looking import Looker
 from .places import Places, file_name, listed, make, remove, task_id
-from .putting import Putter
+from .putting import Putter, check_options
 from .schedule import OPTIONS, Schedules, last_due, timing
 from .sequence import Sequence
-from .sheet import PURGED, TAKEN, WAITS, is_on_sheet
+from .sheet import TAKEN, WAITS, is_on_sheet
 from .sheets import Sheets
 from .slots import Slots
 from .taking import Taker
@@ -116,6 +117,7 @@ class TaskQueue:
             delay_after=self._delay_after,
         )
         self._lines = Lines(self._places, self._sheets, slots, self._desk)
+        self._looker = Looker(self._places, self._sheets, self._lines, self._is_at_work)
         finder = Finder(self._places, self._sequence, self._sheets, self.clock)
         self.taker = Taker(self._places, self._desk, finder, limits, self._lines, stale_after)
 
@@ -146,7 +148,7 @@ class TaskQueue:
         key, limit: of the tasks with one key, so many run at the same time
         wait: how long to wait if there are `max_pending`; 0: QueueFull at once, None: for ever
         """
-        _check(priority, attempts, delay, timeout, key, limit)
+        check_options(priority, attempts, delay, timeout, key, limit)
         if self.max_pending is not None and (id is None or id not in self):
             self._putter.wait_for_room(wait)
         if id is None:
@@ -177,7 +179,7 @@ class TaskQueue:
         wait: float | None = 0,
     ) -> list[str]:
         """`put` for each of them, and give their ids. With `durable`, much faster: the disk is waited for once."""
-        _check(priority, attempts, delay, timeout, key, limit)
+        check_options(priority, attempts, delay, timeout, key, limit)
         ids: list[str] = []
         payloads = iter(payloads)
         options: dict[str, Any] = {"priority": priority, "attempts": attempts, "delay": delay, "timeout": timeout}
@@ -216,7 +218,7 @@ class TaskQueue:
         unknown = set(options) - OPTIONS
         if unknown:
             raise TypeError(f"a schedule cannot have {', '.join(sorted(unknown))}")
-        _check(**{**_USUAL, **options})
+        check_options(**{**_USUAL, **options})
         id = f"{name}@2000-01-01T00:00:00Z"  # that of a task that is put must be possible, and so must its first line
         file_name(id)
         journal.first_line(id, payload, 0, 1, None, None, 1, 0)
@@ -311,74 +313,30 @@ class TaskQueue:
 
     def __iter__(self) -> Iterator[Task]:
         """Every task there is, in whatever state. This claims nothing."""
-        names = listed(self._places.tasks)
-        for name in names:
-            try:
-                yield self._read(f"{self._places.tasks}/{name}")
-            except (OSError, CorruptStore):
-                pass  # purged meanwhile, damaged, or no file: `get` says how
-        files = set(names)
-        for sheet in self._sheets.all():
-            done = sheet.done()
-            for entry in sheet.entries():
-                if entry.id in done and entry.kind == TAKEN and entry.id not in files:
-                    yield journal.parse(sheet.line(entry) + done[entry.id], sheet.path)
-                elif entry.kind != PURGED and entry.id not in files:  # also if it has got a file meanwhile
-                    with suppress(NoSuchTask, CorruptStore):
-                        yield self.get(entry.id)
+        return self._looker.all()
 
     def get(self, id: str) -> Task:
         """What is known of a task. Raises NoSuchTask."""
-        for _ in range(2 if is_on_sheet(id) else 1):
-            try:
-                return self._read(self._places.own(id))
-            except FileNotFoundError:
-                task = self._read_line(id)
-            if task is not None:
-                return task
-        raise self._no_such(id) from None
+        task = self._looker.find(id)
+        if task is None:
+            raise self._no_such(id)
+        return task
 
     def _no_such(self, id: str) -> NoSuchTask:
         return NoSuchTask(f"{self.path}: there is no task {id!r}", path=self.path)
 
     def __contains__(self, id: str) -> bool:
         try:
-            self.get(id)
-        except NoSuchTask:
-            return False
+            return self._looker.find(id) is not None
         except (CorruptStore, OSError):
             return True
-        return True
 
     def files_of(self, id: str) -> tuple[str, ...]:
         """One of these is written to when something happens to a task."""
-        own = self._places.own(id)
-        entry = None if system.access(own, 0) else self._sheets.find(id)
-        return (own,) if entry is None else entry.sheet.watched
-
-    def _read_line(self, id: str) -> Task | None:
-        """If it has no file of its own."""
-        for last in (False, True):
-            text, slot = self._lines.text(id) or (b"", "")
-            if not text:
-                return None
-            task = journal.parse(text, id)
-            if not slot or task.state != "running" or self._desk.is_locked(self._lines.slots.path(slot)):
-                break
-            if last:
-                object.__setattr__(task, "state", "pending")  # its worker is dead, and the next one takes it
-        return task
+        return self._looker.files_of(id)
 
     def _is_at_work(self, path: str) -> bool:
         return self.is_shared or self._desk.is_locked(path)
-
-    def _read(self, path: str) -> Task:
-        task = journal.read_file(path)
-        if task.state == "running" and not self.is_shared and not self._desk.is_locked(path):
-            task = journal.read_file(path)  # it may have ended between the two looks
-            if task.state == "running":
-                object.__setattr__(task, "state", "pending")  # its worker is dead, and the next one takes it
-        return task
 
     def ids(self, state: str) -> list[str]:
         """Of the tasks in a state, by where they are: no file is read. Those that wait come in their order."""
@@ -535,21 +493,3 @@ class TaskQueue:
 
 def _random_id() -> str:
     return os.urandom(12).hex()
-
-
-def _check(priority: int, attempts: int, delay: float, timeout: float | None, key: str | None, limit: int) -> None:
-    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > journal.LARGEST:
-        most = journal.LARGEST
-        raise ValueError(f"a priority is a whole number between -{most} and {most}, not {priority!r}")
-    if not isinstance(attempts, int) or attempts < 1:
-        raise ValueError(f"attempts is how often a task may be tried, not {attempts!r}")
-    if not isinstance(delay, int | float) or not 0 <= delay < journal.LONGEST:
-        raise ValueError(f"delay is seconds, not {delay!r}")
-    if timeout is not None and (not isinstance(timeout, int | float) or not 0 < timeout < journal.LONGEST):
-        raise ValueError(f"timeout is seconds, or None; not {timeout!r}")
-    if key is not None:
-        if not isinstance(key, str):
-            raise ValueError(f"a key is a text, not {key!r}")
-        file_name(key)  # raises UnsafePath if it cannot be one
-    if not isinstance(limit, int) or limit < 1:
-        raise ValueError(f"limit is how many may run at once, not {limit!r}")
