@@ -130,7 +130,10 @@ class Pids:
 
         def private_name(path: str) -> str:
             actor = self.run.current if self.run is not None else None
-            return name(path) if actor is None else name(path).replace(str(os.getpid()), str(FIRST_PID + actor.number))
+            if actor is None:
+                return name(path)
+            # With its dots: a short pid is found among the random digits too.
+            return name(path).replace(f".{os.getpid()}.", f".{FIRST_PID + actor.number}.")
 
         def process_exists(pid: int) -> bool:
             assert self.run is not None
