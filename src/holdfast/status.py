@@ -96,6 +96,9 @@ class Status:
         return asdict(self)
 
 
+_KERNEL_LOCKS = ("FLOCK", "OFDLCK")
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     """One line of /proc/locks or of a `lock:` in fdinfo."""
@@ -170,13 +173,7 @@ def _holders(fd: int, st: os.stat_result, families: tuple[str, ...], first: int 
     place = _place(fd, st)
 
     def counts(line: _Line) -> bool:
-        return (
-            (line.device, line.inode) == place
-            and line.family in families
-            and not line.blocked
-            and line.start >= first
-            and line.start != system.REMOVAL_BYTE
-        )
+        return (line.device, line.inode) == place and _counts(line, families, first)
 
     named = [line for line in _lines(table) if counts(line)]
     found: list[Holder] = []
@@ -187,15 +184,24 @@ def _holders(fd: int, st: os.stat_result, families: tuple[str, ...], first: int 
         found.extend(_holder(pid, line.shared) for line in locks if counts(line))
     if not found and named:
         # Open-file-description locks name nobody, and one who took a lock may be gone, its descriptor inherited.
-        seen: set[int] = set()
-        for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-            for line in _locks_of(pid, place) or ():
-                # An exclusive lock that several processes have is one that was inherited.
-                if counts(line) and (line.shared or line.start not in seen):
-                    seen.add(line.start)
-                    found.append(_holder(pid, line.shared))
-        if not found:
-            found.extend(_holder(None, line.shared) for line in named)
+        return _search(place, families, first) or tuple(_holder(None, line.shared) for line in named)
+    return tuple(found)
+
+
+def _counts(line: _Line, families: tuple[str, ...], first: int) -> bool:
+    return line.family in families and not line.blocked and line.start >= first and line.start != system.REMOVAL_BYTE
+
+
+def _search(place: tuple[str, int], families: tuple[str, ...], first: int = 0) -> tuple[Holder, ...]:
+    """Who has a lock on a file, by asking every process."""
+    found: list[Holder] = []
+    seen: set[int] = set()
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        for line in _locks_of(pid, place) or ():
+            # An exclusive lock that several processes have is one that was inherited.
+            if _counts(line, families, first) and (line.shared or line.start not in seen):
+                seen.add(line.start)
+                found.append(_holder(pid, line.shared))
     return tuple(found)
 
 
@@ -241,11 +247,12 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
         return Status(path, "lock", held=False, waiters=waiters)
     try:
         st = system.fstat(fd)
-        holders = _holders(fd, st, ("FLOCK", "OFDLCK"))
+        holders = _holders(fd, st, _KERNEL_LOCKS)
         if not holders:
             ranged = mount_at(st.st_dev, path).ranged  # other machines' locks, which /proc does not show
             if system.range_taken(fd) if ranged else not _is_free(fd):
-                holders = (Holder(None),)
+                # In a container, /proc/locks is silent about a lock whose taker is gone, its descriptor inherited.
+                holders = _search(_place(fd, st), _KERNEL_LOCKS) or (Holder(None),)
     finally:
         system.close(fd)
     return Status(
