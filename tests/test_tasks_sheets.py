@@ -1037,7 +1037,7 @@ def test_half_a_mark_of_the_living(queue: TaskQueue, jobs: Path) -> None:
         line.sheet.set_mark(line, b"x")
         assert queue.claim() is None and queue.taker.try_claim(look=True) is None
         assert os.listdir(jobs / "slots") == [slot.name]
-        line.sheet.set_mark(line, b"x", "f" * 16)
+        line.sheet.set_mark(line, b"x" + b"f" * 16)
     assert queue.taker.try_claim(look=True) is None and os.listdir(jobs / "slots") == []
 
 
@@ -1382,14 +1382,14 @@ def test_what_waits_on_an_old_sheet_is_recovered(queue: TaskQueue, jobs: Path) -
 def test_a_slot_is_given_back_once(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted at the very end."""
     queue.put_all("abc")
-    keep, times = Slots.keep, iter([1])
+    give_back, times = Slots.give_back, iter([1])
 
     def interrupted(slots: Slots, slot: Slot) -> None:
-        keep(slots, slot)
+        give_back(slots, slot)
         for _ in times:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Slots, "keep", interrupted)
+    monkeypatch.setattr(Slots, "give_back", interrupted)
     with pytest.raises((KeyboardInterrupt, NotLocked)), claimed(queue) as claim:
         claim.complete()
     monkeypatch.undo()

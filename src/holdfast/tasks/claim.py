@@ -11,9 +11,9 @@ and another one took the task) finds a newer token in the file, and its result i
 from __future__ import annotations
 
 import os
+from _thread import RLock
 from collections.abc import Callable
 from contextlib import suppress
-from threading import RLock
 from time import monotonic
 from types import TracebackType
 
@@ -37,6 +37,11 @@ class Claim:
     `progress(done, total, note)` says how far it is.
     """
 
+    outcome: str | None = None  # how it ended, if we have ended it
+    _said_at = 0.0
+    _progress_at = -1  # where the last line begins, if that says how far it is
+    _unsaid: dict[str, object] | None = None  # how far it is, if that was too soon to be written
+
     def __init__(self, desk: Desk, fd: int, place: str, task: Task, text: bytes, leaf: Leaf | None = None) -> None:
         self.task = task
         self.id = task.id
@@ -48,11 +53,7 @@ class Claim:
         self._end = self._begun = len(text)  # where the next line goes
         self._is_torn = not text.endswith(b"\n")  # somebody died while it wrote
         self._book = gate.book
-        self._said_at = 0.0
-        self._progress_at = -1  # where the last line begins, if that says how far it is
-        self._unsaid: dict[str, object] | None = None  # how far it is, if that was too soon to be written
         self._open = True
-        self.outcome: str | None = None  # how it ended, if we have ended it
         self._mutex = RLock()  # a thread of the handler may say how far it is while it ends
 
     @property
@@ -136,7 +137,8 @@ class Claim:
             if leaf is None or self._end != self._begun or self._unsaid is not None or len(line) > leaf.longest:
                 self._finish(line)
             else:
-                self._check_open()
+                if not self._open or self._book is not gate.book:
+                    self._check_open()
                 leaf.complete(self.id, line, sync=self._desk.durable)
                 self._open = False
             self.outcome = "done"

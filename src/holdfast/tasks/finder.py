@@ -40,33 +40,26 @@ class Finder:
         self._listed_at, self._listed = 0.0, b""  # when, and what was known then
         self._exhausted: dict[int, tuple[int | None, float]] = {}  # of a priority: its number, and when
         self._is_on_sheet = False  # do these come from the sheet?
-        self._failures = 0
         self._has_looked = False
         self.next_due: float | None = None  # by `clock`; None: nothing is delayed
 
-    def __iter__(self) -> Iterator[tuple[str | Entry, str]]:
-        """Where the next ones are, and the names of these places, each once. They may be gone, or not to be had."""
-        tried: set[str] = set()
+    def next(self, tried: set[str]) -> tuple[str, str | Entry] | None:
+        """The place of the next one that was not tried, and what is there: it may be gone, or not to be had."""
         while True:
             self._look_for_news()
             if not self._names and not self._list(tried):
-                return
-            self._failures += 1
-            if self._failures > _IN_VAIN and len(self._names) > _LONGEST_SKIP:
+                return None
+            if len(tried) >= _IN_VAIN and len(self._names) > _LONGEST_SKIP:
                 # The next ones are others' too. What is skipped is found again when it is listed again.
                 del self._names[-randrange(1, _LONGEST_SKIP) :]
             try:
-                place, source = self._names.pop()
+                found = self._names.pop()
             except IndexError:
                 continue  # another thread was quicker
             if not self._names:
                 self._leave_sheet()
-            tried.add(place)
-            yield source, place
-
-    def found(self) -> None:
-        """The last one was there."""
-        self._failures = 0
+            tried.add(found[0])
+            return found
 
     def forget(self) -> None:
         self._seen = b""

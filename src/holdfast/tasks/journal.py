@@ -24,7 +24,8 @@ from ..errors import CorruptStore
 from ..record import depth_of
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
-_decode = json.JSONDecoder().raw_decode  # the other one looks for blanks first, which takes as long again
+# What its methods call after they have looked for blanks, which takes as long again.
+_decode = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _A_CHUNK = 1 << 12  # more than most have; a buffer as large is made for each
 
 LARGEST = 10**9  # priority
@@ -95,34 +96,34 @@ def first_line(
         more += f', "delay": {_encode(delay)}'
     id, what = _encode(task_id) if task_id else '""', _encode(payload)
     said = f'{{"id": {id}, "payload": {what}, "priority": {priority:d}, "attempts": {attempts:d}{more}'
-    text = f'{said}, "put": "{moment()}"}}\n'.encode("utf-8", "surrogatepass")
+    text = b'%s, "put": "%s"}\n' % (said.encode("utf-8", "surrogatepass"), moment())
     if depth_of(text) > _DEEPEST:
         raise ValueError(f"a payload nested more than {_DEEPEST} deep could not be read again")
     return text
 
 
 def line(said: dict[str, object], at: str = "at") -> bytes:
-    said[at] = moment()
+    said[at] = moment().decode()
     return _encode(said).encode("utf-8", "surrogatepass") + b"\n"
 
 
-_second = (0, "")
+_second = (0, b"")  # when it begins, in microseconds, and as it is written
 
 
-def moment() -> str:
+def moment() -> bytes:
     """Now, as it is written. Most moments are in the same second as the one before."""
     global _second
-    seconds, rest = divmod(time_ns(), 1_000_000_000)
-    last, text = _second
-    if last != seconds:
-        text = strftime("%Y-%m-%dT%H:%M:%S", gmtime(seconds))
-        _second = (seconds, text)
-    return f"{text}.{rest // 1000:06d}Z"
+    now = time_ns() // 1000
+    begin, text = _second
+    if not 0 <= now - begin < 1_000_000:
+        seconds = now // 1_000_000
+        begin, text = _second = (seconds * 1_000_000, strftime("%Y-%m-%dT%H:%M:%S", gmtime(seconds)).encode())
+    return b"%s.%06dZ" % (text, now - begin)
 
 
 def done_line(result: object) -> bytes:
     if result is None:
-        return b'{"is": "done", "result": null, "at": "%s"}\n' % moment().encode()
+        return b'{"is": "done", "result": null, "at": "%s"}\n' % moment()
     text = line({"is": "done", "result": result})
     if depth_of(text) > _DEEPEST:
         raise ValueError(f"a result nested more than {_DEEPEST} deep could not be read again")
@@ -141,7 +142,7 @@ def running_line(token: int) -> bytes:
         said = _encode({"worker": f"{me.pid}@{me.host}", "by": me.random.decode(), "boot": me.boot})[1:-1]
         _beginning = b', %s, "at": "' % said.encode()
         _written_by = me
-    return b'{"is": "running", "token": %d%s%s"}\n' % (token, _beginning, moment().encode())
+    return b'{"is": "running", "token": %d%s%s"}\n' % (token, _beginning, moment())
 
 
 def is_done_line(line: bytes) -> bool:
@@ -187,13 +188,27 @@ def was_never_put(path: str) -> bool:
 
 def parse(text: bytes, path: str) -> Task:
     """What the lines say. CorruptStore: the first one does not say what there is to do."""
-    first, *rest = text.split(b"\n")
+    first, _, rest = text.partition(b"\n")
     said = _object(first)
     if said is None or not isinstance(said.get("id"), str) or "payload" not in said:
         raise CorruptStore(
             f"{path}: its first line does not describe a task. Mend it, or remove the file.", path=path, line=1
         )
-    known: dict[str, Any] = {
+    known = _options(said)
+    if not rest:
+        task = object.__new__(Task)  # what it does not say is as the class says
+        task.__dict__.update(known)
+        return task
+    return _with_history(known, [one for one in map(_object, rest.split(b"\n")) if one is not None])
+
+
+def _options(said: dict[str, Any]) -> dict[str, Any]:
+    """What the first line says, and can mean; somebody may have edited it."""
+    priority, attempts = said.get("priority"), said.get("attempts")
+    is_sound = type(priority) is type(attempts) is int and -LARGEST <= priority <= LARGEST
+    if is_sound and len(said) == 5 and "put" in said:
+        return said  # and nothing else, as most of them
+    known = {
         "id": said["id"],
         "payload": said["payload"],
         "priority": max(-LARGEST, min(LARGEST, _integer(said.get("priority"), 0))),
@@ -206,11 +221,7 @@ def parse(text: bytes, path: str) -> Task:
         known["key"], known["limit"] = said["key"], max(1, _integer(said.get("limit"), 1))
     if "delay" in said:
         known["delay"] = _seconds(said["delay"])
-    if not any(rest):
-        task = object.__new__(Task)  # what it does not say is as the class says
-        task.__dict__.update(known)
-        return task
-    return _with_history(known, [one for one in map(_object, rest) if one is not None])
+    return known
 
 
 def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
@@ -248,8 +259,8 @@ def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
 def _object(text: bytes) -> dict[str, Any] | None:
     try:
         line = text.decode("utf-8", "surrogatepass").strip()
-        said, end = _decode(line)
-    except (ValueError, RecursionError):
+        said, end = _decode(line, 0)
+    except (ValueError, RecursionError, StopIteration):
         return None
     return said if isinstance(said, dict) and end == len(line) else None
 

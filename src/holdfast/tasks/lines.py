@@ -24,6 +24,7 @@ from .sheets import Sheets
 from .slots import Slot, Slots
 
 _TRIES = 3
+_BEGUN = {"state": "running", "tried": 1, "token": 1}
 
 
 class Lines:
@@ -34,28 +35,27 @@ class Lines:
         self._desk = desk
         self._is_looked_after = False  # since the machine was started
 
-    def take(self, entry: Entry) -> Claim | None:
+    def take(self, entry: Entry, place: str) -> Claim | None:
         """Begin a task that waits. None: somebody else has it."""
-        more = journal.running_line(1)
-        claim = self._take(entry, more)
+        claim = self._take(entry, place, journal.running_line(1))
         if claim is not None:
             # It was made for this claim, and nobody else has seen it yet.
-            claim.task.__dict__.update(state="running", tried=1, token=1)
+            claim.task.__dict__.update(_BEGUN)
         return claim
 
-    def _take(self, entry: Entry, more: bytes) -> Claim | None:
+    def _take(self, entry: Entry, place: str, more: bytes) -> Claim | None:
         slot = self.slots.get()
         taken = entry.sheet.take(entry, slot, more)  # if this fails, or is interrupted, it is as if we had died
         if taken is None:
             self.slots.keep(slot)
             return None
         task, text = taken
-        return Claim(self._desk, slot.file.fd, entry.place, task, text, Leaf(self, entry, slot, more))
+        return Claim(self._desk, slot.file.fd, place, task, text, Leaf(self, entry, slot, more))
 
     def give_file(self, entry: Entry) -> str | None:
         """One that waits, or that nobody has: then it waits, with a file of its own. Gives its place; None: somebody
         was quicker."""
-        claim = self._take(entry, b"")
+        claim = self._take(entry, entry.place, b"")
         if claim is None:
             return None
         claim.put_back()
@@ -287,8 +287,8 @@ class Leaf:
         self.entry = entry
         self.slot = slot
         self._begun = begun  # the line that says so
-        self._is_completing = self._has_left = False
 
+    _is_completing = _has_left = False
     longest = LONGEST
 
     @property

@@ -19,7 +19,8 @@ from .places import IN_A_BUCKET, Places, listed, number_of
 
 LATER = "later"
 _LINE = 32
-_SIZES = (1 << 7, 1 << 12, 1 << 20)
+_SHORT = 1 << 7
+_SIZES = (_SHORT, 1 << 12, 1 << 20)
 _A_MOMENT, _PATIENCE = 0.000_05, 1.0  # seconds
 
 
@@ -66,7 +67,9 @@ class Sequence:
 
     def read(self) -> bytes:
         """Different whenever something was put since."""
-        return _read(self.fd)
+        fd = self.fd
+        text = system.pread(fd, _SHORT, 0)
+        return text if len(text) < _SHORT else _read(fd)
 
     def put(self, level: int, move: Callable[[int], object]) -> None:
         """Give `move` the next number of a priority."""

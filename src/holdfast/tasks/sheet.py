@@ -49,6 +49,7 @@ _BLANK = WAITS * _MARK
 _BEGINNING = re.compile(rb'([ xmp][0-9a-f ]{16} )\{"id": "([1-9][0-9]{0,17}-[0-9a-f]{16})"')
 _BEFORE_WAITING = b'\n%18s{"id": "' % b""
 _ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{16}")
+_WAITING_ID = re.compile(rb'([1-9][0-9]{0,17}-[0-9a-f]{16})"').match
 # What a file can be that somebody has put there, or may not be used, or is damaged.
 ONLY_THIS_FILE = frozenset(
     {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EINVAL, errno.ESPIPE}
@@ -79,7 +80,7 @@ def new_id(number: int) -> str:
 
 def place_of(id: str) -> str:
     """As if it had a file."""
-    return f"{id.partition('-')[0]:0>{NUMBER_DIGITS}}.{id}"
+    return f"{id.partition('-')[0].rjust(NUMBER_DIGITS, '0')}.{id}"
 
 
 class Entry(NamedTuple):
@@ -217,7 +218,8 @@ class Sheet:
 
     def waiting(self) -> list[Entry]:
         """What waits, in order."""
-        return list(self._waiting_in(b"\n" + self._read(), -1))
+        text = b"\n" + self._read()
+        return self._waiting_in(text, -1, len(text))
 
     def next_waiting(self, without: Collection[str] = (), *, alone: bool = False) -> list[Entry]:
         """The next ones that wait, a page of them, `without` those in some places. `alone`: if possible, of the first
@@ -244,10 +246,10 @@ class Sheet:
             self.leave_page()
             if ends:
                 break
-            if is_first:
-                self._first_page = page  # nothing waits before it
             is_first = is_first and is_full and not waiting
             page += 1
+            if is_first:
+                self._first_page = page  # nothing waits before it
         for other in others:
             found = [entry for entry in self._on_page(other)[0] if entry.place not in without]
             if found:
@@ -265,24 +267,28 @@ class Sheet:
             text = text[:1] + system.pread(self._file.fd, size - 1, start + 1)
         end = text.find(b"\n", last + 1)
         is_full = end >= _PAGE and text[end - 1] == _CLOSED if last >= 0 else len(text) > _PAGE
-        return list(self._waiting_in(text, start, _PAGE)), not text[: _PAGE + 1].strip(b"\n"), is_full
+        # The beginning may have been read before somebody wrote, and the rest after that.
+        is_full = is_full and b"\n\n" not in text[:end]
+        return self._waiting_in(text, start, _PAGE - 1), not text[: _PAGE + 1].strip(b"\n"), is_full
 
     def leave_page(self) -> None:
         page, self._page = self._page, -1
         if page >= 0 and self._file.is_ours:
             system.unlock_byte(self._file.fd, _PAGES + page)
 
-    def _waiting_in(self, text: bytes, start: int, most: int | None = None) -> Iterator[Entry]:
-        """The lines behind a line end, and not behind the most. (No pattern: that takes ten times as long.)"""
-        at = text.find(_BEFORE_WAITING)
-        while at >= 0 and (most is None or at < most):
-            begin, end = at + 1, text.find(b"\n", at + len(_BEFORE_WAITING))
+    def _waiting_in(self, text: bytes, start: int, most: int) -> list[Entry]:
+        """The lines behind a line end, and not behind the most. (To look for the whole pattern takes much longer.)"""
+        found = []
+        at = text.find(_BEFORE_WAITING, 0, most + len(_BEFORE_WAITING))
+        while at >= 0:
+            match = _WAITING_ID(text, at + len(_BEFORE_WAITING))
+            end = text.find(b"\n", at + 1)
             if end < 0:
                 break
-            id = text[at + len(_BEFORE_WAITING) : text.find(b'"', at + len(_BEFORE_WAITING), end)].decode("latin-1")
-            if text[end - 1] == _CLOSED and is_on_sheet(id):
-                yield Entry(self, start + begin, end + 1 - begin, id, _BLANK)
-            at = text.find(_BEFORE_WAITING, end)
+            if match is not None and text[end - 1] == _CLOSED:
+                found.append(Entry(self, start + at + 1, end - at, match[1].decode(), _BLANK))
+            at = text.find(_BEFORE_WAITING, end, most + len(_BEFORE_WAITING))
+        return found
 
     def entries(self, marks: bytes = b" xmp") -> Iterator[Entry]:
         """All with one of these marks."""
@@ -323,7 +329,7 @@ class Sheet:
         """
         fd = self._file.fd
         with self._mutex:
-            if not self.is_ours or not self._lock_line(entry):
+            if not self._file.is_ours or not self._lock_line(entry):
                 return None
             try:
                 text = system.pread(fd, entry.length, entry.at)
@@ -340,7 +346,7 @@ class Sheet:
                     task = Task("", None)
                 text = line + more
                 slot.fill(text)
-                self.set_mark(entry, TAKEN, slot.name)
+                self.set_mark(entry, slot.mark)
             finally:
                 system.unlock_byte(fd, _LINES + entry.at)
         return task, text
@@ -384,8 +390,8 @@ class Sheet:
             raise PermissionError(errno.EACCES, "to change a task, one has to be allowed to write here", self.path)
         return system.lock_byte(self._file.fd, _LINES + entry.at)
 
-    def set_mark(self, entry: Entry, mark: bytes, slot: str = "") -> None:
-        write_at(self._file.fd, (mark + slot.encode()).ljust(_MARK), entry.at)
+    def set_mark(self, entry: Entry, mark: bytes) -> None:
+        write_at(self._file.fd, mark.ljust(_MARK), entry.at)
 
     # What became of them.
 
@@ -393,7 +399,9 @@ class Sheet:
         """The lines that a file of its own would have: that it was begun, and that it is done."""
         name = id.encode()
         text = b"\n%s %s%s %s" % (name, begun, name, line)
-        file = self._open_done(sync)  # kept: another thread may have opened it anew meanwhile, by a fork
+        file = self._done
+        if file is None or not file.is_ours:
+            file = self._open_done(sync)
         written = system.write(file.fd, text)
         while written < len(text):  # the disk is full, and says so the next time
             written += system.write(file.fd, text[written:])

@@ -18,7 +18,7 @@ from . import journal
 from .journal import Task
 from .openfile import OpenFile
 from .places import Places, listed, make, remove
-from .sheet import is_on_sheet
+from .sheet import TAKEN, is_on_sheet
 
 _EMPTY = b"\n"
 
@@ -28,6 +28,7 @@ class Slot:
 
     def __init__(self, path: str, name: str, file: OpenFile) -> None:
         self.path, self.name, self.file = path, name, file
+        self.mark = TAKEN + name.encode()  # of the line that is in it
         self.length = 0
         self.is_shared = False  # somebody may have a copy of the descriptor, and with it the lock
 
@@ -116,7 +117,7 @@ class Slots:
         if slot.is_shared or not slot.file.is_ours:
             slot.remove()
         else:
-            self.keep(slot)
+            self._idle.append(slot)
 
     def close(self) -> None:
         """Nothing more is to be done here."""

@@ -61,31 +61,27 @@ class Taker:
             if claim is not None:
                 self._looked_at = 0.0  # there may be more
                 return claim
-        for source, place in self.finder:
-            claim = self._try(source, place)
+        tried: set[str] = set()
+        while (found := self.finder.next(tried)) is not None:
+            claim = self._try(*found)
             if claim is not None:
-                self.finder.found()
                 return claim
         return None
 
-    def _try(self, source: str | Entry, place: str) -> Claim | None:
-        path = source if isinstance(source, str) else source.sheet.path
+    def _try(self, place: str, source: str | Entry) -> Claim | None:
         try:
-            if isinstance(source, Entry):
-                return self._try_line(source, place)
-            return self._desk.take(source, place, self._limits.admit)
+            if isinstance(source, str):
+                return self._desk.take(source, place, self._limits.admit)
+            if not self._desk.shared:
+                return self._lines.take(source, place)
+            # Who is on the machine with the disk, where this was put, does not see that somebody here has a slot.
+            path = self._lines.give_file(source)
+            return None if path is None else self._desk.take(path, place, self._limits.admit)
         except _NOT_A_TASK as error:
             self._put_aside(source, place, error)
         except OSError as error:
-            self._pass_over(path, error)
+            self._pass_over(source if isinstance(source, str) else source.sheet.path, error)
         return None
-
-    def _try_line(self, entry: Entry, place: str) -> Claim | None:
-        if not self._desk.shared:
-            return self._lines.take(entry)
-        # Who is on the machine with the disk, where this was put, does not see that somebody here has a slot.
-        path = self._lines.give_file(entry)
-        return None if path is None else self._desk.take(path, place, self._limits.admit)
 
     def _pass_over(self, path: str, error: OSError) -> None:
         """A directory, a link, another user's: it is in nobody's way but its own."""
