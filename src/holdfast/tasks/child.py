@@ -22,6 +22,7 @@ from .queue import TaskQueue
 _NEVER = float("inf")
 _GRACE = 1.0  # seconds for what ends itself
 _A_WHILE = 1.0
+_BETWEEN_LOOKS = 0.001
 # What passes: whoever meets it tries again later.
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 _DONE, _FAILED, _RETRIED, _GIVEN_BACK = range(4)
@@ -195,16 +196,23 @@ class Loop:
         stop.register(self._stop, select.POLLIN)
         taker = self._queue.taker
         taker.on_dead = self._count_dead
+        looked = 0.0
         try:
             with Idle(self._queue) as idle:
-                while not stop.poll(0):
+                while True:
+                    now = monotonic()
+                    if now - looked > _BETWEEN_LOOKS:  # what takes less than that is not worth asking after each of it
+                        looked = now
+                        if stop.poll(0):
+                            return
                     claim = taker.try_claim() or self._wait(idle)
                     if claim is None:
                         return
                     try:
                         self._do(claim)
                     finally:
-                        claim.abandon()  # if it could not be said how it ended: whoever takes it next goes by its file
+                        if claim.is_open:  # it could not be said how it ended: whoever takes it next goes by its file
+                            claim.abandon()
                         claim = None
         finally:
             taker.leave()
@@ -224,13 +232,14 @@ class Loop:
             self._tell(f"begin {task.timeout or _NEVER} {longest} {_quote(claim.place)}")
             self._end_by_alarm(longest)
         try:
-            self._call(self._on_start, claim)
+            if self._on_start is not None:
+                self._call(self._on_start, claim)
             result = self._run(claim)
         except BaseException as error:  # also SystemExit: it is the task that wants to end, not the worker
             if not self._has_ended(claim):
                 self._failed(claim, error)
         else:
-            if not self._has_ended(claim):
+            if claim.outcome is None or not self._has_ended(claim):
                 self._completed(claim, result)
         finally:
             if tells:
@@ -261,7 +270,8 @@ class Loop:
             _log(error)  # it was taken from us: another one does it
             return
         self._counts[_DONE] += 1
-        self._call(self._on_done, claim)
+        if self._on_done is not None:
+            self._call(self._on_done, claim)
 
     def _failed(self, claim: Claim, error: BaseException) -> None:
         try:
