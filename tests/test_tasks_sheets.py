@@ -807,6 +807,31 @@ def test_a_sheet_that_is_none(queue: TaskQueue, jobs: Path) -> None:
     assert queue.purge() == 1 and queue.recover() == 0 and queue.is_empty() and list(queue) == []
 
 
+@pytest.mark.parametrize("until", [2000, 4090, 4096])
+def test_a_page_whose_beginning_was_read_before_it_was_written_and_the_rest_after_that(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch, until: int
+) -> None:
+    """Nothing keeps a reader from it. What was not seen must not be believed not to be there."""
+    queue.put_all(range(3))
+    found = claim_all(queue)
+    before = sheet(queue).read_bytes()[:until]
+    TaskQueue(jobs).put_all(range(3, 80))
+    pread, times = system.pread, iter([1])
+
+    def pread_torn(fd: int, size: int, at: int) -> bytes:
+        text = pread(fd, size, at)
+        if size > 4096 and at == 0:
+            for _ in times:
+                return before.ljust(until, b"\n") + text[until:]
+        return text
+
+    monkeypatch.setattr(system, "pread", pread_torn)
+    found += claim_all(queue)
+    assert not list(times)
+    assert sorted(found) == list(range(80))
+    assert found != list(range(80)), "it was not torn"
+
+
 def test_the_page_of_another_is_no_obstacle(queue: TaskQueue, jobs: Path) -> None:
     ids = queue.put_all(range(100))
     first = claimed(queue)  # and is at the first page from now on
