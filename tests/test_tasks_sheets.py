@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import threading
 import time
 from collections import Counter
@@ -1167,8 +1168,7 @@ def test_what_is_put_while_one_reads_from_page_to_page(
         return found
 
     monkeypatch.setattr(Sheet, "_on_page", late)
-    assert queue.claim() is None
-    assert claim_all(queue) == ["y" * 3900]
+    assert claim_all(queue) == ["y" * 3900], "at once: the sequence says that there is something new"
 
 
 def test_a_claim_that_was_dropped_is_there_again_at_once(queue: TaskQueue) -> None:
@@ -1577,3 +1577,235 @@ def test_a_link_in_place_of_a_file_is_not_followed(queue: TaskQueue, jobs: Path)
     (jobs / "boot").symlink_to(precious)
     queue.put("x")
     assert claim_all(TaskQueue(jobs)) == ["x"] and precious.read_text() == "as it was"
+
+
+# What somebody else has found who had not written it.
+
+
+@pytest.mark.parametrize("folder", ["slots", "running"])
+@pytest.mark.parametrize("what", ["name", "pipe"])
+def test_what_is_no_slot_and_no_task_does_not_keep_anybody_awake(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch, folder: str, what: str
+) -> None:
+    """To open it for writing, and to close it, would wake whoever had done so."""
+    place = "0" * 16 if folder == "slots" else "000000000001.abc"
+    path = os.fsencode(jobs / folder / place)
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path += b"\xff"
+        Path(os.fsdecode(path)).write_bytes(b"mine\n")
+    open_fd, opened = system.open_fd, []
+
+    def open_seen(name: str, flags: int, *words: Any, **more: Any) -> int:
+        opened.append((os.fsencode(name), flags))
+        return open_fd(name, flags, *words, **more)
+
+    monkeypatch.setattr(system, "open_fd", open_seen)
+    for _ in range(2):
+        assert queue.taker.try_claim(look=True) is None
+    if what == "pipe" or folder == "slots":
+        assert os.path.lexists(path)
+        assert (path, system.O_EXISTING) not in opened
+    queue.put("x")
+    assert claim_all(queue) == ["x"]
+
+
+def test_threads_do_not_spoil_what_one_has_seen(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One looks in vain, and is stopped in the middle; another one puts two, and takes one. The second is not lost."""
+    for priority in (0, 5):
+        queue.put("first", priority=priority)
+        claimed(queue).complete()
+    queue.taker.finder.forget()
+    remove_empty, here, go = finder.remove_empty, threading.Event(), threading.Event()
+
+    def remove_late(folder: str) -> None:
+        if threading.current_thread() is looking and folder.endswith("/5"):
+            here.set()
+            go.wait(0.3)
+        remove_empty(folder)
+
+    monkeypatch.setattr(finder, "remove_empty", remove_late)
+    in_vain: list[Claim | None] = []
+    looking = threading.Thread(target=lambda: in_vain.append(queue.claim()))
+    looking.start()
+    assert here.wait(30)
+    queue.put_all(["x", "y"], priority=5)
+    first = queue.claim()
+    go.set()
+    looking.join()
+    mine = [claim for claim in (first, *in_vain) if claim is not None]
+    time.sleep(0.01)  # after which one looks again
+    queue.put("low")
+    found = [claim.payload for claim in mine] + claim_all(queue)
+    assert sorted(found[:2]) == ["x", "y"] and found[2] == "low"
+    for claim in mine:
+        claim.complete()
+
+
+def test_a_sheet_that_somebody_has_locked_holds_up_nobody(queue: TaskQueue) -> None:
+    queue.put_all(range(999))
+    with open(sheet(queue), "rb") as file:
+        system.lock(file.fileno(), system.SH_NB)
+        assert len(claim_all(queue)) == 999
+        queue.put_all(range(3))
+        began = time.monotonic()
+        for _ in range(3):
+            queue.taker.finder.forget()
+            claimed(queue).complete()
+        assert time.monotonic() - began < 0.9
+
+
+def test_a_sheet_of_which_every_byte_is_locked(queue: TaskQueue) -> None:
+    """By some tool that only reads it. Whoever looks for a task comes to an end all the same."""
+    import fcntl
+
+    queue.put_all(range(100))
+    claimed(queue).complete()
+    found = queue.taker.finder._sheet
+    assert found is not None
+    found.leave_page()
+    with open(sheet(queue), "rb") as file:
+        fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_RDLCK, 0, 0, 0, 0))
+        assert len(found.next_waiting(alone=True)) > 0
+        assert queue.claim() is None
+    assert len(claim_all(queue)) == 99
+
+
+def test_the_next_ones_of_a_sheet_are_of_its_priority(queue: TaskQueue, jobs: Path) -> None:
+    """It was looked at last, in vain, by one who had had something of a higher priority before."""
+    for priority in (3, 0, 5):
+        queue.put("old", priority=priority)
+        claimed(queue).complete()
+    assert queue.claim() is None
+    other = TaskQueue(jobs)
+    append, seen = other._sheets.append, []
+
+    def look_too_soon(*words: Any) -> Sheet | None:
+        sheet = append(*words)
+        seen.append(queue.claim())  # the lines are there, and the number is not written yet
+        return sheet
+
+    other._sheets.append = look_too_soon  # type: ignore[method-assign]
+    other.put_all(["zero"] * 5)
+    TaskQueue(jobs).put("three", priority=3)
+    assert len(seen) == 1 and claimed(queue).payload == "three"
+
+
+@pytest.mark.parametrize("how", ["a claim", "a look"])
+def test_interrupted_when_a_line_is_just_locked(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    id = queue.put("x")
+    lock_byte = system.lock_byte
+
+    def interrupted(fd: int, at: int) -> bool:
+        got = lock_byte(fd, at)
+        if at < 1 << 61:  # a line, not a page
+            raise KeyboardInterrupt
+        return got
+
+    monkeypatch.setattr(system, "lock_byte", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _ = queue.claim() if how == "a claim" else queue.cancel(id)
+    monkeypatch.undo()
+    assert claim_all(TaskQueue(jobs)) == ["x"]
+
+
+def test_interrupted_when_a_sheet_is_just_locked(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.put("x")
+    lock, times = system.lock, iter([1])
+
+    def interrupted(fd: int, op: int) -> None:
+        lock(fd, op)
+        if "/sheets/" in system.name_of_open(fd):
+            for _ in times:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(system, "lock", interrupted)
+    monkeypatch.setattr(sequence.lock_patiently, "__defaults__", (interrupted,))
+    with pytest.raises(KeyboardInterrupt):
+        queue.put("y")
+    monkeypatch.undo()
+    began = time.monotonic()
+    TaskQueue(jobs).put("z")
+    assert time.monotonic() - began < 0.9
+    assert claim_all(queue) == ["x", "z"]
+
+
+def test_a_claim_that_was_interrupted_while_it_was_made(queue: TaskQueue) -> None:
+    half = Claim.__new__(Claim)
+    assert not half.is_open
+    del half
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda line: line + b"  ",
+        lambda line: line + b"\r",
+        lambda line: line.replace(b', "priority"', b',\r "priority"'),
+        lambda line: line[:18] + line[18:].replace(b'": ', b'":').replace(b', "', b',"'),
+    ],
+    ids=["blanks", "CR LF", "CR", "compact"],
+)
+def test_a_line_that_an_editor_has_written(queue: TaskQueue, edit: Any) -> None:
+    ids = queue.put_all(["first", "second", "third"])
+    path = sheet(queue)
+    first, second, rest = path.read_bytes().split(b"\n", 2)
+    path.write_bytes(b"\n".join([first, edit(second), rest]))
+    assert queue.get(ids[1]).payload == "second" and queue.stats()["pending"] == 3
+    assert [task.id for task in queue] == ids and queue.ids("pending") == ids
+    assert claim_all(queue) == ["first", "second", "third"]
+    assert states(queue) == {"done": 3} and queue.get(ids[1]).state == "done"
+    assert queue.purge() == 3
+
+
+def test_a_claim_that_the_collector_finds_while_something_is_put(queue: TaskQueue) -> None:
+    """To end it is to put what its key had kept waiting: the same thread has the sequence then."""
+    for number in range(2):
+        queue.put(number, key="k")
+    claim = claimed(queue)
+    assert queue.claim() is None, "the other one is parked"
+    cycle: list[Any] = [claim]
+    cycle.append(cycle)
+    del claim, cycle
+    queue._sequence.put(0, lambda _: gc.collect())
+    assert sorted(claim_all(queue)) == [0, 1]
+
+
+def test_sheets_of_several_priorities_are_not_read_from_the_beginning_again(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[int] = []
+    on_page = Sheet._on_page
+
+    def counted(sheet: Sheet, page: int) -> Any:
+        pages.append(page)
+        return on_page(sheet, page)
+
+    queue.put_all(range(700), priority=2)
+    assert len(claim_all(queue)) == 700
+    queue.put_all(range(100), priority=1)
+    monkeypatch.setattr(Sheet, "_on_page", counted)
+    for number in range(20):
+        queue.put("urgent", priority=2)
+        for payload in ("urgent", number):
+            claim = claimed(queue)
+            assert claim.payload == payload
+            claim.complete()
+    assert len(pages) < 8 * 20, "of twenty-five"
+
+
+def test_a_claim_and_its_slot_that_the_collector_finds(queue: TaskQueue) -> None:
+    """In whatever order: each descriptor is closed once."""
+    queue.put_all(range(20))
+    claims = [claimed(queue) for _ in range(20)]
+    while claims:
+        claim = claims.pop()
+        assert claim.leaf is not None
+        slot = claim.leaf.slot
+        slot.__dict__["cycle"] = [slot.file, claim] if len(claims) % 2 else [claim, slot.file]
+        del claim, slot
+        gc.collect()
+    assert sorted(claim_all(queue)) == list(range(20))

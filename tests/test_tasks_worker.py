@@ -16,12 +16,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import Child, descriptors, in_child, unpacked, until
 
 from holdfast import Lock, NotLocked, system
-from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, taking
+from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, taking
 from holdfast.tasks.verdict import Verdict
 
 
@@ -495,6 +496,40 @@ def test_a_command_that_outlives_everybody_keeps_its_task(queue: TaskQueue, in_m
     again = queue.claim(timeout=20)
     assert again is not None and again.token == 2
     assert [line.split()[0] for line in noted(in_memory / "out")] == ["start", "end"]
+
+
+def test_what_comes_back_from_a_handler_that_forks_takes_no_other_task(
+    queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_BETWEEN_LOOKS", 60)  # else it is a matter of how long a fork takes
+    queue.put_all(range(50))
+    log = in_memory / "log"
+
+    def handler(task: Claim) -> None:
+        with open(log, "a") as file:
+            file.write(f"{task.payload} {os.getpid()}\n")
+        time.sleep(0.005)
+        if task.payload == 10:
+            os.fork()
+
+    assert Worker(queue, handler).run(drain=True).done == 50
+    said = [line.split() for line in log.read_text().splitlines()]
+    assert [number for number, _ in said] == [str(number) for number in range(50)]
+    assert len({pid for _, pid in said}) == 1
+
+
+@pytest.mark.parametrize("timeout", [30 * 86400.0, 8.9e9])
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_very_long_timeout(queue: TaskQueue, timeout: float, threads: bool) -> None:
+    async def coroutine(task: Claim) -> None:
+        pass
+
+    handlers: list[Any] = [["true"], lambda task: None, coroutine]
+    for handler in handlers:
+        id = queue.put("x", timeout=timeout, attempts=1)
+        assert Worker(queue, handler, threads=threads).run(drain=True).done == 1, queue.get(id).error
+    with pytest.raises(ValueError, match="timeout"):
+        queue.put("x", timeout=9.5e9)
 
 
 def test_a_handler_that_forks_or_closes_everything(queue: TaskQueue, in_memory: Path) -> None:

@@ -196,12 +196,14 @@ class Loop:
         stop.register(self._stop, select.POLLIN)
         taker = self._queue.taker
         taker.on_dead = self._count_dead
-        looked = 0.0
+        looked, book = 0.0, gate.book
         try:
             with Idle(self._queue) as idle:
                 while True:
                     now = monotonic()
-                    if now - looked > _BETWEEN_LOOKS:  # what takes less than that is not worth asking after each of it
+                    # After what has taken less than that, it is not worth asking; unless this is another process, by a
+                    # fork in the handler: that one is to stop.
+                    if now - looked > _BETWEEN_LOOKS or book is not gate.book:
                         looked = now
                         if stop.poll(0):
                             return

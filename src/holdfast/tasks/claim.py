@@ -10,7 +10,9 @@ and another one took the task) finds a newer token in the file, and its result i
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from _thread import RLock
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +40,7 @@ class Claim:
     """
 
     outcome: str | None = None  # how it ended, if we have ended it
+    _open = False
     _said_at = 0.0
     _progress_at = -1  # where the last line begins, if that says how far it is
     _unsaid: dict[str, object] | None = None  # how far it is, if that was too soon to be written
@@ -53,8 +56,8 @@ class Claim:
         self._end = self._begun = len(text)  # where the next line goes
         self._is_torn = not text.endswith(b"\n")  # somebody died while it wrote
         self._book = gate.book
-        self._open = True
         self._mutex = RLock()  # a thread of the handler may say how far it is while it ends
+        self._open = True
 
     @property
     def is_open(self) -> bool:
@@ -349,14 +352,14 @@ class Claim:
         if not self._open:
             return
         self._open = False
-        if self.leaf is not None:
-            self.leaf.slot.file.release()
-        if self._book is gate.book:
-            self._book.open_fds.discard(self._fd)
+        # The collector of garbage may have come to the slot first, and closed it. Then the number is somebody else's.
+        fd = self._fd if self.leaf is None else self.leaf.slot.file.release()
+        if fd >= 0 and self._book is gate.book:
+            self._book.open_fds.discard(fd)
             try:
-                self._desk.lock(self._fd, system.UN)  # first: a child of ours may have a copy of the descriptor
+                self._desk.lock(fd, system.UN)  # first: a child of ours may have a copy of the descriptor
             finally:
-                system.close(self._fd)
+                system.close(fd)
 
 
 class Desk:
@@ -467,6 +470,8 @@ class Desk:
         except FileNotFoundError:
             return False
         try:
+            if not stat.S_ISREG(system.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "this is no file", path)
             self.lock(fd, system.EX_NB if self.shared else system.SH_NB)
             self.lock(fd, system.UN)
             return False

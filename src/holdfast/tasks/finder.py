@@ -8,11 +8,13 @@ with a hundred waiting and with a hundred thousand.
 
 from __future__ import annotations
 
+from _thread import RLock
 from collections.abc import Iterator
 from operator import itemgetter
 from random import randrange
 from time import monotonic
 
+from .. import gate
 from . import sequence
 from .clock import Clock
 from .places import IN_A_BUCKET, Places, listed, move, name_of, number_of, remove_empty
@@ -23,6 +25,7 @@ from .sheets import Sheets
 _IN_VAIN = 2  # so many in a row were gone: others are at the same names
 _LONGEST_SKIP = 8
 _BELIEVED = 0.5  # seconds: somebody may have brought something by hand
+_KEPT = 8  # sheets, each of another priority, that one who takes has open
 _FRESH = 0.005  # seconds for which one believes that what one has seen on a sheet comes next
 
 
@@ -31,11 +34,14 @@ class Finder:
         self._places = places
         self._sheets = sheets
         self._sheet: Sheet | None = None  # the last one that was looked at
+        self._opened: dict[int, Sheet] = {}  # by priority: they know how far they are done
+        self._mutex, self._book = RLock(), gate.book  # for threads
         self._numbers = numbers
         self._clock = clock
         self._seen = b""
         self._known: dict[str, int] = {}
         self._level: int | None = None  # whose names these are
+        self._level_of_sheet = 0
         self._names: list[tuple[str, str | Entry]] = []  # places, and what is there; the first one last
         self._listed_at, self._listed = 0.0, b""  # when, and what was known then
         self._exhausted: dict[int, tuple[int | None, float]] = {}  # of a priority: its number, and when
@@ -45,35 +51,45 @@ class Finder:
 
     def next(self, tried: set[str]) -> tuple[str, str | Entry] | None:
         """The place of the next one that was not tried, and what is there: it may be gone, or not to be had."""
-        while True:
+        if self._book is not gate.book:
+            self._begin_anew()
+        with self._mutex:
             self._look_for_news()
-            if not self._names and not self._list(tried):
-                return None
+            while not self._names and not self._list(tried):
+                if self._numbers.read() == self._seen:
+                    return None
+                self._look_for_news()  # something was put, perhaps to where had been looked already
             if len(tried) >= _IN_VAIN and len(self._names) > _LONGEST_SKIP:
                 # The next ones are others' too. What is skipped is found again when it is listed again.
                 del self._names[-randrange(1, _LONGEST_SKIP) :]
-            try:
-                found = self._names.pop()
-            except IndexError:
-                continue  # another thread was quicker
+            found = self._names.pop()
             if not self._names:
                 self._leave_sheet()
             tried.add(found[0])
             return found
 
     def forget(self) -> None:
-        self._seen = b""
-        self._names = []
-        self._exhausted.clear()
-        self._leave_sheet()
+        if self._book is not gate.book:
+            self._begin_anew()
+        with self._mutex:
+            self._seen = b""
+            self._names = []
+            self._exhausted.clear()
+            self._leave_sheet()
+            self._sheet = None
+            self._opened.clear()
+
+    def _begin_anew(self) -> None:
+        """This is another process, by a fork."""
+        self._mutex, self._book = RLock(), gate.book  # a thread that is not in this process may have had it
+        self._sheet, self._names = None, []
+        self._opened.clear()
 
     def _leave_sheet(self) -> None:
         if self._sheet is not None:
             self._sheet.leave_page()
 
     def _look_for_news(self) -> None:
-        if self._sheet is not None and not self._sheet.is_ours:  # this is another process, by a fork
-            self._sheet, self._names = None, []
         text = self._numbers.read()
         if text != self._seen:
             known = sequence.levels(text)
@@ -98,6 +114,7 @@ class Finder:
         if alone and self._sheet is not None and self._is_on_sheet and self._listed == self._seen and not tried:
             more = self._sheet.next_waiting(alone=True)  # nothing was put, so this is what comes next
             if more:
+                self._level = self._level_of_sheet
                 self._names = [(entry.place, entry) for entry in reversed(more)]
                 return True
         self._listed = self._seen
@@ -140,10 +157,17 @@ class Finder:
 
     def _waiting(self, level: int, bucket: str, last: int, tried: set[str], alone: bool) -> list[Entry]:
         """On a sheet."""
-        sheet = self._sheet
+        sheet = self._opened.get(level)
+        self._leave_sheet()
         try:
-            if sheet is None or not sheet.is_ours or not sheet.is_at(level, bucket):
-                sheet = self._sheet = self._sheets.open(level, bucket)
+            if sheet is None or not sheet.is_at(level, bucket):
+                self._opened.pop(level, None)
+                sheet = self._sheets.open(level, bucket)
+                if sheet is not None:
+                    self._opened[level] = sheet
+                    for other in list(self._opened)[:-_KEPT]:
+                        del self._opened[other]
+            self._sheet, self._level_of_sheet = sheet, level
             if sheet is None or not sheet.is_writable:
                 return []
             found = sheet.next_waiting(tried, alone=alone)
@@ -190,9 +214,9 @@ class Finder:
     def look(self) -> bool:
         """Also for what nobody has told us of. True: the file that tells is another one by now."""
         self.forget()
-        self._sheet = None
-        self.look_for_due()
-        return self._numbers.look_again()
+        with self._mutex:
+            self.look_for_due()
+            return self._numbers.look_again()
 
     def _move_due(self) -> None:
         now = self._clock.now()

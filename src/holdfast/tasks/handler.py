@@ -16,6 +16,7 @@ from .claim import Claim
 Handler = Callable[[Claim], object] | Sequence[str]
 
 _MOST_KEPT = 1 << 16
+_LONGEST_WAIT = 2e6  # seconds, of poll(2)
 IF_NOBODY_ELSE_DOES = 2.0  # seconds after which a process ends itself that its supervisor should have ended
 
 
@@ -85,7 +86,9 @@ class Command:
 
     def _patience(self, timeout: float | None) -> float | None:
         """Somebody else ends it in time, and us with it, unless that one is dead."""
-        return timeout if timeout is None or self.ends_itself else timeout + IF_NOBODY_ELSE_DOES / 2
+        if timeout is None or timeout > _LONGEST_WAIT:
+            return None
+        return timeout if self.ends_itself else timeout + IF_NOBODY_ELSE_DOES / 2
 
     def __call__(self, task: Claim) -> object:
         payload = task.payload if isinstance(task.payload, str) else json.dumps(task.payload, ensure_ascii=False)

@@ -29,7 +29,7 @@ _decode = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _A_CHUNK = 1 << 12  # more than most have; a buffer as large is made for each
 
 LARGEST = 10**9  # priority
-LONGEST = 1e10  # seconds
+LONGEST = 9e9  # seconds: what the kernel can count in nanoseconds
 _DEEPEST = 200
 STATES = ("running", "pending", "failed", "cancelled", "done")
 ENDED = frozenset({"done", "failed", "cancelled"})

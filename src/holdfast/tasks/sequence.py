@@ -10,8 +10,8 @@ end with the id, and a file that is lost is made again.
 
 from __future__ import annotations
 
+from _thread import RLock
 from collections.abc import Callable
-from threading import Lock
 from time import monotonic, sleep
 
 from .. import gate, system
@@ -30,7 +30,7 @@ class Sequence:
         self._places = places
         self._mode = mode
         self._set_lock = system.lock_past_end if ranged else system.lock
-        self._mutex = Lock()
+        self._mutex = RLock()  # whoever has it may drop a claim, at any time, by the collector of garbage
         self._fd = -1
         self._book = gate.book
 
@@ -47,7 +47,7 @@ class Sequence:
     def fd(self) -> int:
         if self._fd < 0 or self._book is not gate.book:
             if self._book is not gate.book:
-                self._mutex = Lock()  # a thread that is not in this process may have had it
+                self._mutex = RLock()  # a thread that is not in this process may have had it
             self._book = gate.book
             fd = system.open_fd(self.path, system.O_LOCK, self._mode)
             gate.book.open_fds.add(fd)

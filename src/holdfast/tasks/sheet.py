@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 WAITS, TAKEN, MOVED, PURGED = b" ", b"x", b"m", b"p"
 _MARK = 18  # bytes
 _BLANK = WAITS * _MARK
-_BEGINNING = re.compile(rb'([ xmp][0-9a-f ]{16} )\{"id": "([1-9][0-9]{0,17}-[0-9a-f]{16})"')
-_BEFORE_WAITING = b'\n%18s{"id": "' % b""
+_BEGINNING = re.compile(rb'([ xmp][0-9a-f ]{16} )\{"id": ?"([1-9][0-9]{0,17}-[0-9a-f]{16})"')
+_BEFORE_WAITING = b'\n%18s{"id":' % b""
 _ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{16}")
-_WAITING_ID = re.compile(rb'([1-9][0-9]{0,17}-[0-9a-f]{16})"').match
+_WAITING_ID = re.compile(rb' ?"([1-9][0-9]{0,17}-[0-9a-f]{16})"').match
 # What a file can be that somebody has put there, or may not be used, or is damaged.
 ONLY_THIS_FILE = frozenset(
     {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EINVAL, errno.ESPIPE}
     | {errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)}  # the disk has a bad place there
 )
 _NOTHING = (b"", b"\n", b"\0")  # behind the last line
-_CLOSED, _LF = ord("}"), ord("\n")
+_CLOSED = ord("}")
 LONGEST = 1 << 12  # of a line, or of what is done
 _ROOM, _MOST_ROOM = 1 << 12, 1 << 16
 _PAGE = 1 << 12
@@ -159,10 +159,8 @@ class Sheet:
         """Add lines. False: it is not here any more, or somebody who has it locked does not go on."""
         fd = self._file.fd
         with self._mutex:
-            if not lock_patiently(fd):
-                return False
             try:
-                if not self._was_in_place():
+                if not lock_patiently(fd) or not self._was_in_place():
                     return False
                 end = self._end
                 if system.pread(fd, 1, end) not in _NOTHING:
@@ -194,11 +192,12 @@ class Sheet:
     def shut(self) -> None:
         """Move it to where those are in which nothing waits, and to which nothing more comes."""
         with self._mutex:
-            if not lock_patiently(self._file.fd):
-                return
             try:
+                system.lock(self._file.fd, system.EX_NB)
                 if self.is_in_place() and self._is_quiet and not self.waiting():
                     self._move_to(f"{self.folder}/past")
+            except BlockingIOError:
+                pass  # it is looked again
             finally:
                 system.lock(self._file.fd, system.UN)
 
@@ -235,6 +234,8 @@ class Sheet:
             if mine:
                 self._page = page
             elif alone:
+                if page * _PAGE > system.fstat(self._file.fd).st_size:
+                    break  # somebody has locked all of it
                 others.append(page)
                 is_first = False
                 page += 1
@@ -246,7 +247,7 @@ class Sheet:
             self.leave_page()
             if ends:
                 break
-            is_first = is_first and is_full and not waiting
+            is_first = is_first and is_full
             page += 1
             if is_first:
                 self._first_page = page  # nothing waits before it
@@ -257,19 +258,22 @@ class Sheet:
         return []
 
     def _on_page(self, page: int) -> tuple[list[Entry], bool, bool]:
-        """What waits in lines that begin there. Then, is nothing written there, nor behind? And were all lines that
-        begin there written when it was read?"""
+        """What waits in lines that begin there. If nothing: is nothing written there, nor behind? And were all lines
+        that begin there written when it was read?"""
         start, size = page * _PAGE - 1, _PAGE * 2  # with the end of the line before
         text = system.pread(self._file.fd, size, start) if page else b"\n" + system.pread(self._file.fd, size - 1, 0)
         last = text.rfind(b"\n", 0, _PAGE)  # behind it begins the last line
         while last >= 0 and len(text) == size and text.find(b"\n", last + 1) < 0:  # a long one
             size *= 2
             text = text[:1] + system.pread(self._file.fd, size - 1, start + 1)
+        waiting = self._waiting_in(text, start, _PAGE - 1)
+        if waiting:
+            return waiting, False, False
         end = text.find(b"\n", last + 1)
         is_full = end >= _PAGE and text[end - 1] == _CLOSED if last >= 0 else len(text) > _PAGE
-        # The beginning may have been read before somebody wrote, and the rest after that.
-        is_full = is_full and b"\n\n" not in text[:end]
-        return self._waiting_in(text, start, _PAGE - 1), not text[: _PAGE + 1].strip(b"\n"), is_full
+        # The beginning may have been read before somebody wrote, and the rest after that. Between them lines are empty.
+        is_full = is_full and b"" not in text[1:end].split(b"\n")
+        return [], not text[: _PAGE + 1].strip(b"\n"), is_full
 
     def leave_page(self) -> None:
         page, self._page = self._page, -1
@@ -285,7 +289,7 @@ class Sheet:
             end = text.find(b"\n", at + 1)
             if end < 0:
                 break
-            if match is not None and text[end - 1] == _CLOSED:
+            if match is not None and (text[end - 1] == _CLOSED or _is_closed(text[at:end])):
                 found.append(Entry(self, start + at + 1, end - at, match[1].decode(), _BLANK))
             at = text.find(_BEFORE_WAITING, end, most + len(_BEFORE_WAITING))
         return found
@@ -293,19 +297,19 @@ class Sheet:
     def entries(self, marks: bytes = b" xmp") -> Iterator[Entry]:
         """All with one of these marks."""
         at = 0
-        for line in self._read().splitlines(keepends=True):
-            if line[0] in marks and line.endswith(b"}\n") and (match := _BEGINNING.match(line)):
-                yield Entry(self, at, len(line), match[2].decode(), match[1])
-            at += len(line)
+        for line in self._read().split(b"\n")[:-1]:
+            if line and line[0] in marks and _is_closed(line) and (match := _BEGINNING.match(line)):
+                yield Entry(self, at, len(line) + 1, match[2].decode(), match[1])
+            at += len(line) + 1
 
     def find(self, id: str) -> Entry | None:
-        text, wanted = b"\n" + self._read(), b'{"id": "%s"' % id.encode()
+        text, wanted = self._read(), id.encode()
         at = text.find(wanted)
         while at >= 0:
-            begin = at - _MARK
-            match = _BEGINNING.match(text, begin) if begin > 0 and text[begin - 1] == _LF else None
-            if match is not None:
-                return Entry(self, begin - 1, text.find(b"\n", begin) + 1 - begin, id, match[1])
+            begin = text.rfind(b"\n", 0, at) + 1
+            match = _BEGINNING.match(text, begin)
+            if match is not None and match[2] == wanted:
+                return Entry(self, begin, text.find(b"\n", begin) + 1 - begin, id, match[1])
             at = text.find(wanted, at + 1)  # this was in somebody's payload
         return None
 
@@ -329,9 +333,11 @@ class Sheet:
         """
         fd = self._file.fd
         with self._mutex:
-            if not self._file.is_ours or not self._lock_line(entry):
+            if not self._file.is_ours:
                 return None
             try:
+                if not self._lock_line(entry):
+                    return None
                 text = system.pread(fd, entry.length, entry.at)
                 if text[:_MARK] != entry.mark:
                     return None
@@ -378,14 +384,14 @@ class Sheet:
     def locked(self, entry: Entry) -> Iterator[bool]:
         """False: somebody else is at this line."""
         with self._mutex:
-            got = self._lock_line(entry)
             try:
-                yield got
+                yield self._lock_line(entry)
             finally:
-                if got:
-                    system.unlock_byte(self._file.fd, _LINES + entry.at)
+                system.unlock_byte(self._file.fd, _LINES + entry.at)
 
     def _lock_line(self, entry: Entry) -> bool:
+        """In a `try` whose end unlocks it, so that an interrupt does not leave it locked. Who has not got it unlocks
+        nothing: what others have is theirs."""
         if not self.is_writable:
             raise PermissionError(errno.EACCES, "to change a task, one has to be allowed to write here", self.path)
         return system.lock_byte(self._file.fd, _LINES + entry.at)
@@ -469,6 +475,11 @@ def _open(path: str, mode: int, *, create: bool) -> tuple[OpenFile, bool]:
         if create or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         return OpenFile(path, system.O_READ), False
+
+
+def _is_closed(line: bytes) -> bool:
+    """Is it whole? Whoever has edited it may have left blanks."""
+    return line.rstrip().endswith(b"}")
 
 
 def _add_record(found: dict[str, bytes], id: str, line: bytes) -> None:

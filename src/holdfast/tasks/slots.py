@@ -11,6 +11,7 @@ done, then its worker has died, and the slot becomes the task's own file.
 from __future__ import annotations
 
 import os
+import re
 
 from .. import system
 from ..errors import CorruptStore
@@ -21,6 +22,7 @@ from .places import Places, listed, make, remove
 from .sheet import TAKEN, is_on_sheet
 
 _EMPTY = b"\n"
+_NAME = re.compile("[0-9a-f]{16}")
 
 
 class Slot:
@@ -131,7 +133,7 @@ class Slots:
     # Those of all.
 
     def names(self) -> list[str]:
-        return listed(self._folder)
+        return [name for name in listed(self._folder) if _NAME.fullmatch(name)]  # not what somebody else has put there
 
     def path(self, name: str) -> str:
         return f"{self._folder}/{name}"
