@@ -370,6 +370,24 @@ class Samples:
     shares: list[float] = field(default_factory=list)  # the smaller one
     cpu: list[float] = field(default_factory=list)  # of the CPU time, what the process with the smaller share had
     counts: list[int] = field(default_factory=list)
+    loops: list[float] = field(default_factory=list)  # the smaller share of two loops that have nothing in common
+
+
+def share_of_loops(seconds: float = 0.03) -> float:
+    """How evenly this machine treats two processes that do nothing but count, at the same time: the smaller share."""
+    ready = memoryview(mmap.mmap(-1, 8 * PROCESSES)).cast("q")
+
+    def count(me: int) -> int:
+        ready[me] = 1
+        while sum(ready) < PROCESSES:
+            time.sleep(0)
+        counted, until = 0, clock() + seconds
+        while clock() < until:
+            counted += 1
+        return counted
+
+    counts = run_children(PROCESSES, count, limit=60)
+    return min(counts) / sum(counts)
 
 
 def fill(kind: Any, path: str, durable: bool, number: int) -> float:
@@ -466,6 +484,8 @@ def compete(quick: bool, directory: str, kinds: dict[str, Any], durable: bool, n
                 mine.done.append(done)
                 mine.shares.append(min(counts) / sum(counts))
                 mine.counts.append(sum(counts))
+                if name == OURS:
+                    mine.loops.append(share_of_loops())
                 if cpu:
                     mine.cpu.append(cpu[counts.index(min(counts))] / sum(cpu))
     return samples
@@ -507,6 +527,9 @@ def _done_table(title: str, samples: dict[str, Samples], number: int, target: fl
             row.note = f"worst round {_split(mine.shares[worst])}"
             if mine.cpu:
                 row.note += f", of the CPU time {_split(mine.cpu[worst])}"
+            if mine.loops:
+                row.note += f"; two loops that share nothing {_split(median(mine.loops))}"
+                row.note += f", worst round {_split(min(mine.loops))}"
         else:
             row.ratio = paired_ratio(mine.done, samples[OURS].done)
             worker = paired_ratio(mine.done, samples[WORKER].done)

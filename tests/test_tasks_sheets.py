@@ -833,6 +833,26 @@ def test_a_page_whose_beginning_was_read_before_it_was_written_and_the_rest_afte
     assert found != list(range(80)), "it was not torn"
 
 
+def test_a_page_that_is_done_is_not_read_again_wherever_its_lines_begin(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[int] = []
+    on_page = Sheet._on_page
+
+    def counted(sheet: Sheet, page: int) -> Any:
+        pages.append(page)
+        return on_page(sheet, page)
+
+    monkeypatch.setattr(Sheet, "_on_page", counted)
+    for length in range(150):  # more than the others have
+        queue = TaskQueue(in_memory / f"{length}", durable=False)
+        queue.put_all(["x" * length, *range(100, 190)])
+        assert len(claim_all(queue)) == 91
+        pages.clear()
+        queue.taker.finder._sheet.next_waiting()  # type: ignore[union-attr]
+        assert len(pages) <= 2, (length, pages)
+
+
 def test_the_page_of_another_is_no_obstacle(queue: TaskQueue, jobs: Path) -> None:
     ids = queue.put_all(range(100))
     first = claimed(queue)  # and is at the first page from now on

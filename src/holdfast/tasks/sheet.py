@@ -272,7 +272,7 @@ class Sheet:
         end = text.find(b"\n", last + 1)
         is_full = end >= _PAGE and text[end - 1] == _CLOSED if last >= 0 else len(text) > _PAGE
         # The beginning may have been read before somebody wrote, and the rest after that. Between them lines are empty.
-        is_full = is_full and b"" not in text[1:end].split(b"\n")
+        is_full = is_full and b"" not in text[:end].split(b"\n")[1:]
         return [], not text[: _PAGE + 1].strip(b"\n"), is_full
 
     def leave_page(self) -> None:
