@@ -1692,13 +1692,16 @@ def test_a_sheet_of_which_every_byte_is_locked(queue: TaskQueue) -> None:
     assert len(claim_all(queue)) == 99
 
 
-def test_the_next_ones_of_a_sheet_are_of_its_priority(queue: TaskQueue, jobs: Path) -> None:
+def test_the_next_ones_of_a_sheet_are_of_its_priority(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was looked at last, in vain, by one who had had something of a higher priority before."""
+    other, third = TaskQueue(jobs), TaskQueue(jobs)
     for priority in (3, 0, 5):
         queue.put("old", priority=priority)
         claimed(queue).complete()
+    monkeypatch.setattr(finder, "_FRESH", 60)  # else it is a matter of how long this takes
     assert queue.claim() is None
-    other = TaskQueue(jobs)
     append, seen = other._sheets.append, []
 
     def look_too_soon(*words: Any) -> Sheet | None:
@@ -1708,8 +1711,32 @@ def test_the_next_ones_of_a_sheet_are_of_its_priority(queue: TaskQueue, jobs: Pa
 
     other._sheets.append = look_too_soon  # type: ignore[method-assign]
     other.put_all(["zero"] * 5)
-    TaskQueue(jobs).put("three", priority=3)
+    third.put("three", priority=3)
     assert len(seen) == 1 and claimed(queue).payload == "three"
+
+
+@pytest.mark.parametrize("how", ["nothing is left of it", "something comes first"])
+def test_whoever_leaves_a_page_says_so(queue: TaskQueue, jobs: Path, how: str) -> None:
+    queue.put_all(range(3), priority=1)
+    claims = [claimed(queue)]
+    page = TaskQueue(jobs)._sheets.open(1, "000000000")
+    assert page is not None
+
+    def is_left() -> bool:
+        got = system.lock_byte(page._file.fd, 1 << 61)
+        system.unlock_byte(page._file.fd, 1 << 61)
+        return got
+
+    assert not is_left()
+    if how == "something comes first":
+        queue.put("urgent", priority=2)
+        claims.append(claimed(queue))
+        assert claims[-1].payload == "urgent"
+    else:
+        claims += [claimed(queue) for _ in range(2)]
+    assert is_left()
+    for claim in claims:
+        claim.complete()
 
 
 @pytest.mark.parametrize("how", ["a claim", "a look"])
