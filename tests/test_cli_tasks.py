@@ -637,3 +637,13 @@ def test_watch_shows_an_older_failure_again(jobs: Path, queue: TaskQueue) -> Non
     assert [task.id for task in view.look().failures] == ["6", "5", "4", "3", "2"]
     queue.retry("5")
     assert [task.id for task in view.look().failures] == ["6", "4", "3", "2", "1"]
+
+
+def test_half_a_character(jobs: Path, queue: TaskQueue) -> None:
+    """JSON can say it. Nobody can print it, and what else there is must not be lost for that."""
+    for payload, id in (("good1", "a"), ("\ud800", "b"), ("good2", "c")):
+        queue.put(payload, id=id)
+    done = run("ls", jobs)
+    assert done.returncode == 0 and "good1" in done.stdout and "good2" in done.stdout and "\\ud800" in done.stdout
+    done = run("show", jobs, "b")
+    assert done.returncode == 0 and "\\ud800" in done.stdout

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,7 +18,7 @@ from support import claim_all, claimed, die_before_call, in_child, survives
 
 from holdfast import LockLost, NotLocked, Timeout, UnsafePath, Unsupported, system
 from holdfast.paths import Mount
-from holdfast.tasks import NoSuchTask, QueueFull, TaskQueue
+from holdfast.tasks import NoSuchTask, QueueFull, TaskQueue, Worker
 from holdfast.tasks import queue as queue_module
 from holdfast.tasks.journal import STATES
 from holdfast.tasks.putting import Putter
@@ -825,3 +826,65 @@ def test_a_result_that_could_not_be_read_again(queue: TaskQueue) -> None:
         claim.complete(result)
     claim.complete("fine")
     assert queue.get("x").result == "fine"
+
+
+@pytest.mark.parametrize("how", ["recover", "retry"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_was_put_aside_and_mended_is_not_failed_any_more(
+    queue: TaskQueue, jobs: Path, how: str, replaced: bool
+) -> None:
+    queue.put("x", id="x")
+    path = jobs / "tasks" / "x"
+    good = path.read_bytes()
+    path.write_bytes(b"{broken\n")
+    assert Worker(queue, lambda task: None).run(drain=True).failed == 1
+    assert queue.stats()["failed"] == 1
+    if replaced:
+        path.unlink()
+    path.write_bytes(good)
+    if how == "recover":
+        assert queue.recover() == 1
+    else:
+        queue.retry("x")
+    assert claim_all(queue) == ["x"]
+    stats = queue.stats()
+    assert (stats["failed"], stats["done"]) == (0, 1) and queue.ids("failed") == []
+
+
+def test_what_was_put_aside_and_removed_is_purged(queue: TaskQueue, jobs: Path) -> None:
+    queue.put("x", id="x")
+    (jobs / "tasks" / "x").write_bytes(b"{broken\n")
+    assert queue.claim() is None
+    (jobs / "tasks" / "x").unlink()
+    assert queue.purge(states="done") == 0 and queue.stats()["failed"] == 1
+    assert queue.purge() == 1 and queue.stats()["failed"] == 0
+
+
+@pytest.mark.parametrize("where", ["link", "link/queue"])
+def test_below_a_link_to_nowhere_there_is_no_queue(tmp_path: Path, where: str) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError, match="link"):
+        TaskQueue(tmp_path / where)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_pending": 0}, {"max_pending": "x"}, {"retry_after": "x"}, {"retry_most": -1}, {"stale_after": float("nan")}],
+    ids=str,
+)
+def test_settings_that_cannot_be(jobs: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TaskQueue(jobs, **wrong)
+
+
+def test_an_empty_key(queue: TaskQueue) -> None:
+    with pytest.raises(ValueError, match="a key is a text"):
+        queue.put("x", key="")
+
+
+def test_a_payload_that_is_too_long_for_an_environment(queue: TaskQueue) -> None:
+    id = queue.put("x" * 200_000)
+    short = queue.put("short")
+    command = [sys.executable, "-c", "import os; print(len(os.environ.get('HOLDFAST_TASK_PAYLOAD', '')))"]
+    assert Worker(queue, command).run(drain=True).done == 2
+    assert queue.get(id).result == "0" and queue.get(short).result == "7"

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from support import until
+from support import claim_all, until
 
 from holdfast import UnsafePath
 from holdfast.tasks import TaskQueue, Worker
@@ -165,3 +165,26 @@ def test_what_cannot_be_put_cannot_be_scheduled(name: str, payload: object, ever
     with pytest.raises((ValueError, UnsafePath)):
         queue.schedule(name, payload, every=every)
     assert queue.schedules.all() == {}
+
+
+def test_what_was_put_last_is_not_purged(queue: TaskQueue, jobs: Path) -> None:
+    """Else whoever comes next would put it again: that it is there says that it was put."""
+    queue.schedule("report", every=3600)
+    said = json.loads((jobs / "schedules" / "report.json").read_text())
+    (jobs / "schedules" / "report.json").write_text(json.dumps({**said, "since": said["since"] - 7200}))
+    os.utime(jobs / "schedules", (1, 1))
+    queue.put_scheduled()
+    (id,) = queue.ids("pending")
+    queue.put("other")
+    assert len(claim_all(queue)) == 2
+    assert queue.purge() == 1 and queue.get(id).state == "done"
+    TaskQueue(jobs).put_scheduled()
+    assert queue.ids("pending") == []
+    queue.unschedule("report")
+    assert queue.purge() == 1 and id not in queue
+
+
+def test_the_name_of_a_schedule(queue: TaskQueue) -> None:
+    for name in ("", 5):
+        with pytest.raises(ValueError, match="name of a schedule"):
+            queue.schedule(name, every=5)  # type: ignore[arg-type]

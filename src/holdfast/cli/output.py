@@ -74,6 +74,8 @@ def _write(stream: TextIOWrapper | object, text: str | bytes) -> bool:
         stream.write(text)  # type: ignore[attr-defined]
         stream.flush()  # type: ignore[attr-defined]
         return True
+    except UnicodeEncodeError as error:
+        return _write(stream, error.object.encode(errors="backslashreplace").decode())
     except (OSError, ValueError):  # nobody reads any more, or the disk is full: the exit status still tells
         _discard(stream)
         return False
@@ -100,7 +102,12 @@ def finish() -> None:
 
 def shown(text: str) -> str:
     """Safe to print, in one line."""
-    return text.translate(_CONTROL)
+    text = text.translate(_CONTROL)
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # half a character, which JSON can say, and nothing else
+        text = text.encode(errors="backslashreplace").decode()
+    return text
 
 
 def on_terminal(stream: object) -> bool:

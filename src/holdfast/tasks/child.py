@@ -196,6 +196,7 @@ class Loop:
         stop.register(self._stop, select.POLLIN)
         taker = self._queue.taker
         taker.on_dead = self._count_dead
+        taker.on_put_aside = lambda: self._count_dead(failed=True)
         looked, book = 0.0, gate.book
         try:
             with Idle(self._queue) as idle:

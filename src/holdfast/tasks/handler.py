@@ -16,6 +16,7 @@ from .claim import Claim
 Handler = Callable[[Claim], object] | Sequence[str]
 
 _MOST_KEPT = 1 << 16
+_LONGEST_VARIABLE = 1 << 16  # a command with one of twice this length cannot be started
 _LONGEST_WAIT = 2e6  # seconds, of poll(2)
 IF_NOBODY_ELSE_DOES = 2.0  # seconds after which a process ends itself that its supervisor should have ended
 
@@ -74,7 +75,8 @@ class CommandFailed(Exception):
 class Command:
     """A command, in which `{}` stands for the payload. What it prints is its result; the end of it is kept.
 
-    It gets HOLDFAST_TASK_ID, HOLDFAST_TASK_TOKEN and HOLDFAST_TASK_PAYLOAD (JSON) in its environment.
+    It gets HOLDFAST_TASK_ID, HOLDFAST_TASK_TOKEN and, if it is not longer than 64 KiB, HOLDFAST_TASK_PAYLOAD (JSON) in
+    its environment.
     """
 
     def __init__(self, words: Sequence[str], report: Callable[[bytes, bytes], None] | None = None) -> None:
@@ -97,8 +99,10 @@ class Command:
             **os.environ,
             "HOLDFAST_TASK_ID": task.id,
             "HOLDFAST_TASK_TOKEN": str(task.token),
-            "HOLDFAST_TASK_PAYLOAD": json.dumps(task.payload, ensure_ascii=False),
         }
+        text = json.dumps(task.payload, ensure_ascii=False)
+        if len(text.encode(errors="surrogatepass")) < _LONGEST_VARIABLE:
+            environment["HOLDFAST_TASK_PAYLOAD"] = text
         with subprocess.Popen(
             words,
             env=environment,

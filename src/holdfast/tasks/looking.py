@@ -72,7 +72,12 @@ class Looker:
         if found is None:
             return None
         text, slot = found
-        return journal.parse(text, id), self._lines.slots.path(slot) if slot else ""
+        try:
+            task = journal.parse(text, id)
+        except CorruptStore:
+            path = self.files_of(id)[0]
+            raise CorruptStore(f"{path}: the line of task {id} does not describe one. Mend it.", path=path) from None
+        return task, self._lines.slots.path(slot) if slot else ""
 
     def _unless_dead(self, look: Callable[[], tuple[Task, str] | None]) -> Task | None:
         """`look` gives a task, and the file that its worker has locked if it runs."""

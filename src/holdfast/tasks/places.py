@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from .. import system
 from ..locks.tasks import file_name_of, task_id_of
 
+_TRIES = 3
 IN_A_BUCKET = 1000
 NUMBER_DIGITS = 12
 
@@ -110,13 +111,18 @@ def move_over(source: str, target: str) -> None:
 
 
 def make(folder: str) -> None:
-    try:
-        system.mkdir(folder)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        make(os.path.dirname(folder))
-        make(folder)
+    """With those above it. Others may make and remove the same ones; but below a link to nowhere none can be made."""
+    for _ in range(_TRIES):
+        try:
+            system.mkdir(folder)
+        except FileExistsError:
+            return
+        except FileNotFoundError as error:
+            missing = error
+            make(os.path.dirname(folder))
+        else:
+            return
+    raise missing
 
 
 def listed(folder: str) -> list[str]:

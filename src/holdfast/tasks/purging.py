@@ -30,11 +30,13 @@ class Purge:
         self._lines = lines
         self._older_than = older_than
 
-    def files(self, states: Collection[str]) -> int:
-        """Of tasks that have one of their own."""
+    def files(self, states: Collection[str], kept: Collection[str]) -> int:
+        """Of tasks that have one of their own, but for those that are kept."""
         removed = 0
         waiting, gone = self._inventory.cancelled_in_place(), set()
         for name in listed(self._places.tasks):
+            if name in kept:
+                continue
             try:
                 claim = self._desk.open_named(f"{self._places.tasks}/{name}", "")
             except (OSError, CorruptStore, UnsafePath):
@@ -46,7 +48,14 @@ class Purge:
                     removed += 1
                 claim.abandon()
         self._inventory.remove_places(gone & waiting)
-        return removed
+        return removed + (self._put_aside() if "failed" in states else 0)
+
+    def _put_aside(self) -> int:
+        """What nobody could read, and somebody has removed from where it was to be mended."""
+        names = [name for name in listed(self._places.failed) if not system.access(f"{self._places.tasks}/{name}", 0)]
+        for name in names:
+            remove(f"{self._places.failed}/{name}")
+        return len(names)
 
     def _is_old(self, task: Task) -> bool:
         return task.ended_at is None or time() - task.ended_at.timestamp() >= self._older_than

@@ -239,6 +239,7 @@ class Putter:
             self.enqueue(unplaced[0], name, task.priority, delay)
         except FileNotFoundError:
             return False  # it has just been moved
+        remove(f"{self._places.failed}/{name}")  # it could not be read, and somebody has mended it
         return True
 
     def _has_place(self, name: str, st: os.stat_result, unplaced: int) -> bool:
@@ -330,8 +331,17 @@ def check_options(
     if timeout is not None and (not isinstance(timeout, int | float) or not 0 < timeout < journal.LONGEST):
         raise ValueError(f"timeout is seconds, or None; not {timeout!r}")
     if key is not None:
-        if not isinstance(key, str):
-            raise ValueError(f"a key is a text, not {key!r}")
+        if not isinstance(key, str) or not key:
+            raise ValueError(f"a key is a text that is not empty, not {key!r}")
         file_name(key)  # raises UnsafePath if it cannot be one
     if not isinstance(limit, int) or limit < 1:
         raise ValueError(f"limit is how many may run at once, not {limit!r}")
+
+
+def check_settings(max_pending: int | None, **seconds: float) -> None:
+    """Those of a queue."""
+    if max_pending is not None and (not isinstance(max_pending, int) or max_pending < 1):
+        raise ValueError(f"max_pending is how many tasks may wait, or None; not {max_pending!r}")
+    for name, value in seconds.items():
+        if not isinstance(value, int | float) or not value >= 0:
+            raise ValueError(f"{name} is seconds, not {value!r}")

@@ -31,8 +31,8 @@ from .limits import Limits
 from .lines import Lines
 from .looking import Looker
 from .places import Places, file_name, listed, make, remove, task_id
-from .putting import Putter, check_options
-from .schedule import OPTIONS, Schedules, last_due, timing
+from .putting import Putter, check_options, check_settings
+from .schedule import OPTIONS, Schedules, id_of, last_due, timing
 from .sequence import Sequence
 from .sheet import TAKEN, WAITS, is_on_sheet
 from .sheets import Sheets
@@ -72,6 +72,7 @@ class TaskQueue:
         path = os.fsdecode(directory)
         if not path:
             raise UnsafePath("an empty path cannot name a queue", path=path)
+        check_settings(max_pending, retry_after=retry_after, retry_most=retry_most, stale_after=stale_after)
         self.path = os.path.abspath(path)
         self.durable = durable
         self.max_pending = max_pending
@@ -213,6 +214,8 @@ class TaskQueue:
 
         In place of the schedule with this name, if there is one. The options are those of `put`.
         """
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"the name of a schedule is a text that is not empty, not {name!r}")
         file_name(name)
         said = {"name": name, "payload": payload, "cron": cron, "every": every, "options": options}
         unknown = set(options) - OPTIONS
@@ -249,8 +252,7 @@ class TaskQueue:
         when = timing(said)
         due = last_due(when, self._put_at.get(name, said["since"]), now)
         if due is not None:
-            moment = datetime.fromtimestamp(due, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-            self.put(said["payload"], id=f"{name}@{moment}", **said["options"])
+            self.put(said["payload"], id=id_of(name, due), **said["options"])
             self._put_at[name] = due
         return when.after(now)
 
@@ -449,7 +451,10 @@ class TaskQueue:
         return bool(found[1]) and self._desk.is_locked(self._lines.slots.path(found[1]))
 
     def purge(self, older_than: float = 0, *, states: Collection[str] = journal.ENDED) -> int:
-        """Remove tasks that have ended so, more than so many seconds ago. Gives how many."""
+        """Remove tasks that have ended so, more than so many seconds ago. Gives how many.
+
+        The last one of a schedule stays: that it is there says that it was put.
+        """
         from .purging import Purge
 
         if not isinstance(older_than, int | float):
@@ -458,7 +463,7 @@ class TaskQueue:
         for state in wanted - journal.ENDED:
             raise ValueError(f"what can be purged is {', '.join(sorted(journal.ENDED))}; not {state!r}")
         purge = Purge(self._places, self._desk, self._inventory, self._sheets, self._lines, older_than)
-        removed = purge.files(wanted)
+        removed = purge.files(wanted, set(map(file_name, self.schedules.last_ids(self.clock.now()))))
         if "done" in wanted:
             self.taker.finder.shut_sheets()
             removed += purge.sheets()

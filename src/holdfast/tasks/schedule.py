@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -124,6 +125,12 @@ def last_due(when: Cron | Every, after: float, now: float) -> float | None:
     return None
 
 
+def id_of(name: str, due: float) -> str:
+    """That of the task which is put for a moment."""
+    moment = datetime.fromtimestamp(due, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f"{name}@{moment}"
+
+
 class Schedules:
     """The schedules of a queue."""
 
@@ -158,6 +165,16 @@ class Schedules:
         except FileNotFoundError:
             return False
         return True
+
+    def last_ids(self, now: float) -> list[str]:
+        """Of what each has put last, or is to put next for a moment that is past."""
+        found = []
+        for name, said in self.all().items():
+            with suppress(TypeError, ValueError, AttributeError, OverflowError, KeyError):  # edited, perhaps, and wrong
+                due = last_due(timing(said), said["since"], now)
+                if due is not None:
+                    found.append(id_of(name, due))
+        return found
 
     def all(self) -> dict[str, dict[str, Any]]:
         """By name. Read again only if the directory has changed."""

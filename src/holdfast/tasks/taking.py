@@ -48,6 +48,7 @@ class Taker:
         self._looked_at = 0.0
         self._leases: dict[str, tuple[int, float]] = {}
         self._said: set[str] = set()
+        self.on_put_aside: Callable[[], None] = lambda: None  # a task cannot be done
         self.on_dead: Callable[[bool], None] = lambda failed: None  # an attempt is over because its worker died
 
     def try_claim(self, *, look: bool = False) -> Claim | None:
@@ -168,14 +169,17 @@ class Taker:
 
     def _put_aside(self, source: str | Entry, place: str, error: Exception) -> None:
         """What nobody can do must not be in the way of the others. It is left to a person, in failed/."""
-        _log("%s: put aside: %s", place, error)
+        name = name_of(place)
         try:
             if isinstance(source, Entry):
                 self._lines.set_aside(source)
             else:
-                move_over(source, f"{self._places.failed}/{name_of(place)}")
+                move_over(source, f"{self._places.failed}/{name}")
         except FileNotFoundError:
-            pass
+            return
+        own = f"{self._places.tasks}/{name}"
+        _log("%s cannot be read, and was put aside: failed/ has it, too. Mend it, and call recover. (%s)", own, error)
+        self.on_put_aside()
 
     def leave(self) -> None:
         """There is nothing more to do."""
