@@ -1856,3 +1856,31 @@ def test_a_claim_and_its_slot_that_the_collector_finds(queue: TaskQueue) -> None
         del claim, slot
         gc.collect()
     assert sorted(claim_all(queue)) == list(range(20))
+
+
+def test_news_of_one_priority_among_many(queue: TaskQueue, jobs: Path) -> None:
+    other = TaskQueue(jobs)
+    for priority in range(9):
+        other.put(priority, priority=priority)
+    assert claim_all(queue) == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    other.put_all(range(10, 20))
+    claims = [claimed(queue)]
+    for priority in (5, 7, 8):
+        other.put("urgent", priority=priority)
+        claims.append(claimed(queue))
+    assert [claim.payload for claim in claims] == [10, "urgent", "urgent", "urgent"]
+    for claim in claims:
+        claim.complete()
+
+
+@pytest.mark.parametrize("more", ['"timeout": "soon"', '"key": 5', '"state": "done"', '"history": 7'])
+def test_a_line_that_says_something_else_in_place_of_when_it_was_put(queue: TaskQueue, more: str) -> None:
+    id = queue.put("x")
+    path = sheet(queue)
+    before, _, after = path.read_bytes().partition(b', "put": ')
+    path.write_bytes(before + b", " + more.encode() + after[after.index(b"}") :])
+    claim = claimed(queue)
+    assert (claim.id, claim.task.state, claim.task.timeout, claim.task.key) == (id, "running", None, None)
+    assert claim.task.history == ()
+    claim.complete()
+    assert states(queue) == {"done": 1}
