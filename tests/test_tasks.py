@@ -18,7 +18,7 @@ from support import claim_all, claimed, die_before_call, in_child, survives
 
 from holdfast import LockLost, NotLocked, Timeout, UnsafePath, Unsupported, system
 from holdfast.paths import Mount
-from holdfast.tasks import NoSuchTask, QueueFull, TaskQueue, Worker
+from holdfast.tasks import NoSuchTask, QueueFull, TaskQueue, Worker, journal
 from holdfast.tasks import queue as queue_module
 from holdfast.tasks.journal import STATES
 from holdfast.tasks.putting import Putter
@@ -888,3 +888,25 @@ def test_a_payload_that_is_too_long_for_an_environment(queue: TaskQueue) -> None
     command = [sys.executable, "-c", "import os; print(len(os.environ.get('HOLDFAST_TASK_PAYLOAD', '')))"]
     assert Worker(queue, command).run(drain=True).done == 2
     assert queue.get(id).result == "0" and queue.get(short).result == "7"
+
+
+def test_a_first_line_with_more_than_usual() -> None:
+    line = journal.first_line("a", "x", 0, 3, None, None, 1, 0).rstrip(b"}\n")
+    task = journal.parse(line + b', "timeout": "soon", "limit": 0, "key": 5, "state": "done"}\n', "a")
+    assert (task.timeout, task.limit, task.key, task.state) == (None, 1, None, "pending")
+
+
+def test_a_first_line_with_a_priority_that_cannot_be() -> None:
+    line = journal.first_line("a", "x", 0, 3, None, None, 1, 0)
+    for wrong, right in ((b"1" + b"0" * 30, 10**9), (b"-1" + b"0" * 30, -(10**9)), (b"true", 0), (b"1.5", 0)):
+        assert journal.parse(line.replace(b'"priority": 0', b'"priority": ' + wrong), "a").priority == right
+
+
+def test_a_clock_that_is_set_back_within_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for now, text in (
+        (5_000_000_001_000, b"01:23:20.000001Z"),
+        (4_999_999_999_000, b"01:23:19.999999Z"),
+        (0, b"00.000000Z"),
+    ):
+        monkeypatch.setattr(journal, "time_ns", lambda now=now: now)
+        assert journal.moment().endswith(text) and journal.moment().startswith(b"1970-01-01T")
