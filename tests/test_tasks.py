@@ -910,3 +910,25 @@ def test_a_clock_that_is_set_back_within_what_is_remembered(monkeypatch: pytest.
     ):
         monkeypatch.setattr(journal, "time_ns", lambda now=now: now)
         assert journal.moment().endswith(text) and journal.moment().startswith(b"1970-01-01T")
+
+
+def test_what_was_put_aside_and_removed_stays_as_long_as_other_failed_ones(queue: TaskQueue, jobs: Path) -> None:
+    queue.put("x", id="x")
+    (jobs / "tasks" / "x").write_bytes(b"{broken\n")
+    assert queue.claim() is None
+    (jobs / "tasks" / "x").unlink()
+    assert queue.purge(older_than=3600) == 0
+    os.utime(jobs / "failed" / "x", (1, 1))
+    assert queue.purge(older_than=3600) == 1 and queue.ids("failed") == []
+
+
+def test_a_schedule_that_cannot_be_written_leaves_nothing(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(system, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        queue.schedule("report", every=60)
+    assert os.listdir(jobs / "schedules") == []

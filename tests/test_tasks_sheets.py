@@ -64,6 +64,20 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     os.close(writer)
 
 
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Those that are read, of whatever sheet."""
+    read: list[int] = []
+    on_page = Sheet._on_page
+
+    def seen(sheet: Sheet, page: int) -> Any:
+        read.append(page)
+        return on_page(sheet, page)
+
+    monkeypatch.setattr(Sheet, "_on_page", seen)
+    return read
+
+
 def sheet(queue: TaskQueue, state: str = "waiting") -> Path:
     (path,) = Path(queue.path).glob(f"sheets/*/{state}/*")
     return path
@@ -833,17 +847,7 @@ def test_a_page_whose_beginning_was_read_before_it_was_written_and_the_rest_afte
     assert found != list(range(80)), "it was not torn"
 
 
-def test_a_page_that_is_done_is_not_read_again_wherever_its_lines_begin(
-    in_memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages: list[int] = []
-    on_page = Sheet._on_page
-
-    def counted(sheet: Sheet, page: int) -> Any:
-        pages.append(page)
-        return on_page(sheet, page)
-
-    monkeypatch.setattr(Sheet, "_on_page", counted)
+def test_a_page_that_is_done_is_not_read_again_wherever_its_lines_begin(in_memory: Path, pages: list[int]) -> None:
     for length in range(150):  # more than the others have
         queue = TaskQueue(in_memory / f"{length}", durable=False)
         queue.put_all(["x" * length, *range(100, 190)])
@@ -1188,6 +1192,7 @@ def test_what_is_put_while_one_reads_from_page_to_page(
         return found
 
     monkeypatch.setattr(Sheet, "_on_page", late)
+    queue.taker.finder.forget()  # else it is believed for a moment that nothing is there, and nothing is read
     assert claim_all(queue) == ["y" * 3900], "at once: the sequence says that there is something new"
 
 
@@ -1655,7 +1660,7 @@ def test_threads_do_not_spoil_what_one_has_seen(queue: TaskQueue, monkeypatch: p
     go.set()
     looking.join()
     mine = [claim for claim in (first, *in_vain) if claim is not None]
-    time.sleep(0.01)  # after which one looks again
+    monkeypatch.setattr(finder, "_FRESH", 0)  # one looks again
     queue.put("low")
     found = [claim.payload for claim in mine] + claim_all(queue)
     assert sorted(found[:2]) == ["x", "y"] and found[2] == "low"
@@ -1821,20 +1826,11 @@ def test_a_claim_that_the_collector_finds_while_something_is_put(queue: TaskQueu
     assert sorted(claim_all(queue)) == [0, 1]
 
 
-def test_sheets_of_several_priorities_are_not_read_from_the_beginning_again(
-    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages: list[int] = []
-    on_page = Sheet._on_page
-
-    def counted(sheet: Sheet, page: int) -> Any:
-        pages.append(page)
-        return on_page(sheet, page)
-
+def test_sheets_of_several_priorities_are_not_read_from_the_beginning_again(queue: TaskQueue, pages: list[int]) -> None:
     queue.put_all(range(700), priority=2)
     assert len(claim_all(queue)) == 700
     queue.put_all(range(100), priority=1)
-    monkeypatch.setattr(Sheet, "_on_page", counted)
+    pages.clear()
     for number in range(20):
         queue.put("urgent", priority=2)
         for payload in ("urgent", number):
@@ -1884,3 +1880,26 @@ def test_a_line_that_says_something_else_in_place_of_when_it_was_put(queue: Task
     assert claim.task.history == ()
     claim.complete()
     assert states(queue) == {"done": 1}
+
+
+def test_what_somebody_else_has_put_aside_is_not_counted_again(
+    queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that it cannot be read. One of them has put it aside, and says so."""
+    queue.put("x")
+    path = sheet(queue)
+    path.write_bytes(path.read_bytes().replace(b'"payload"', b'"paylode"'))
+    other = TaskQueue(jobs)
+    counted: list[str] = []
+    queue.taker.on_over = lambda failed: counted.append("we")
+    other.taker.on_over = lambda failed: counted.append("they")
+    set_aside, times = lines.Lines.set_aside, iter([1])
+
+    def too_late(mine: lines.Lines, *words: Any) -> bool:
+        for _ in times:
+            assert other.claim() is None
+        return set_aside(mine, *words)
+
+    monkeypatch.setattr(lines.Lines, "set_aside", too_late)
+    assert queue.claim() is None
+    assert counted == ["they"] and queue.stats()["failed"] == 1

@@ -22,7 +22,7 @@ from .queue import TaskQueue
 _NEVER = float("inf")
 _GRACE = 1.0  # seconds for what ends itself
 _A_WHILE = 1.0
-_BETWEEN_LOOKS = 0.001
+_BETWEEN_LOOKS = 0.001  # seconds
 # What passes: whoever meets it tries again later.
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 _DONE, _FAILED, _RETRIED, _GIVEN_BACK = range(4)
@@ -195,8 +195,7 @@ class Loop:
         stop = select.poll()
         stop.register(self._stop, select.POLLIN)
         taker = self._queue.taker
-        taker.on_dead = self._count_dead
-        taker.on_put_aside = lambda: self._count_dead(failed=True)
+        taker.on_over = self._count
         looked, book = 0.0, gate.book
         try:
             with Idle(self._queue) as idle:
@@ -220,7 +219,7 @@ class Loop:
         finally:
             taker.leave()
 
-    def _count_dead(self, failed: bool) -> None:
+    def _count(self, failed: bool) -> None:
         self._counts[_FAILED if failed else _RETRIED] += 1
 
     def _wait(self, idle: Idle) -> Claim | None:

@@ -24,8 +24,7 @@ from ..errors import CorruptStore
 from ..record import depth_of
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
-# What its methods call after they have looked for blanks, which takes as long again.
-_decode = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_decode = json.JSONDecoder().raw_decode  # the other one looks for blanks first, which takes as long again
 _A_CHUNK = 1 << 12  # more than most have; a buffer as large is made for each
 
 LARGEST = 10**9  # priority
@@ -259,8 +258,8 @@ def _with_history(known: dict[str, Any], history: list[dict[str, Any]]) -> Task:
 def _object(text: bytes) -> dict[str, Any] | None:
     try:
         line = text.decode("utf-8", "surrogatepass").strip()
-        said, end = _decode(line, 0)
-    except (ValueError, RecursionError, StopIteration):
+        said, end = _decode(line)
+    except (ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) and end == len(line) else None
 

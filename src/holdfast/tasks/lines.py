@@ -77,16 +77,18 @@ class Lines:
             sheet.set_mark(entry, MOVED)
             slot.remove()  # not to be used again: it is the task's file
 
-    def set_aside(self, entry: Entry) -> None:
-        """What nobody can do must not be in the way of the others. It is left to a person, in failed/."""
+    def set_aside(self, entry: Entry) -> bool:
+        """What nobody can do must not be in the way of the others. It is left to a person, in failed/. False: somebody
+        was quicker."""
         slot = self.slots.get()
         if entry.sheet.take(entry, slot, b"", check=False) is None:
             self.slots.keep(slot)
-            return
+            return False
         self._link(slot, entry.id)
         move_over(slot.path, f"{self._places.failed}/{entry.id}")
         entry.sheet.set_mark(entry, MOVED)
         slot.file.close()
+        return True
 
     # What the dead have left.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from .. import gate, system
 
@@ -65,13 +66,17 @@ def read_all(path: str) -> bytes:
 
 
 def publish(path: str, text: bytes, mode: int, *, sync: bool = False) -> None:
-    """Write a file that appears whole, in place of the one that is there."""
+    """Write a file that appears whole, in place of the one that is there. If that fails, nothing is left of it."""
     private = f"{path}.{os.urandom(8).hex()}.tmp"
     file = OpenFile(private, system.O_NEW, mode)
     try:
         write_at(file.fd, text, 0)
         if sync:
             system.fsync(file.fd)
+        system.rename(private, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            system.unlink(private)
+        raise
     finally:
         file.close()
-    system.rename(private, path)

@@ -52,10 +52,19 @@ class Purge:
 
     def _put_aside(self) -> int:
         """What nobody could read, and somebody has removed from where it was to be mended."""
-        names = [name for name in listed(self._places.failed) if not system.access(f"{self._places.tasks}/{name}", 0)]
-        for name in names:
-            remove(f"{self._places.failed}/{name}")
-        return len(names)
+        removed = 0
+        for name in listed(self._places.failed):
+            path = f"{self._places.failed}/{name}"
+            if not system.access(f"{self._places.tasks}/{name}", 0) and self._was_long_ago(path):
+                remove(path)
+                removed += 1
+        return removed
+
+    def _was_long_ago(self, path: str) -> bool:
+        try:
+            return time() - system.stat(path, follow_symlinks=False).st_mtime >= self._older_than
+        except FileNotFoundError:
+            return False
 
     def _is_old(self, task: Task) -> bool:
         return task.ended_at is None or time() - task.ended_at.timestamp() >= self._older_than

@@ -235,11 +235,11 @@ class Putter:
         if not unplaced:
             unplaced.append(self._private())
             system.link(own, unplaced[0])
+        remove(f"{self._places.failed}/{name}")  # it could not be read, and somebody has mended it
         try:
             self.enqueue(unplaced[0], name, task.priority, delay)
         except FileNotFoundError:
             return False  # it has just been moved
-        remove(f"{self._places.failed}/{name}")  # it could not be read, and somebody has mended it
         return True
 
     def _has_place(self, name: str, st: os.stat_result, unplaced: int) -> bool:

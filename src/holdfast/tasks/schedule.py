@@ -11,14 +11,14 @@ week; `*`, `5`, `1-5`, `*/15`, `1,2`, names of months and days. They are in UTC,
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from .. import system
 from .journal import LONGEST, read
-from .places import file_name, listed, make, remove, sync_folders
+from .openfile import publish
+from .places import file_name, listed, make, sync_folders
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -144,19 +144,7 @@ class Schedules:
         timing(said)  # what is wrong is told at once
         text = json.dumps(said, ensure_ascii=False).encode() + b"\n"
         make(self.folder)
-        private = f"{self.folder}/.{os.urandom(8).hex()}.tmp"
-        fd = system.open_fd(private, system.O_NEW, self._mode)
-        try:
-            rest = text
-            while rest:
-                rest = rest[system.write(fd, rest) :]
-            system.fsync(fd)
-            system.rename(private, f"{self.folder}/{file_name(name)}.json")
-        except BaseException:
-            remove(private)
-            raise
-        finally:
-            system.close(fd)
+        publish(f"{self.folder}/{file_name(name)}.json", text, self._mode, sync=True)
         sync_folders(self.folder)
 
     def remove(self, name: str) -> bool:

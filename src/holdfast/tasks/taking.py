@@ -48,8 +48,8 @@ class Taker:
         self._looked_at = 0.0
         self._leases: dict[str, tuple[int, float]] = {}
         self._said: set[str] = set()
-        self.on_put_aside: Callable[[], None] = lambda: None  # a task cannot be done
-        self.on_dead: Callable[[bool], None] = lambda failed: None  # an attempt is over because its worker died
+        # An attempt is over because its worker died; or a task has failed because nobody can read it.
+        self.on_over: Callable[[bool], None] = lambda failed: None
 
     def try_claim(self, *, look: bool = False) -> Claim | None:
         """The next task, if there is one. `look`: in any case also among those of the dead."""
@@ -136,10 +136,10 @@ class Taker:
         if task.state == "running":
             if task.tried >= task.attempts:
                 claim.fail(f"the worker died, the last of {task.tried} times")
-                self.on_dead(True)
+                self.on_over(True)
                 return False
             claim.say(**{"is": "pending", "because": "the worker died"})
-            self.on_dead(False)
+            self.on_over(False)
         if task.key is not None and not self._limits.admit(task, f"{self._places.running}/{claim.place}", claim.place):
             claim.abandon()
             return False
@@ -172,14 +172,15 @@ class Taker:
         name = name_of(place)
         try:
             if isinstance(source, Entry):
-                self._lines.set_aside(source)
+                if not self._lines.set_aside(source):
+                    return
             else:
                 move_over(source, f"{self._places.failed}/{name}")
         except FileNotFoundError:
             return
         own = f"{self._places.tasks}/{name}"
         _log("%s cannot be read, and was put aside: failed/ has it, too. Mend it, and call recover. (%s)", own, error)
-        self.on_put_aside()
+        self.on_over(True)
 
     def leave(self) -> None:
         """There is nothing more to do."""
