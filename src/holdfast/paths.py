@@ -11,6 +11,7 @@ know byte ranges but not flock, or one that is known to grant the same lock twic
 from __future__ import annotations
 
 import os
+import stat
 from time import monotonic
 
 from . import system
@@ -139,6 +140,29 @@ def cannot_be_swapped(directory: str) -> bool:
             return False
         above = here
     return True
+
+
+def is_trusted(entry: os.stat_result, parent: os.stat_result) -> bool:
+    """May we follow or obey an entry of a directory? In one that others can write to, only if a user made it who could
+    replace our files anyway (rule 11)."""
+    if not parent.st_mode & 0o1002 or not hasattr(os, "geteuid"):
+        return True
+    return entry.st_uid in (0, os.geteuid(), parent.st_uid)
+
+
+def check_link(path: str) -> None:
+    """Refuse a symlink that another user made in a directory that others can write to."""
+    try:
+        entry = system.stat(path, follow_symlinks=False)
+        parent = system.stat(os.path.dirname(path))
+    except OSError:
+        return  # gone: whatever opens the path next finds out
+    if stat.S_ISLNK(entry.st_mode) and not is_trusted(entry, parent):
+        raise UnsafePath(
+            f"{path} is a symlink that user {entry.st_uid} made in a directory that others can write to; it was not "
+            "followed. Remove it, or use another directory.",
+            path=path,
+        )
 
 
 def mount_at(device: int, path: str) -> Mount:
