@@ -194,29 +194,32 @@ def unlink(path: str, *, dir_fd: None = None) -> None:
         _kernel32.CloseHandle(handle)
 
 
-def read(fd: int, size: int) -> bytes:
+def read(fd: int, length: int) -> bytes:
     try:
-        return os.read(fd, size)
+        return os.read(fd, length)
     except PermissionError:
         raise _busy("another program has the content locked") from None
 
 
-def touch(fd: int) -> None:
-    """Set the times to now. os.utime takes no descriptor here."""
+def touch(path: str | int) -> None:
+    """Set the times of a file, given by its name or its descriptor, to now. os.utime takes no descriptor here."""
+    if isinstance(path, str):
+        os.utime(path)
+        return
     now = wintypes.FILETIME()
     _kernel32.GetSystemTimeAsFileTime(ctypes.byref(now))
-    if not _kernel32.SetFileTime(msvcrt.get_osfhandle(fd), None, ctypes.byref(now), ctypes.byref(now)):
+    if not _kernel32.SetFileTime(msvcrt.get_osfhandle(path), None, ctypes.byref(now), ctypes.byref(now)):
         raise _error(ctypes.get_last_error())
 
 
-def pread(fd: int, size: int, start: int) -> bytes:
-    os.lseek(fd, start, os.SEEK_SET)
-    return read(fd, size)
+def pread(fd: int, length: int, offset: int) -> bytes:
+    os.lseek(fd, offset, os.SEEK_SET)
+    return read(fd, length)
 
 
-def pwrite(fd: int, content: bytes, start: int) -> int:
-    os.lseek(fd, start, os.SEEK_SET)
-    return os.write(fd, content)
+def pwrite(fd: int, buffer: bytes, offset: int) -> int:
+    os.lseek(fd, offset, os.SEEK_SET)
+    return os.write(fd, buffer)
 
 
 def fchmod(fd: int, mode: int) -> None:
@@ -224,24 +227,29 @@ def fchmod(fd: int, mode: int) -> None:
 
 
 def link(
-    private: str,
-    name: str,
+    src: str,
+    dst: str,
     *,
     src_dir_fd: None = None,
     dst_dir_fd: None = None,
-    follow_symlinks: bool = False,
+    follow_symlinks: bool = True,
 ) -> None:
-    """Give a whole file the name that all look at, unless it is taken: a move that does not replace."""
+    """Publish a whole file under a name that must be free. Here that is a move, so `src` is gone afterwards."""
+    rename_new(src, dst)
+
+
+def rename_new(one: str, other: str) -> None:
+    """Rename, and fail with FileExistsError where the name is taken."""
     try:
-        os.rename(private, name)
+        os.rename(one, other)
     except PermissionError:
-        if not os.path.lexists(name):
+        if not os.path.lexists(other):
             raise
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from None
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other) from None
 
 
-def rename(private: str, name: str, *, src_dir_fd: None = None, dst_dir_fd: None = None) -> None:
-    os.replace(private, name)
+def rename(src: str, dst: str, *, src_dir_fd: None = None, dst_dir_fd: None = None) -> None:
+    os.replace(src, dst)
 
 
 def link_open_file(fd: int, folder: int | None, name: str) -> None:
@@ -250,6 +258,10 @@ def link_open_file(fd: int, folder: int | None, name: str) -> None:
 
 def exchange(one: str, other: str, folder: int | None) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), one)
+
+
+def clone(reader: int, writer: int) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
 def process_exists(pid: int) -> bool:
@@ -263,7 +275,7 @@ def process_exists(pid: int) -> bool:
         _kernel32.CloseHandle(handle)
 
 
-def mkfifo(path: str, mode: int = 0o666) -> None:
+def mkfifo(path: str, mode: int = 0o666, *, dir_fd: None = None) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
 
 
@@ -418,6 +430,14 @@ def slots_taken(fd: int, slots: int) -> bool:
 def unlock_slots(fd: int, slots: int) -> None:
     """Let go of what this descriptor has, be it one slot or all."""
     _range(fd, UN, _SLOT, FIRST_SLOT, slots)
+
+
+def lock_byte(fd: int, at: int) -> bool:
+    return _try_range(fd, f"byte {at}", at, 1)
+
+
+def unlock_byte(fd: int, at: int) -> None:
+    _range(fd, UN, f"byte {at}", at, 1)
 
 
 WATCH_WRITING = WATCH_CLOSING = 0
