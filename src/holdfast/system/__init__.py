@@ -20,7 +20,8 @@ unlink`: a test replaces a name here and sees, delays, fails or kills at every s
     unlock_slots
     lock_byte, unlock_byte                            one byte at any position
     Watch, WATCH_WRITING, WATCH_CLOSING               events of one file; `Watch` raises OSError where there are none
-    process_exists, read_text, mount_table            processes, /proc, mounts
+    process_exists, list_pids                         processes
+    read_text, mount_table                            /proc, mounts
     HAS_FIFOS, HAS_FOLDERS, TELLS_NAMES               what the platform can do
 
 `lock` is flock(2) where there is one: it belongs to the open file description, and it is what flock(1), Rust's

@@ -187,5 +187,9 @@ def read_text(path: str) -> str:  # type: ignore[no-redef]
         return ""
 
 
+def list_pids() -> list[int]:  # type: ignore[no-redef]
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
 def mount_table() -> str:  # type: ignore[no-redef]
     return read_text("/proc/self/mountinfo")

@@ -217,6 +217,11 @@ def read_text(path: str) -> str:
     return ""
 
 
+def list_pids() -> list[int]:
+    """The processes that /proc shows; empty where there is no /proc."""
+    return []
+
+
 def mount_table() -> str:
     """The mount table as Linux writes it; empty where there is none."""
     return ""

@@ -29,6 +29,10 @@ from time import sleep
 
 assert sys.platform == "win32"
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SH, EX, NB, UN = 1, 2, 4, 8
 EX_NB, SH_NB = EX | NB, SH | NB
 
@@ -74,6 +78,7 @@ _DISPOSITION, _DISPOSITION_EX = 4, 21
 _DELETE_WITH_POSIX_SEMANTICS = 3
 
 _ACCESS_DENIED, _SHARING_VIOLATION = 5, 32
+_END_OF_FILE = 38
 _BUSY = (33, 997)  # ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
 _STATUS_DELETE_PENDING = 0xC0000056
 _QUERY_LIMITED_INFORMATION, _STILL_ACTIVE = 0x1000, 259
@@ -104,6 +109,8 @@ _kernel32.CreateFileW.argtypes = (wintypes.LPCWSTR, _DWORD, _DWORD, _POINTER, _D
 _kernel32.CloseHandle.argtypes = (_HANDLE,)
 _kernel32.LockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _DWORD, _POINTER)
 _kernel32.UnlockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _POINTER)
+_kernel32.ReadFile.argtypes = (_HANDLE, _POINTER, _DWORD, _POINTER, _POINTER)
+_kernel32.WriteFile.argtypes = (_HANDLE, _POINTER, _DWORD, _POINTER, _POINTER)
 _kernel32.SetFileInformationByHandle.argtypes = (_HANDLE, ctypes.c_int, _POINTER, _DWORD)
 _kernel32.GetSystemTimeAsFileTime.argtypes = (_POINTER,)
 _kernel32.SetFileTime.argtypes = (_HANDLE, _POINTER, _POINTER, _POINTER)
@@ -212,14 +219,25 @@ def touch(path: str | int) -> None:
         raise _error(ctypes.get_last_error())
 
 
+def _transfer(call: Callable[..., int], fd: int, buffer: ctypes.Array[ctypes.c_char], length: int, offset: int) -> int:
+    """Read or write at a position in one call: with a seek before it, threads would read and write anywhere."""
+    done = _DWORD()
+    if call(msvcrt.get_osfhandle(fd), buffer, length, ctypes.byref(done), _overlapped(offset)):
+        return done.value
+    code = ctypes.get_last_error()
+    if code == _END_OF_FILE:
+        return 0
+    raise _busy("another program has the content locked") if code in _BUSY else _error(code)
+
+
 def pread(fd: int, length: int, offset: int) -> bytes:
-    os.lseek(fd, offset, os.SEEK_SET)
-    return read(fd, length)
+    buffer = ctypes.create_string_buffer(length)
+    done = _transfer(_kernel32.ReadFile, fd, buffer, length, offset)
+    return buffer.raw[:done]
 
 
 def pwrite(fd: int, buffer: bytes, offset: int) -> int:
-    os.lseek(fd, offset, os.SEEK_SET)
-    return os.write(fd, buffer)
+    return _transfer(_kernel32.WriteFile, fd, ctypes.create_string_buffer(buffer, len(buffer)), len(buffer), offset)
 
 
 def fchmod(fd: int, mode: int) -> None:
@@ -462,6 +480,10 @@ class Watch:
 def read_text(path: str) -> str:
     """There is no /proc here."""
     return ""
+
+
+def list_pids() -> list[int]:
+    return []
 
 
 def mount_table() -> str:
