@@ -76,6 +76,11 @@ def test_in_the_guest(guest: dict[tuple[str, str], dict[str, Any]], mount: str, 
     assert found["outcome"] == "ok", found["outcome"]
 
 
+def test_the_guest_ended_without_an_error(guest: dict[tuple[str, str], dict[str, Any]], lab: Path) -> None:
+    found = guest.get(("", "exit status"))
+    assert found is not None and found["outcome"] == 0, (lab / "console.txt").read_text(errors="replace")[-5000:]
+
+
 ASK_BOTH_MOUNTS = """
 import fcntl, json, sys
 import holdfast

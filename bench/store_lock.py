@@ -1,0 +1,79 @@
+"""`EventStore.append` with and without the store's lock, by one process that has the store to itself.
+
+This is `SingleInstance_PerformanceNotDegraded` of store-lock.md: the median latency of sequential appends, at most 5 %
+apart. tests/netfs/checks.py runs `compare` on CIFS.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+from measure import Place, Row, Table, paired_ratio
+
+from holdfast.events import Event, EventStore
+from holdfast.locks.standing import StandingLock
+
+WITH, WITHOUT = "with the store's lock", "without it"
+LIMIT = 1.05
+APPENDS = 100
+
+
+class NoLock(StandingLock):
+    """The store's lock, except that taking it and giving it back do nothing."""
+
+    def take(self) -> bool:
+        return True
+
+    def give_back(self) -> None:
+        pass
+
+
+def open_store(path: str, *, durable: bool, locked: bool) -> EventStore:
+    store = EventStore(path, durable=durable)
+    if not locked:
+        committer = store._committer
+        committer.lock = committer.disk._lock = NoLock(committer.lock.path, timeout=None, mode=0o644)
+    return store
+
+
+def median_latency(store: EventStore, appends: int) -> float:
+    times = []
+    for number in range(appends):
+        event = Event("OrderPlaced", {"id": number, "total": 19.9}, tags={f"order:{number}"})
+        began = time.perf_counter()
+        store.append(event)
+        times.append(time.perf_counter() - began)
+    return median(times)
+
+
+def compare(directory: str, rounds: int, appends: int = APPENDS, *, durable: bool = True) -> dict[str, list[float]]:
+    """The median latency of every round, in seconds. The two take turns, and each goes first in every other round."""
+    stores = {
+        name: open_store(f"{directory}/{number}", durable=durable, locked=name == WITH)
+        for number, name in enumerate((WITH, WITHOUT))
+    }
+    found: dict[str, list[float]] = {name: [] for name in stores}
+    names = list(stores)
+    for turn in range(rounds + 1):
+        for name in names:
+            latency = median_latency(stores[name], appends)
+            if turn:  # the first one warms up
+                found[name].append(latency)
+        names.reverse()
+    for store in stores.values():
+        store.close()
+    return found
+
+
+def section(quick: bool, place: Place) -> Table:
+    rows = []
+    for durable in (True, False):
+        kind = "durable" if durable else "not durable"
+        found = compare(f"{place.directory}/{kind}", 10 if quick else 60, durable=durable)
+        for name in (WITHOUT, WITH):
+            ratio = paired_ratio(found[name], found[WITHOUT])
+            rows.append(Row(f"{kind}, {name}", median(found[name]) * 1e6, "µs", ratio, raw=found[name]))
+        if durable:
+            rows[-1].at_most(LIMIT)
+    return Table(f"EventStore, one process, the store's lock, {place.kind}: median latency of {APPENDS} appends", rows)
