@@ -161,8 +161,8 @@ def test_an_unsupported_system_is_named_by_the_error(platform):
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"ImportError: Holdfast does not support {platform}, because that system has no open-file-description locks "
-        "(F_OFD_SETLK): use Linux, macOS or Windows."
+        f"ImportError: Holdfast does not support {platform}, because it needs open-file-description locks "
+        "(F_OFD_SETLK) as Linux and macOS have them: use Linux, macOS or Windows."
     )
 
 

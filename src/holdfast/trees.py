@@ -105,9 +105,11 @@ def _writable_files(directory: str) -> Iterator[str]:
                 yield path
                 continue
             os.chmod(path, mode | stat.S_IWRITE)
-            yield path
-            if os.path.lexists(path):
-                os.chmod(path, mode)
+            try:
+                yield path
+            finally:
+                if os.path.lexists(path):
+                    os.chmod(path, mode)
 
 
 def _sync_by_paths(directory: str) -> None:

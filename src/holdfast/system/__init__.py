@@ -40,6 +40,6 @@ elif sys.platform in ("linux", "android"):
     from .linux import *
 else:
     raise ImportError(
-        f"Holdfast does not support {sys.platform}, because that system has no open-file-description locks "
-        "(F_OFD_SETLK): use Linux, macOS or Windows."
+        f"Holdfast does not support {sys.platform}, because it needs open-file-description locks (F_OFD_SETLK) as "
+        "Linux and macOS have them: use Linux, macOS or Windows."
     )
