@@ -42,7 +42,7 @@ SECTIONS: dict[str, Section] = {
     "handoff": _everywhere(handoff.section),
     "contention": lambda quick, places: iter(contention.section(quick, places)),
     "events": lambda quick, places: iter([events.durable(quick, places[0])]),
-    "events-lock": lambda quick, places: iter([store_lock.section(quick, places[0])]),
+    "events-lock": store_lock.section,
     "events-processes": events.processes,
     "events-peers": lambda quick, places: iter([events.side_by_side(quick, places[0])]),
     "events-million": lambda quick, places: iter([events.million(quick, places[0])]),
