@@ -40,7 +40,7 @@ def remove_unused(gone: str) -> None:
         fd = system.open_fd(gone, system.O_SYNCABLE_FOLDER)
     except (FileNotFoundError, NotADirectoryError):
         return
-    except PermissionError:
+    except (PermissionError, IsADirectoryError):  # the second on Windows, which opens no directory
         fd = -1  # nobody could have a snapshot of it either
     try:
         if fd < 0 or try_lock(fd, system.EX_NB):
