@@ -479,7 +479,7 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         (wait.Pause, "block", method(run.wait_pause)),
         # The clock of the day goes on during a run, and must make no difference between two runs.
         (paths, "_checked", {}),
-        (kernel, "_FRESH", float("inf")),
+        (path_lock, "_FRESH", float("inf")),
         (kernel, "_A_WHILE", float("inf")),
         (watch, "_SOON", SAFETY_LOOK),  # here, who dies reports its end when all its locks are gone
         (path_lock, "LOOKS", ((float("inf"), 0.0, 0.0),)),  # a burst of attempts would be one attempt here

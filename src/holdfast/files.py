@@ -89,4 +89,4 @@ def named(
         st = system.stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return st if st.st_ino == inode[1] and st.st_dev == inode[0] else None
+    return st if (st[2], st[1]) == inode else None

@@ -89,6 +89,11 @@ def caller() -> object:
     """The running task, or the running thread."""
     if "asyncio" in _modules or "trio" in _modules:
         return current_task() or current_thread()
+    if "greenlet" not in _modules:
+        try:
+            return _local.me
+        except AttributeError:
+            pass
     return current_thread()
 
 

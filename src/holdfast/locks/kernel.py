@@ -18,11 +18,9 @@ in a sticky directory). Programs that delete the file cause a second holder; `ch
 
 from __future__ import annotations
 
-import stat
 from time import time
 
 from .. import process, system
-from ..files import named
 from ..wait import Granted
 from . import base
 from .base import BUSY, Outcome
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from ..status import Status
     from ..wait import Step
 
-_FRESH = 0.1  # seconds
 _A_WHILE = 0.001  # seconds of holding after which a look at the queue costs nothing in comparison
 
 
@@ -52,8 +49,7 @@ class KernelHold(PathHold):
             return False  # it got content meanwhile, and is not ours to remove
         if lock.shared:
             system.mark_removal(file.fd)
-            lock._unlock(file)
-            lock._remove_unused(file)
+            lock._remove_unused(file)  # our own share is not in the way
             return False
         looks = self._came_through_queue or time() - self.acquired_at > _A_WHILE
         if looks and system.access(lock._queue, 0):
@@ -91,11 +87,8 @@ class Lock(PathLock[KernelHold]):
         PathLock.__init__(self, path, "lock", timeout, fair, mode)
         self.shared = shared
         self.keep = keep
+        self.removes_file = not keep
         self._op = system.SH_NB if shared else system.EX_NB
-
-    @property
-    def removes_file(self) -> bool:  # type: ignore[override]
-        return not self.keep
 
     def status(self) -> Status:
         from ..status import of_kernel_lock
@@ -109,28 +102,18 @@ class Lock(PathLock[KernelHold]):
         # A caller that shares already may share again: to queue behind a writer that waits for it would be a deadlock.
         return bool(self._held_by_caller(asynchronous=process.current_task() is not None, ended=True))
 
-    def _check_content(self, st: os.stat_result) -> None:
-        if st.st_size or not stat.S_ISREG(st.st_mode):
-            raise self._not_a_lock_file()
-
     def _take(self, file: OpenFile) -> bool | Outcome:
-        return try_lock(file, self._op) or BUSY
+        try:
+            (system.lock_range if file.mount.ranged else system.lock)(file.fd, self._op)
+        except BlockingIOError:
+            return BUSY
+        return True
 
     def _take_all(self, file: OpenFile) -> bool:
         return try_lock(file, system.EX_NB)
 
     def _unlock(self, file: OpenFile) -> None:
         (system.lock_range if file.mount.ranged else system.lock)(file.fd, system.UN)
-
-    def _confirm(self, file: OpenFile) -> bool:
-        st = named(self.path, file.inode)
-        if st is None:
-            return False
-        if st.st_size:  # a semaphore was made of it, or somebody wrote into it, before we locked it
-            raise self._not_a_lock_file()
-        if not self.keep and time() - file.modified > _FRESH:
-            _set_time(file)
-        return True
 
     def _is_ours(self, file: OpenFile) -> bool:
         return system.fstat(file.fd).st_size == 0
@@ -157,14 +140,6 @@ class Lock(PathLock[KernelHold]):
         if any(not (self.shared and shared) for _, shared, *_ in mine):
             raise would_deadlock(self.path, asynchronous, "holds the lock")
         return mine
-
-
-def _set_time(file: OpenFile) -> None:
-    """Have the file's modification time say when it was acquired, for `status`, where it was not made just now."""
-    try:
-        system.touch(file.fd)
-    except OSError:
-        pass  # another user's file
 
 
 def try_lock(file: OpenFile, op: int) -> bool:

@@ -25,13 +25,13 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
-from time import monotonic, sleep
+from sys import modules
+from time import monotonic, sleep, time
 
 from .. import process, system
 from ..errors import HoldfastError, NotALockFile, WouldDeadlock
 from ..files import OwnedFd, named
-from ..paths import check_directory, check_link, mount_of
+from ..paths import LOCAL, check_directory, check_link, mount_of
 from ..wait import Pause, Run, check_deadline, sooner
 from ..watch import Waiting
 from . import base
@@ -49,11 +49,13 @@ if TYPE_CHECKING:
 else:
     PathHoldType = None
 
+_FRESH = 0.1  # seconds
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
 _FEW_RETRIES = 3
 _MAX_LOOKS = 100  # at a removal under way
 _MAX_DENIALS = 10
 _MOMENT = 0.000_02  # seconds
+_FILE_TYPE, _REGULAR = 0o170000, 0o100000  # S_ISREG of the module stat costs an import and a call
 
 # How the first waiter looks at a lock for whose release no event may come: some programs unlock without closing the
 # file, and take it again within microseconds. Up to so many seconds of waiting, try for so long, then
@@ -65,13 +67,20 @@ LOOKS: tuple[tuple[float, float, float], ...] = (
 
 
 class OpenFile(OwnedFd):
-    """The file of a lock, open. The path named it when it was opened."""
+    """The file of a lock, open: what it was when it was opened (`st`), and how to lock it where it is."""
 
-    __slots__ = ("inode", "modified", "mount")
+    __slots__ = ("inode", "mount", "st")
 
-    inode: process.Inode
-    mount: Mount
-    modified: float  # its modification time, when it was opened
+    def __init__(self, fd: int, path: str) -> None:
+        OwnedFd.__init__(self, fd)
+        try:
+            self.st = st = system.fstat(fd)
+            dev = st[2]  # by number: half the price of a name, on a path that every acquire takes
+            self.inode: process.Inode = (dev, st[1])
+            self.mount: Mount = LOCAL if dev & 0xFFF00 else mount_of(dev, path)
+        except BaseException:  # refused, or an interrupt
+            self.close()
+            raise
 
 
 class PathHold(base.Hold):
@@ -85,11 +94,21 @@ class PathHold(base.Hold):
     _called_at: float  # on the monotonic clock; 0: without a ticket
 
     def _begin_with(self, lock: Any, file: OpenFile, queued: bool) -> None:
+        # `_begin` without its calls: every acquire comes here.
         self._file = file
         self._came_through_queue = queued
         self._called_at = 0.0
+        self.lock = lock
+        self.acquired_at = time()
+        self._outer = None
+        self._registry = registry = process.registry
+        if lock.removes_file and not lock.has_content and self.acquired_at - file.st.st_mtime > _FRESH:
+            _set_time(file)
         lock._count()
-        self._begin(lock, file.inode, lock.shared, file)
+        if "asyncio" in modules or "trio" in modules:  # else there is no task
+            self._enter(file.inode, lock.shared, file)
+        else:
+            registry.holds[id(self)] = (file.inode, lock.shared, process.current_thread(), None, file)
 
     def _still_named(self) -> bool:
         return named(self.lock.path, self._file.inode) is not None
@@ -117,7 +136,10 @@ class PathHold(base.Hold):
                 lock._unlock(file)
             finally:
                 self._is_closed = True
-                lock._put_away(file, still_named)
+                if lock.keeps_open:
+                    lock._put_away(file, still_named)
+                else:
+                    file.close()
         # Only now, when nobody waits for us any more: removing a directory takes its time.
         if self._called_at:
             lock._note_turn(self._called_at)
@@ -133,18 +155,28 @@ class PathHold(base.Hold):
         raise NotImplementedError
 
 
+def _set_time(file: OpenFile) -> None:
+    """Have the file's modification time say when it was acquired, for `status`, where it was not made just now."""
+    try:
+        system.touch(file.fd)
+    except OSError:
+        pass  # another user's file
+
+
 class PathLock(QueuedLock[PathHoldType]):
     """Finding, locking, waiting for and removing the file. A subclass says what it means to have the lock."""
 
-    __slots__ = ("_count", "_unchecked")
+    __slots__ = ("_count", "_unchecked", "removes_file")
 
-    removes_file = True
+    has_content = False  # may the file have content?
+    keeps_open = False  # does the file stay open after a release?
     shared = True  # may others hold it at the same time?
     _hold_type: type[PathHoldType]
 
     def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
         QueuedLock.__init__(self, path, kind, timeout, fair, mode)
         self._unchecked = True
+        self.removes_file = True
         self._count = self._metrics.acquisitions.bump
 
     # What a subclass says.
@@ -152,10 +184,6 @@ class PathLock(QueuedLock[PathHoldType]):
     def _take(self, file: OpenFile) -> bool | Outcome:
         """Try to lock an open file. Anything but True is why not."""
         raise NotImplementedError
-
-    def _confirm(self, file: OpenFile) -> bool:
-        """After locking: does the path name this file, and is it still of our kind?"""
-        return named(self.path, file.inode) is not None
 
     def _take_all(self, file: OpenFile) -> bool:
         """Try to lock all of an open file, so that nobody else has any of it."""
@@ -211,7 +239,10 @@ class PathLock(QueuedLock[PathHoldType]):
             if found is BUSY:
                 found = self._take_again(opened)
             if found is True:
-                if self._confirm(opened):
+                st = named(self.path, opened.inode)
+                if st is not None:
+                    if st.st_size and not self.has_content:  # another kind of lock was made of it meanwhile
+                        raise self._not_a_lock_file()
                     hold = self._hold_type()
                     hold._begin_with(self, opened, queued)
                     return hold
@@ -254,29 +285,22 @@ class PathLock(QueuedLock[PathHoldType]):
 
     def _open(self) -> OpenFile | None:
         """Open the file, and make it if it is not there. None: it vanished meanwhile."""
-        if self._file is not self.path:
+        path = self._file
+        if path is not self.path:
             self._follow_link()
+            path = self._file
         try:
-            file = OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode))
+            file = OpenFile(system.open_fd(path, system.O_LOCK, self.mode), path)
         except OSError as error:
             other = self._open_otherwise(error)
             if other is None:
                 return None
             file = other
-        try:
-            st = system.fstat(file.fd)
-            self._check_content(st)
-            file.inode = (st.st_dev, st.st_ino)
-            file.mount = mount_of(st.st_dev, self._file)
-            file.modified = st.st_mtime
-        except BaseException:
+        st = file.st
+        if st[0] & _FILE_TYPE != _REGULAR or (st[6] and not self.has_content):
             file.close()
-            raise
-        return file
-
-    def _check_content(self, st: os.stat_result) -> None:
-        if not stat.S_ISREG(st.st_mode):
             raise self._not_a_lock_file()
+        return file
 
     def _open_otherwise(self, error: OSError) -> OpenFile | None:
         """The plain open failed: find the way around, or say why there is none."""
@@ -295,7 +319,7 @@ class PathLock(QueuedLock[PathHoldType]):
 
     def _open_target(self) -> OpenFile | None:
         try:
-            return OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode))
+            return OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode), self._file)
         except OSError as error:
             return self._open_otherwise(error)
 
@@ -308,7 +332,7 @@ class PathLock(QueuedLock[PathHoldType]):
         for _ in range(_MAX_DENIALS):
             for flags in (system.O_EXISTING, system.O_READ):
                 try:
-                    return OpenFile(system.open_fd(self._file, flags))
+                    return OpenFile(system.open_fd(self._file, flags), self._file)
                 except PermissionError:
                     continue
                 except FileNotFoundError:
@@ -316,7 +340,7 @@ class PathLock(QueuedLock[PathHoldType]):
             else:
                 raise error
             try:
-                return OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode))
+                return OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode), self._file)
             except PermissionError:
                 continue
             except FileNotFoundError:
@@ -369,7 +393,7 @@ class PathLock(QueuedLock[PathHoldType]):
             self._metrics.cleanups.bump()
 
     def _remove_unused(self, file: OpenFile) -> None:
-        """Remove the file if nobody uses it. The caller has nothing of it but the mark of a removal.
+        """Remove the file if nobody else uses it. The caller has marked the removal.
 
         A process in our way that has such a mark too removes the file itself or only looks (`status`), and is soon
         gone. It may have gone between our attempt and our look at its mark, so two of them decide.
@@ -398,19 +422,17 @@ class PathLock(QueuedLock[PathHoldType]):
         file = None
         for flags in (system.O_EXISTING, system.O_READ):
             try:
-                file = OpenFile(system.open_fd(self._file, flags))
+                file = OpenFile(system.open_fd(self._file, flags), self._file)
                 break
             except PermissionError:  # another user's, and yet ours to remove, perhaps
                 continue
-            except OSError:
+            except (HoldfastError, OSError):
                 return
         if file is None:
             return
         with file:
             try:
-                st = system.fstat(file.fd)
-                file.inode, file.mount = (st.st_dev, st.st_ino), mount_of(st.st_dev, self._file)
-                if file.mount.removes and stat.S_ISREG(st.st_mode) and self._is_ours(file):
+                if file.mount.removes and file.st.st_mode & _FILE_TYPE == _REGULAR and self._is_ours(file):
                     system.mark_removal(file.fd)
                     self._remove_unused(file)
             except (HoldfastError, OSError):

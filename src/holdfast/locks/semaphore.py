@@ -48,10 +48,10 @@ class SemaphoreHold(PathHold):
 
     def _free_name(self, st: os.stat_result) -> bool:
         lock, file = self.lock, self._file
-        system.mark_removal(file.fd)
-        lock._unlock(file)
         if self._came_through_queue and system.access(lock._queue, 0):
             return True
+        system.mark_removal(file.fd)
+        system.unlock_slots(file.fd, MAX_PERMITS)  # the share of the file goes with the attempt to have all of it
         lock._remove_unused(file)
         return False
 
@@ -66,6 +66,7 @@ class Semaphore(PathLock[SemaphoreHold]):
 
     _options = ("permits", "timeout", "fair", "mode")
     _hold_type = SemaphoreHold
+    has_content = True
 
     def __init__(
         self,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class StandingLock(Lock):
     __slots__ = ("_standing",)
 
+    keeps_open = True
+
     def __init__(self, path: base.StrPath, *, timeout: float | None, mode: int) -> None:
         self._standing: list[OpenFile] = []  # at most one; a list, because popping and appending are atomic
         Lock.__init__(self, path, keep=True, timeout=timeout, mode=mode)
