@@ -9,7 +9,9 @@ name no process, and a lock may have been inherited from one that is gone: then 
 from __future__ import annotations
 
 import os
+import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from . import system
@@ -44,7 +46,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a lock at one moment.
+    """The state of a lock at one moment. `held`: an acquire would have to wait; a semaphore with a free permit is free.
 
     `since` is when the file was made or handed over, in seconds since the epoch; None where nobody knows, as for a
     file that is kept.
@@ -67,7 +69,8 @@ class Status:
     def explain(self) -> str:
         """In words: who has it, for how long, how many wait."""
         if not self.held:
-            return "free" if not self.waiters else "free, and others are first in its queue"
+            taken = f", {len(self.holders)} of {self.permits} permits taken" if self.holders else ""
+            return f"free{taken}" + (", and others are first in its queue" if self.waiters else "")
         if self.corrupt:
             return "its file cannot be understood (is the path right?); it counts as held" + self._until_stale()
         who = ", ".join(str(holder) for holder in self.holders[:3])
@@ -96,7 +99,9 @@ class Status:
         return asdict(self)
 
 
-_KERNEL_LOCKS = ("FLOCK", "OFDLCK")
+# What excludes a `Lock`: flock on a local file system, byte ranges below the removal byte where ranges stand in for it.
+_FLOCKS = ("FLOCK",)
+_RANGES = ("OFDLCK", "POSIX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,10 @@ def _holders(fd: int, st: os.stat_result, families: tuple[str, ...], first: int 
 
 
 def _counts(line: _Line, families: tuple[str, ...], first: int) -> bool:
-    return line.family in families and not line.blocked and line.start >= first and line.start != system.REMOVAL_BYTE
+    if line.family not in families or line.blocked:
+        return False
+    # The removal byte and the liveness byte lie between the lock itself and the slots.
+    return line.start >= first if first else line.start < system.REMOVAL_BYTE
 
 
 def _search(place: tuple[str, int], families: tuple[str, ...], first: int = 0) -> tuple[Holder, ...]:
@@ -247,12 +255,13 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
         return Status(path, "lock", held=False, waiters=waiters)
     try:
         st = system.fstat(fd)
-        holders = _holders(fd, st, _KERNEL_LOCKS)
-        if not holders:
-            ranged = mount_at(st.st_dev, path).ranged  # other machines' locks, which /proc does not show
-            if system.range_taken(fd) if ranged else not _is_free(fd):
-                # In a container, /proc/locks is silent about a lock whose taker is gone, its descriptor inherited.
-                holders = _search(_place(fd, st), _KERNEL_LOCKS) or (Holder(None),)
+        ranged = mount_at(st.st_dev, path).ranged
+        families = _RANGES if ranged or sys.platform == "darwin" else _FLOCKS
+        holders = _holders(fd, st, families)
+        # The locks of other machines are not in /proc. In a container, /proc/locks is silent about a lock whose taker
+        # is gone, its descriptor inherited.
+        if not holders and (system.range_taken(fd) if ranged else not _is_free(fd)):
+            holders = _search(_place(fd, st), families) or (Holder(None),)
     finally:
         system.close(fd)
     return Status(
@@ -266,14 +275,15 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
 
 
 def _is_free(fd: int) -> bool:
-    """Nobody is known to hold it. In a container, whose /proc does not show everybody, it takes a lock to be sure.
+    """/proc names no holder. In a container, whose /proc does not show every process, it takes a lock to be sure.
 
     The mark, which is there before the lock and until after it, tells others to try again in a moment.
     """
     if sees_everybody():
         return True
-    try:
+    with suppress(OSError):  # another program has a range of it, which is no matter
         system.mark_removal(fd)
+    try:
         system.lock(fd, system.EX_NB)
         system.lock(fd, system.UN)
     except OSError:
@@ -291,12 +301,17 @@ def of_semaphore(path: str, permits: int) -> Status:
     except OSError:
         return Status(path, "semaphore", held=False, waiters=waiters, permits=permits)
     try:
-        holders = _holders(fd, system.fstat(fd), ("OFDLCK",), first=system.FIRST_SLOT)
+        st = system.fstat(fd)
+        holders = _holders(fd, st, ("OFDLCK",), first=system.FIRST_SLOT)
         if not holders and system.slots_taken(fd, permits):
             holders = (Holder(None, shared=True),)
+        held = bool(holders) and all(system.slot_taken(fd, slot) for slot in range(permits))
+        if not held:
+            others = tuple(holder for holder in _holders(fd, st, _FLOCKS) if not holder.shared)
+            held, holders = bool(others), holders or others  # an exclusive lock on the whole file: flock(1)
     finally:
         system.close(fd)
-    return Status(path, "semaphore", held=bool(holders), holders=holders, waiters=waiters, permits=permits)
+    return Status(path, "semaphore", held=held, holders=holders, waiters=waiters, permits=permits)
 
 
 def of_lock_file(path: str, found: Judgement | None) -> Status:

@@ -254,6 +254,12 @@ def slots_taken(fd: int, slots: int) -> bool:
     return kind != fcntl.F_UNLCK
 
 
+def slot_taken(fd: int, slot: int) -> bool:
+    """Has another descriptor this slot?"""
+    kind, _, _ = _unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, FIRST_SLOT + slot, 1)))
+    return kind != fcntl.F_UNLCK
+
+
 def unlock_slots(fd: int, slots: int) -> None:
     _range(fd, UN, FIRST_SLOT, slots)
 

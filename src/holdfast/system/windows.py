@@ -445,6 +445,11 @@ def slots_taken(fd: int, slots: int) -> bool:
     return taken
 
 
+def slot_taken(fd: int, slot: int) -> bool:
+    """Has another descriptor this slot? Asked by trying it."""
+    return not _is_free(fd, FIRST_SLOT + slot)
+
+
 def unlock_slots(fd: int, slots: int) -> None:
     """Let go of what this descriptor has, be it one slot or all."""
     _range(fd, UN, _SLOT, FIRST_SLOT, slots)
