@@ -33,6 +33,7 @@ from test_atomic_dir import (
 
 import holdfast
 from holdfast import AtomicDir, copying, disposal, system, trees, versions
+from holdfast.paths import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -445,11 +446,125 @@ def test_a_strangers_commit_file_in_a_sticky_directory_is_not_obeyed(shared_room
         os.setxattr(fake, "user.holdfast.version", b"7")
 
     assert as_nobody(plant)
-    with pytest.raises(PermissionError, match="65534 made this"), AtomicDir(path).read():
+    with pytest.raises(PermissionError, match="user 65534 made this"), AtomicDir(path).read():
         pass
     os.unlink(f"{path}.commit")
     assert AtomicDir(path).versions() == [1], "nor can it be rolled back to what a stranger made"
     assert content_of(path) == OLD
+
+
+USES: dict[str, Callable[[AtomicDir], object]] = {
+    "replace": lambda lock: lock.replace().__enter__(),
+    "edit": lambda lock: lock.edit().__enter__(),
+    "read": lambda lock: lock.read().__enter__(),
+    "snapshot": lambda lock: lock.snapshot().__enter__(),
+    "recover": AtomicDir.recover,
+    "rollback": AtomicDir.rollback,
+    "version": lambda lock: lock.version,
+    "versions": AtomicDir.versions,
+}
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o1755])
+@pytest.mark.parametrize("where", ["at the end", "on the way", "at the lock"])
+def test_a_symlink_of_another_user_is_refused(mode: int, where: str, shared_room: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    build(victim / "site", OLD)
+    link, target = {
+        "at the end": (shared_room / "site", victim / "site"),
+        "on the way": (shared_room / "data", victim),
+        "at the lock": (shared_room / "site.lock", victim / "new.lock"),
+    }[where]
+    lock = AtomicDir(shared_room / "data" / "site" if where == "on the way" else shared_room / "site")
+    shared_room.chmod(0o1777)
+    assert as_nobody(lambda: link.symlink_to(target))
+    shared_room.chmod(mode)
+    if where == "at the lock":
+        (shared_room / "site").mkdir()
+    takes_no_lock = where == "at the lock" and {"snapshot", "version", "versions"}
+    for name, use in USES.items():
+        if takes_no_lock and name in takes_no_lock:
+            continue
+        said = f"user {NOBODY} made the symlink {link} .* not followed. Remove the symlink"
+        with pytest.raises(holdfast.UnsafePath, match=said):
+            use(lock)
+    assert os.listdir(victim) == ["site"] and content_of(victim / "site") == OLD
+
+
+@as_root
+@pytest.mark.parametrize("why", ["ours", "of the parent's owner", "nobody else can write there"])
+def test_a_symlink_that_can_be_trusted_is_followed(why: str, shared_room: Path, tmp_path: Path) -> None:
+    put(tmp_path / "site", OLD)
+    shared_room.chmod(0o755 if why == "nobody else can write there" else 0o1777)
+    link = shared_room / "site"
+    link.symlink_to(tmp_path / "site")
+    if why != "ours":
+        os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    if why == "of the parent's owner":
+        os.chown(shared_room, NOBODY, NOBODY)
+    put(link, NEW)
+    assert content_of(tmp_path / "site") == NEW and link.is_symlink()
+
+
+def test_symlinks_lead_where_the_system_says(site: Path) -> None:
+    """Relative and absolute, `..` behind a link, a target that does not exist yet, and a loop."""
+    (site.parent / "one" / "two").mkdir(parents=True)
+    (site.parent / "deep").symlink_to("one/two")
+    for name, target in (("a", "deep/../x"), ("b", site.parent / "a"), ("c", "./deep//./y"), ("d", "/../")):
+        (site.parent / name).symlink_to(target)
+        assert resolve(f"{site.parent}/{name}/z") == os.path.realpath(site.parent / name / "z")
+    (site.parent / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels"):
+        AtomicDir(site.parent / "loop").recover()
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o1777, 0o777])
+def test_siblings_of_another_user_are_left_alone(mode: int, shared_room: Path, tmp_path: Path) -> None:
+    """Root would remove what the user could not, for instance another user's files below such a name."""
+    build(tmp_path / "victim", OLD)
+    path = shared_room / "site"
+    put(path, OLD, keep=1)
+    number = "0123456789abcdef"
+
+    def plant() -> None:
+        for name in ("new", "gone"):
+            (shared_room / f"site.{name}-{number}").mkdir(0o777)
+            (shared_room / f"site.{name}-{number[::-1]}").symlink_to(tmp_path / "victim")
+        (shared_room / "site.old-7").mkdir()
+        os.setxattr(shared_room / "site.old-7", "user.holdfast.version", b"7")
+        os.mkfifo(shared_room / "site.old-8.mark")
+        (shared_room / "site.old-9.mark").symlink_to(tmp_path / "mark")
+        (shared_room / "site.old-9").mkdir()
+
+    shared_room.chmod(0o1777)
+    assert as_nobody(plant)
+    shared_room.chmod(mode)
+    (tmp_path / "mark").write_text(str((shared_room / "site.old-9").stat().st_ino))
+    planted = {entry.name for entry in shared_room.iterdir()} - {"site"}
+    for name in ("new", "gone"):
+        build(shared_room / f"site.{name}-{number}", NEW)  # root's, in a directory of the other user
+    lock = AtomicDir(path)
+    lock.recover()
+    put(path, NEW)
+    put(path, OLD)
+    assert lock.versions() == [3], "no version of the other user counts"
+    assert set(beside(path, in_use=2)) == planted
+    assert all(content_of(shared_room / f"site.{name}-{number}") == NEW for name in ("new", "gone"))
+    assert content_of(path) == OLD and content_of(tmp_path / "victim") == OLD
+
+
+@as_root
+def test_root_keeps_versions_of_a_directory_that_it_does_not_own(shared_room: Path) -> None:
+    shared_room.chmod(0o1777)
+    path = shared_room / "site"
+    put(path, {"n": "1"})
+    os.chown(path, NOBODY, NOBODY)
+    for number in range(2, 5):
+        lock = put(path, {"n": str(number)}, keep=1)
+    assert lock.versions() == [3, 4] and path.stat().st_uid == NOBODY
+    assert beside(path) == ["site.old-3"]
 
 
 def test_a_commit_file_that_is_a_link_is_not_followed(site: Path) -> None:

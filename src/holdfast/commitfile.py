@@ -6,7 +6,8 @@ exchange the two names are not yet those that they should be, and nothing else w
 
 It appears whole, by a rename. What fails while its writer lives is called off, so that it does not happen later; what a
 crash interrupts is finished by the next one, however often that is interrupted in turn. It is JSON: `new` and `old` are
-names of siblings, `inode` is that of the new version. In a sticky directory a stranger's is not obeyed.
+names of siblings, `inode` is that of the new version. One that another user made in a sticky or world-writable
+directory is not obeyed.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class CommitFile:
         with open(fd, encoding="utf-8") as file:
             st = system.fstat(fd)
             if not self._place.trusts(st):
-                text = f"user {st.st_uid} made this, who may not replace the directory; find out why, and remove it"
+                text = f"user {st.st_uid} made this commit file, so it was not obeyed; find out why, and remove it"
                 raise PermissionError(errno.EPERM, text, self.path)
             try:
                 said = json.load(file)
@@ -113,7 +114,7 @@ class CommitFile:
         self._place.sync_parent()
 
     def _carry_out(self, new: str, old: str, inode: int) -> None:
-        if not os.path.lexists(new):
+        if not self._place.has(os.path.basename(new)):
             return  # done
         if self._is_there(inode):
             system.rename(new, old)  # exchanged, and then somebody crashed
