@@ -151,7 +151,7 @@ def is_trusted(entry: os.stat_result, parent: os.stat_result) -> bool:
     return entry.st_uid in (0, os.geteuid(), parent.st_uid)
 
 
-def resolve(path: str) -> str:
+def follow_links(path: str) -> str:
     """Return an absolute path without its symlinks, as `os.path.realpath` does. The target need not exist.
 
     Raises UnsafePath for a symlink that is not trusted, at the end of the path or on the way.
@@ -179,14 +179,14 @@ def resolve(path: str) -> str:
 
 def _is_link(entry: str, parent: str, path: str) -> bool:
     try:
-        st = os.lstat(entry)
+        st = system.stat(entry, follow_symlinks=False)
     except FileNotFoundError:
         return False
     if not stat.S_ISLNK(st.st_mode):
         return False
-    if not is_trusted(st, os.stat(parent)):
+    if not is_trusted(st, system.stat(parent)):
         raise UnsafePath(
-            f"{path}: user {st.st_uid} made the symlink {entry} in a directory that other users can write to. It was "
+            f"{path}: {entry} is a symlink that user {st.st_uid} made in a directory that others can write to. It was "
             "not followed. Remove the symlink, or give the path of its target.",
             path=path,
         )

@@ -21,7 +21,7 @@ import stat
 
 from . import system, trees
 from .disposal import discard, drop
-from .paths import is_trusted, resolve
+from .paths import follow_links, is_trusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Siblings:
     """The directory, where it really is, with its siblings. Whatever changes something needs the exclusive lock."""
 
     def __init__(self, path: str, durable: bool) -> None:
-        self.path = resolve(path)  # a symlink: its target is replaced, which need not exist yet
+        self.path = follow_links(path)  # a symlink: its target is replaced, which need not exist yet
         self.parent, self.name = os.path.split(self.path)
         self.durable = durable
 
@@ -49,7 +49,7 @@ class Siblings:
 
     @property
     def lock_file(self) -> str:
-        return resolve(self.path + ".lock")
+        return follow_links(self.path + ".lock")
 
     def siblings(self, pattern: str) -> list[re.Match[str]]:
         """The siblings by such a name, but for those of other users in a directory that others can write to."""
