@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import LoopClock, survives, until
+from support import LoopClock, Peer, survives, until
 from test_atomic_dir import (
     NEW,
     OLD,
@@ -764,6 +764,68 @@ def test_a_forked_child_leaves_its_parents_block_alone(error: BaseException | No
     assert content_of(new) == NEW and not site.exists()
     change.__exit__(None, None, None)
     assert content_of(site) == NEW
+
+
+def test_a_forked_child_does_not_pin_a_version(site: Path, start_peer: Callable[..., Peer]) -> None:
+    put(site, OLD)
+    parent = start_peer(site=str(site))
+    parent.do("snap = holdfast.AtomicDir(site).snapshot().__enter__()")
+    child = parent.do("idle_child()")
+    try:
+        put(site, NEW)
+        assert parent.do("sorted(os.listdir(snap.fd))") == ["a", "sub"]
+        parent.do("snap.close()")
+        assert beside(site) == []
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_program_that_was_given_the_descriptor_keeps_the_version(site: Path) -> None:
+    put(site, OLD)
+    with AtomicDir(site).snapshot() as snap:
+        command = ["sh", "-c", f"read line; cat /proc/self/fd/{snap.fd}/a"]
+        program = subprocess.Popen(command, pass_fds=[snap.fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    put(site, NEW)
+    AtomicDir(site).recover()
+    assert program.communicate(b"go on\n")[0] == b"old a" and program.returncode == 0
+    AtomicDir(site).recover()
+    assert beside(site) == []
+
+
+def test_a_parent_that_dies_leaves_no_version_to_its_child(site: Path, start_peer: Callable[..., Peer]) -> None:
+    put(site, OLD)
+    parent = start_peer(site=str(site))
+    parent.do("snap = holdfast.AtomicDir(site).snapshot().__enter__()")
+    child = parent.do("idle_child()")
+    try:
+        parent.kill()
+        put(site, NEW)
+        assert beside(site) == []
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_child_leaves_its_parents_snapshot_alone(site: Path) -> None:
+    """It has none itself, closes nothing that it opened since, and unlocks nothing."""
+    lock = put(site, OLD)
+    snapshot = lock.snapshot().__enter__()
+    number = snapshot.fd
+
+    def work() -> None:
+        with pytest.raises(holdfast.NotLocked, match="not open here"):
+            snapshot.fd  # noqa: B018
+        assert os.open("/dev/null", os.O_RDONLY) == number
+        snapshot.close()
+        os.fstat(number)
+        with lock.snapshot() as own:
+            assert sorted(os.listdir(own.fd)) == ["a", "sub"]
+
+    assert survives(work)
+    put(site, NEW)
+    lock.recover()
+    assert content_of(snapshot.path) == OLD
+    snapshot.close()
+    assert beside(site) == []
 
 
 # What cannot be removed.

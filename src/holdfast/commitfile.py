@@ -18,6 +18,7 @@ import os
 import re
 
 from . import system
+from .files import OwnedFd
 from .siblings import NUMBER
 
 TYPE_CHECKING = False
@@ -60,36 +61,34 @@ class CommitFile:
 
     def _write(self, plan: dict[str, str | int]) -> None:
         private = self.path + ".tmp"
-        fd = system.open_fd(private, system.O_NEW, 0o600)
-        try:
-            system.write(fd, json.dumps(plan).encode() + b"\n")
-            if self._place.durable:
-                system.fsync(fd)
-        except BaseException:
-            system.unlink(private)
-            raise
-        finally:
-            system.close(fd)
+        with OwnedFd(system.open_fd(private, system.O_NEW, 0o600)) as file:
+            try:
+                system.write(file.fd, json.dumps(plan).encode() + b"\n")
+                if self._place.durable:
+                    system.fsync(file.fd)
+            except BaseException:
+                system.unlink(private)
+                raise
         system.rename(private, self.path)
         self._place.sync_parent_or(lambda: system.unlink(self.path))
 
     def _read(self) -> tuple[str, str, int] | None:
         """What it says: what is to become the directory, where the one that is there goes, and an inode."""
         try:
-            fd = system.open_fd(self.path, system.O_READ)
+            file = OwnedFd(system.open_fd(self.path, system.O_READ))
         except FileNotFoundError:
             return None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise OSError(errno.EINVAL, _NOT_OURS, self.path) from None
             raise
-        with open(fd, encoding="utf-8") as file:
-            st = system.fstat(fd)
+        with file, open(file.fd, encoding="utf-8", closefd=False) as reader:
+            st = system.fstat(file.fd)
             if not self._place.trusts(st):
                 text = f"user {st.st_uid} made this commit file, so it was not obeyed; find out why, and remove it"
                 raise PermissionError(errno.EPERM, text, self.path)
             try:
-                said = json.load(file)
+                said = json.load(reader)
                 new, old, inode = said["new"], said["old"], said.get("inode", 0)
             except (ValueError, KeyError, TypeError, AttributeError):
                 new = old = inode = None

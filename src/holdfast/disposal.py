@@ -12,6 +12,7 @@ from threading import Lock, Thread
 from time import monotonic, sleep
 
 from . import system, trees
+from .files import OwnedFd
 
 GRACE = 0.2  # seconds for which a reader that took no lock finds whole what it opened just before
 
@@ -37,17 +38,15 @@ def drop(path: str) -> None:
 def remove_unused(gone: str) -> None:
     """Remove what was a version, unless a snapshot uses it."""
     try:
-        fd = system.open_fd(gone, system.O_SYNCABLE_FOLDER)
+        folder = OwnedFd(system.open_fd(gone, system.O_SYNCABLE_FOLDER))
     except (FileNotFoundError, NotADirectoryError):
         return
     except PermissionError:
-        fd = -1  # nobody could have a snapshot of it either
-    try:
-        if fd < 0 or try_lock(fd, system.EX_NB):
+        discard(gone)  # nobody could have a snapshot of it either
+        return
+    with folder:
+        if try_lock(folder.fd, system.EX_NB):
             discard(gone)
-    finally:
-        if fd >= 0:
-            system.close(fd)
 
 
 def try_lock(fd: int, op: int) -> bool:

@@ -21,6 +21,7 @@ import stat
 
 from . import system, trees
 from .disposal import discard, drop
+from .files import OwnedFd
 from .paths import follow_links, is_trusted
 
 TYPE_CHECKING = False
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _VERSION = "user.holdfast.version"
+_MARK_SIZE = 32  # bytes, more than a number of an inode has
 NUMBER = r"[1-9]\d{0,17}"
 
 
@@ -101,8 +103,8 @@ class Siblings:
         marks = {}
         for found in self.siblings(rf"\.old-({NUMBER})\.mark"):
             try:
-                with open(system.open_fd(os.path.join(self.parent, found[0]), system.O_READ), encoding="utf-8") as file:
-                    marks[int(file.read())] = int(found[1])
+                with OwnedFd(system.open_fd(os.path.join(self.parent, found[0]), system.O_READ)) as file:
+                    marks[int(system.read(file.fd, _MARK_SIZE))] = int(found[1])
             except (OSError, ValueError):
                 continue  # removed meanwhile, or cut short by a power failure
         return marks
@@ -118,13 +120,10 @@ class Siblings:
     def _mark(self, path: str, number: int) -> None:
         mark = self.old_name(number) + ".mark"
         discard(mark)
-        fd = system.open_fd(mark, system.O_NEW, 0o644)
-        try:
-            system.write(fd, b"%d\n" % os.lstat(path).st_ino)
+        with OwnedFd(system.open_fd(mark, system.O_NEW, 0o644)) as file:
+            system.write(file.fd, b"%d\n" % os.lstat(path).st_ino)
             if self.durable:
-                system.fsync(fd)
-        finally:
-            system.close(fd)
+                system.fsync(file.fd)
 
     def sweep_marks(self) -> None:
         for found in self.siblings(rf"\.old-({NUMBER})\.mark"):
