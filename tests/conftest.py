@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import Peer
 
-from holdfast import gate
+from holdfast import process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,14 +38,12 @@ def is_open(fd: int, inode: tuple[int, int] | None = None) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _book_is_right() -> Iterator[None]:
-    """A forked child closes what the book says is open. What is in it by mistake would be somebody else's file."""
+def _registry_is_right() -> Iterator[None]:
+    """A forked child closes what the registry says is open. A wrong number in it would be a file of the program."""
     yield
     # Threads may still end, and garbage be collected meanwhile: what is wrong now and still there afterwards is wrong.
-    wrong = [entry for entry in list(gate.book.holds.values()) if not is_open(entry[0], entry[1])]
-    assert not [entry for entry in wrong if entry in list(gate.book.holds.values())]
-    closed = [fd for fd in list(gate.book.open_fds) if not is_open(fd)]
-    assert not [fd for fd in closed if fd in gate.book.open_fds]
+    closed = [(owner, fd) for owner, fd in list(process.registry.descriptors.items()) if not is_open(fd)]
+    assert not [(owner, fd) for owner, fd in closed if process.registry.descriptors.get(owner) == fd]
 
 
 @pytest.fixture

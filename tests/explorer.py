@@ -41,8 +41,9 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from holdfast import gate, paths, system, wait
-from holdfast.locks import base, existence, inode, kernel, queue, removal, semaphore
+from holdfast import paths, process, system, wait, watch
+from holdfast.files import InheritedFd
+from holdfast.locks import base, existence, kernel, path_lock, queue, removal, semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -84,7 +85,7 @@ class Process:
     """What a process has for itself: its book, its descriptors, its threads."""
 
     def __init__(self) -> None:
-        self.book = gate.Book()
+        self.registry = process.Registry()
         self.fds: set[int] = set()
         self.actors: list[Actor] = []
 
@@ -111,7 +112,7 @@ class Actor:
     @property
     def waiting(self) -> bool:
         """Does it wait for a lock or in a queue?"""
-        return self.ready is not None and self.waits_for in ("lock", "lock_range", "readable", "rung")
+        return self.ready is not None and self.waits_for in ("lock", "lock_range", "readable", "notified")
 
     def can_run(self) -> bool:
         return self.ready is None or (self.until is not None and self.until <= self.run.now) or self.ready()
@@ -186,12 +187,14 @@ class Run:
             self._over.acquire()
             raise
         self.current = None
-        for process in self._processes.values():
-            if process.fds and self.error is None:
-                self.error = AssertionError(f"left open: {sorted(process.fds)}")
-            self._close_all(process)
+        for home in self._processes.values():
+            if home.fds and self.error is None:
+                self.error = AssertionError(f"left open: {sorted(home.fds)}")
+            self._close_all(home)
         if check is not None and self.error is None:
-            gate.book = gate.Book()  # the check is one more process, which has nothing to do with the others
+            process.registry = (
+                process.Registry()
+            )  # the check is one more process, which has nothing to do with the others
             try:
                 check()
             except Exception as error:
@@ -215,15 +218,22 @@ class Run:
             if not thread.killed and not thread.done:
                 thread.killed = True
                 self._doomed.append(thread)
-        # Nobody is left to miss these holds.
-        actor.process.book = gate.book = gate.Book()  # nothing that is collected now is its own any more
+        # As after a fork: nothing that is collected now is closed or released by it.
+        actor.process.registry.descriptors.clear()
+        actor.process.registry.holds.clear()
+        actor.process.registry = process.registry = process.Registry()
 
-    def _close_all(self, process: Process) -> None:
+    def _close_all(self, home: Process) -> None:
         self._releases += 1
-        for fd in process.fds:
+        for fd in home.fds:
             with suppress(OSError):
                 os.close(fd)
-        process.fds.clear()
+        for owner, fd in list(process.inherited.descriptors.items()):  # a watch
+            if fd in home.fds:
+                process.inherited.descriptors.pop(owner, None)
+        home.fds.clear()
+        home.registry.descriptors.clear()
+        home.registry.holds.clear()
 
     def _point(
         self,
@@ -258,7 +268,7 @@ class Run:
             self._over.release()
             return
         self.current = chosen
-        gate.book = chosen.process.book
+        process.registry = chosen.process.registry
         chosen.go.release()
         if actor is not None and not actor.done:
             actor.go.acquire()
@@ -379,8 +389,8 @@ class Run:
     def wait_pause(self, step: wait.Pause) -> None:
         self.sleep(step.left() or 0.0)
 
-    def wait_rung(self, step: wait.Rung) -> None:
-        self._point("rung", ready=lambda: not step.bell._lock.locked(), until=step.until)
+    def wait_notified(self, step: wait.Notified) -> None:
+        self._point("notified", ready=lambda: not step.notification._lock.locked(), until=step.until)
 
     def sleep(self, seconds: float) -> None:
         """Until others have changed something: to look again before that would show the same."""
@@ -401,14 +411,24 @@ class Run:
         return repr(value).replace(str(self.directory) + "/", "")
 
 
+class WatchFd(InheritedFd):
+    """Kept from one run to the next, and closed by the system itself, not by a run."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        if self.detach() >= 0:
+            os.close(self.fd)
+
+
 class Watch:
     """The real watch, whose descriptor is its process's, and whose making is a system call like the others."""
 
     real = system.Watch
 
-    def __init__(self, run: Run, path: str, **options: Any) -> None:
+    def __init__(self, run: Run, path: str, own: object, **options: Any) -> None:
         self._run = run
-        self._watch = run.call("watch", self.real, path, **options)
+        self._watch = run.call("watch", self.real, path, WatchFd, **options)
         self.fd = self._watch.fd
         self._process = run.current.process if run.current else None
         if self._process:
@@ -455,17 +475,18 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
     changes += [
         (system, "Watch", partial(Watch, run)),
         (wait.Readable, "block", method(run.wait_readable)),
-        (wait.Rung, "block", method(run.wait_rung)),
+        (wait.Notified, "block", method(run.wait_notified)),
         (wait.Pause, "block", method(run.wait_pause)),
         # The clock of the day goes on during a run, and must make no difference between two runs.
         (paths, "_checked", {}),
         (kernel, "_FRESH", float("inf")),
         (kernel, "_A_WHILE", float("inf")),
-        (inode, "_SOON", SAFETY_LOOK),  # here, who dies reports its end when all its locks are gone
-        (gate, "book", gate.book),
+        (watch, "_SOON", SAFETY_LOOK),  # here, who dies reports its end when all its locks are gone
+        (path_lock, "LOOKS", ((float("inf"), 0.0, 0.0),)),  # a burst of attempts would be one attempt here
+        (process, "registry", process.registry),
     ]
     names = {"monotonic": lambda: run.now, "sleep": run.sleep, "SAFETY_LOOK": SAFETY_LOOK}
-    for module in (wait, gate, paths, base, existence, inode, kernel, queue, removal, semaphore):
+    for module in (wait, watch, process, paths, base, existence, kernel, path_lock, queue, removal, semaphore):
         changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]
     try:
@@ -485,7 +506,8 @@ def no_idle_watch_left() -> Iterator[None]:
     finally:
         platform = sys.modules.get("holdfast.system.linux")
         if platform is not None:
-            platform._close_idle_instances()
+            while platform._idle_instances:
+                platform._idle_instances.pop().close()
 
 
 def _empty(directory: Path) -> None:

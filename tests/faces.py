@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast import gate
+from holdfast import process
 from holdfast.locks import queue as queues
 from holdfast.system import linux
-from holdfast.wait import Bell
+from holdfast.wait import Notification
 
 PATIENCE = 30.0  # for what must happen; a test that gets here has failed
 
@@ -81,7 +81,7 @@ def descriptors() -> set[tuple[int, str]]:
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the one that listed them
             found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
-    return {(fd, what) for fd, what in found if fd not in linux._idle_instances}
+    return {(fd, what) for fd, what in found if fd not in {file.fd for file in linux._idle_instances}}
 
 
 def watches() -> int:
@@ -106,9 +106,9 @@ class Leftovers:
             "descriptors": descriptors(),
             "watches": watches(),
             "files": sorted(os.listdir(self._directory)),
-            "lines": set(gate.book.lines),
-            "open_fds": set(gate.book.open_fds),
-            "holds": len(gate.book.holds),
+            "lines": set(process.registry.lines),
+            "owned": sorted(set(process.registry.descriptors.values()) - {file.fd for file in linux._idle_instances}),
+            "holds": len(process.registry.holds),
         }
 
     def check(self) -> None:
@@ -132,8 +132,8 @@ def stand_in_front(lock: Any) -> Callable[[], None]:
 
 def fill_line(lock: Any) -> Callable[[], None]:
     """Take a place in the line of this process, as a waiter does; with one place, the next waiter waits in memory."""
-    place = gate.Place(gate.book, lock._file)
-    place.join(queues.TICKETS_PER_PROCESS, Bell)
+    place = process.LinePlace(lock._file)
+    place.join(queues.TICKETS_PER_PROCESS, Notification())
     assert place.admitted
     return place.leave
 

@@ -15,7 +15,7 @@ import pytest
 from faces import Leftovers, Peer, in_thread, obstacles, peers
 
 import holdfast
-from holdfast import gate
+from holdfast import process
 from holdfast.locks import queue as queues
 
 
@@ -45,7 +45,7 @@ async def until_in_line(path, number):
     """Until so many tasks of this process wait for the lock, with a ticket or in memory."""
     with anyio.fail_after(60):
         while True:
-            line = gate.book.lines.get(path)
+            line = process.registry.lines.get(path)
             if line is not None and line.inside + len(line.waiting) == number:
                 return
             await anyio.lowlevel.checkpoint()
@@ -243,7 +243,7 @@ def test_200_tasks_are_served_in_the_order_in_which_they_came(run, path, kind):
     run(main)
     assert served == list(range(number))
     assert os.listdir(os.path.dirname(path)) == []
-    assert not gate.book.lines
+    assert not process.registry.lines
 
 
 # Deadlocks.

@@ -488,7 +488,7 @@ def test_a_symlink_of_another_user_is_refused(mode: int, where: str, shared_room
     for name, use in USES.items():
         if takes_no_lock and name in takes_no_lock:
             continue
-        said = f"{link} is a symlink that user {NOBODY} made .* not followed. Remove the symlink"
+        said = f"{link} is a symlink that user {NOBODY} made .* not followed. Remove"
         with pytest.raises(holdfast.UnsafePath, match=said):
             use(lock)
     assert os.listdir(victim) == ["site"] and content_of(victim / "site") == OLD

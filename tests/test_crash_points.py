@@ -55,10 +55,10 @@ ALONE = {
     "unfair": {"open_fd", "lock", "stat", "unlink", "close"},
     "semaphore": {
         "open_fd",
-        "read",
+        "pread",
         "mark_removal",
         "try_all_slots",
-        "write",
+        "pwrite",
         "unlock_slots",
         "unmark_removal",
         "try_slot",

@@ -14,7 +14,7 @@ import pytest
 from faces import PATIENCE, Caller, eventually, in_thread, peers, until_waiting
 
 import holdfast
-from holdfast import gate
+from holdfast import process
 from holdfast.locks import queue as queues
 
 
@@ -90,7 +90,7 @@ def test_more_threads_than_tickets_are_served_in_the_order_of_arrival(path):
 
 
 def arrived(lock) -> int:
-    line = gate.book.lines.get(lock.path)
+    line = process.registry.lines.get(lock.path)
     tickets = os.listdir(lock._queue) if os.path.exists(lock._queue) else []
     return len(tickets) + (0 if line is None else len(line.waiting))
 

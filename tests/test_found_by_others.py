@@ -17,7 +17,7 @@ from faces import Caller, eventually, in_thread, until_waiting
 from support import in_child, seconds_for, until, until_below
 
 import holdfast
-from holdfast import Lock, LockFile, Semaphore, gate, metrics, system
+from holdfast import Lock, LockFile, Semaphore, metrics, process, system
 from holdfast.locks import judge
 from holdfast.record import Record
 
@@ -264,7 +264,7 @@ def test_a_child_forked_while_a_lock_file_is_made_does_not_keep_its_maker_alive(
     monkeypatch.undo()
     assert LockFile(path).examine().alive
     fd = hold.fileno()
-    gate.book.holds.pop(hold._serial)
+    process.registry.holds.pop(id(hold))
     os.close(fd)  # as if we had died
     assert LockFile(path).examine().alive is False
     os.close(writer)

@@ -55,7 +55,7 @@ def test_a_blocking_wait_loads_no_event_loop_and_no_ctypes(tmp_path):
         "hold = lock.acquire()\n"
         "waiter = threading.Thread(target=lambda: lock.acquire().release())\n"
         "waiter.start()\n"
-        "while not holdfast.gate.book.lines: pass\n"
+        "while not holdfast.process.registry.lines: pass\n"
         "hold.release(); waiter.join()\n"
     )
     loaded = set(run(program + SHOW, tmp_path / "x.lock").split())

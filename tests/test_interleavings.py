@@ -17,8 +17,8 @@ from explorer import Failure, Oracle, Run, explore, replay, system_calls, wander
 
 from holdfast import Lock, LockLost, Semaphore, Timeout, Unsupported, status, system  # noqa: E402
 from holdfast.locks import kernel  # noqa: E402
+from holdfast.locks.path_lock import OpenFile  # noqa: E402
 from holdfast.locks.queue import Queue  # noqa: E402
-from holdfast.paths import LOCAL  # noqa: E402
 from holdfast.system import posix  # noqa: E402
 
 if TYPE_CHECKING:
@@ -555,23 +555,14 @@ def test_a_number_that_nobody_uses_any_more_is_replaced_by_two_at_once(tmp_path:
 class TrustingLock(Lock):
     """Breaks the first rule: does not look whether the path still names what it locked."""
 
-    def _attempt(self, queued: bool = False) -> Any:
-        fd = system.open_fd(self._file, system.O_LOCK, self.mode)
-        st = system.fstat(fd)
-        try:
-            system.lock(fd, self._op)
-        except BlockingIOError:
-            system.close(fd)
-            return None
-        hold = self._hold_type()
-        self._begin(hold, fd, st, LOCAL)
-        return hold
+    def _confirm(self, file: OpenFile) -> bool:
+        return True
 
 
 class RashLock(Lock):
     """Breaks the second rule: removes a file that others may hold."""
 
-    def _take_all(self, fd: int, ranged: bool) -> bool:
+    def _take_all(self, file: OpenFile) -> bool:
         return True
 
 
@@ -625,13 +616,14 @@ def test_the_explorer_finds_a_sharer_turned_away(tmp_path: Path, monkeypatch: py
 
 def test_the_explorer_finds_a_lost_wake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = explorer.Watch.real
-    monkeypatch.setattr(explorer.Watch, "real", lambda _, path: watch("/"))
+    monkeypatch.setattr(explorer.Watch, "real", lambda _, path, own: watch("/", own))
     with pytest.raises(Failure, match="a wake-up was lost"):
         explore(permits(1, 1), tmp_path)
 
 
 def test_the_explorer_finds_an_open_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "_drop_ticket", lambda queue: None)
+    tickets = []
+    monkeypatch.setattr(Queue, "leave", lambda queue: tickets.append(queue._ticket))
     with pytest.raises(Failure, match="left open"):
         explore(users(EXCLUSIVE, EXCLUSIVE), tmp_path)
 

@@ -55,8 +55,8 @@ def interrupted(step: str, acquire, *args, **options):
         ("middle", None, "Readable", 0),
         ("middle", 60, "Readable", 1),
         ("middle", None, "Granted", 3),
-        ("line", None, "Bell", 0),
-        ("line", 60, "Bell", 0),
+        ("line", None, "Notification", 0),
+        ("line", 60, "Notification", 0),
         ("line", None, "Readable", 1),
         ("semaphore", None, "Readable", 1),
         ("semaphore", None, "Readable", 2),
@@ -103,7 +103,7 @@ def wait_once(path):
 
 
 def test_interrupted_while_it_polls_it_leaves_nothing(tmp_path, monkeypatch):
-    def no_watch(path):
+    def no_watch(path, *_):
         raise OSError(errno.EMFILE, "too many watches", path)
 
     monkeypatch.setattr(system, "Watch", no_watch)

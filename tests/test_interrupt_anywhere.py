@@ -19,7 +19,7 @@ import pytest
 from support import assert_nothing_left, descriptors
 
 import holdfast
-from holdfast import Lock, LockFile, Semaphore, gate, system
+from holdfast import Lock, LockFile, Semaphore, process, system
 from holdfast.locks.base import BaseLock
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def test_in_a_with_block(kind: str, raises: type[BaseException], path: str, clos
 
     def after(where: str) -> None:
         assert not closed_twice, f"{where} closed a descriptor twice"
-        assert not gate.book.holds, f"{where} left a hold"
+        assert not process.registry.holds, f"{where} left a hold"
         lock = make(path)
         if isinstance(lock, LockFile):  # the strictest: nothing is known of the holder but its age
             lock = LockFile(path, stale="old", durable=False)
@@ -280,7 +280,7 @@ def test_in_a_wait(kind: str, fair: bool, path: str, closed_twice: list[int], mo
 
     def after(where: str) -> None:
         assert not closed_twice, f"{where} closed a descriptor twice"
-        assert not gate.book.lines, f"{where} left a line"
+        assert not process.registry.lines, f"{where} left a line"
 
     left_by(wait, after)
     holds.pop().release()

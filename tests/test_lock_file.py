@@ -25,7 +25,7 @@ from faces import Caller, Leftovers, eventually, in_thread, until_waiting
 from support import WAYS, Raised, assert_nothing_left, descriptors, state_of, until
 
 import holdfast
-from holdfast import Lock, LockFile, Semaphore, gate, metrics, owner, system
+from holdfast import Lock, LockFile, Semaphore, metrics, owner, system
 from holdfast.locks import existence, heartbeat, publish, tokens
 from holdfast.locks import judge as judging
 from holdfast.record import Record, compose, parse
@@ -1192,7 +1192,7 @@ def test_a_lock_of_a_machine_without_a_clock_can_be_renewed(path, monkeypatch, s
 def test_a_heartbeat_that_meets_the_release_writes_into_no_other_file(path, tmp_path, monkeypatch):
     """The number of the closed descriptor is used again at once, by a file that has nothing to do with locks."""
     hold = LockFile(path, heartbeat=3600).acquire()
-    fd = gate.book.holds[hold._serial][0]
+    fd = hold.fileno()
     released, written = threading.Event(), threading.Event()
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious " * 20)

@@ -9,6 +9,7 @@ import pytest
 from support import Peer, descriptors, in_child, until_queued
 
 from holdfast import Busy, Lock, LockLost, system
+from holdfast.locks.path_lock import OpenFile
 from holdfast.locks.standing import StandingLock
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ def lock(path: str) -> StandingLock:
     made = StandingLock(path, timeout=None, mode=0o644)
     made.acquire().release()
     return made
+
+
+def take(lock: StandingLock) -> OpenFile:
+    file = lock.take()
+    assert file is not None
+    return file
 
 
 def open_files(path: str) -> int:
@@ -39,9 +46,9 @@ def test_the_file_stays_open(lock: StandingLock, path: str) -> None:
         with lock:
             assert held(path)
         assert not held(path)
-        assert lock.take()
-        assert held(path) and lock.try_acquire() is None and not lock.take()
-        lock.give_back()
+        file = take(lock)
+        assert held(path) and lock.try_acquire() is None and lock.take() is None
+        lock.give_back(file)
         assert not held(path)
     lock.close()
     assert open_files(path) == 0 and not lock.take()
@@ -62,8 +69,7 @@ def test_others_exclude_it(lock: StandingLock, path: str) -> None:
         assert not lock.take() and lock.try_acquire() is None
         with pytest.raises(Busy):
             lock.acquire(0)
-    assert lock.take()
-    lock.give_back()
+    lock.give_back(take(lock))
 
 
 @pytest.mark.parametrize("way", ["removed", "replaced"])
@@ -73,37 +79,34 @@ def test_a_file_that_was_replaced_is_opened_anew(way: str, lock: StandingLock, p
         hold = Lock(path, keep=True).acquire()
         assert not lock.take() and lock.try_acquire() is None
         hold.release()
-    assert not lock.take()
+        lock.close()  # the attempt has opened the new file
+    assert lock.take() is None
     with lock:
         assert held(path)
-    assert lock.take()
-    lock.give_back()
+    lock.give_back(take(lock))
 
 
 def test_who_loses_it_is_told(lock: StandingLock, path: str) -> None:
-    assert lock.take()
+    file = take(lock)
     os.unlink(path)
     with pytest.raises(LockLost):
-        lock.give_back()
+        lock.give_back(file)
     assert open_files(path) == 0
     lock.acquire().release()
 
 
 def test_waiters_are_woken(lock: StandingLock, path: str, start_peer: Callable[..., Peer]) -> None:
-    for take in (True, False):
+    for takes in (True, False):
         peer = start_peer(path=path)
         peer.do("look_only_when_told()")
-        hold = None
-        if take:
-            assert lock.take()
-        else:
-            hold = lock.acquire()
+        file = take(lock) if takes else None
+        hold = None if takes else lock.acquire()
         peer.begin("Lock(path, keep=True).acquire(timeout=20).release()")
         until_queued(path, 1)
         peer.until_waiting(path)
-        if hold is None:
-            lock.give_back()
-        else:
+        if file is not None:
+            lock.give_back(file)
+        elif hold is not None:
             hold.release()
         peer.answer()
         lock.acquire().release()
@@ -124,42 +127,31 @@ def test_a_forked_child_has_nothing_of_it(lock: StandingLock, path: str) -> None
     def child() -> list[object]:
         return [open_files(path), lock.take(), lock.try_acquire() is None]
 
-    assert lock.take()
-    assert in_child(child) == [0, False, True]
+    file = take(lock)
+    assert in_child(child) == [0, None, True]
     assert held(path), "the child did not release it"
-    lock.give_back()
+    lock.give_back(file)
     assert in_child(lambda: [lock.try_acquire() is not None, open_files(path)]) == [True, 1]
-    assert lock.take()
-    lock.give_back()
+    lock.give_back(take(lock))
 
 
 @pytest.mark.parametrize("queued", [False, True])
 def test_taken_again_before_it_was_put_away(
     lock: StandingLock, path: str, monkeypatch: pytest.MonkeyPatch, queued: bool
 ) -> None:
-    """By another thread, as soon as it was unlocked. What that one has is not ours to put away."""
-    assert lock.take()
+    """By another thread, as soon as it was unlocked. That thread's file is not ours to put away."""
+    file = take(lock)
     access = system.access
+    others: list[OpenFile] = []
 
     def meanwhile(*_: object) -> bool:
         monkeypatch.setattr(system, "access", access)
-        lock.acquire().release()  # opens another one, and leaves it
-        assert lock.take()
+        lock.acquire().release()  # opens another file, and leaves it open
+        others.append(take(lock))
         return queued
 
     monkeypatch.setattr(system, "access", meanwhile)
-    lock.give_back()
-    assert held(path) and lock._taken is not None
-    lock.give_back()
+    lock.give_back(file)
+    assert held(path)
+    lock.give_back(others[0])
     assert not held(path) and open_files(path) <= 1
-
-
-def test_a_child_forgets_what_another_thread_had_taken(lock: StandingLock) -> None:
-    assert lock.take()
-
-    def child() -> object:
-        lock.close()
-        return lock._taken
-
-    assert in_child(child) is None
-    lock.give_back()

@@ -15,7 +15,7 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import copying, gate
+from . import copying, process
 from .disposal import drop
 from .errors import HoldfastError, NotLocked, WouldDeadlock
 from .locks import base
@@ -209,7 +209,7 @@ class _Held:
         hold, self._hold = self._hold, None
         if hold is None:
             raise NotLocked(f"{self._atomic.path}: this block was not entered; use: {self.usage}")
-        if hold._book is not gate.book:
+        if hold._registry is not process.registry:
             return  # a forked child leaves its parent's block: the lock and what is being built are not its own
         try:
             self._end(hold, failed)

@@ -11,7 +11,7 @@ from collections import deque
 from threading import Lock, Thread
 from time import monotonic, sleep
 
-from . import system, trees
+from . import process, system, trees
 from .files import OwnedFd
 
 GRACE = 0.2  # seconds for which a reader that took no lock finds whole what it opened just before
@@ -111,5 +111,4 @@ def _forget_thread() -> None:
     later = Later()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_thread)
+process.after_fork_in_child(_forget_thread)

@@ -145,7 +145,8 @@ def cannot_be_swapped(directory: str) -> bool:
 
 
 def is_trusted(entry: os.stat_result, parent: os.stat_result) -> bool:
-    """False: another user made this entry in a directory that others can write to. Do not follow or obey it."""
+    """May we follow or obey an entry of a directory? In one that others can write to, only if a user made it who could
+    replace our files anyway (rule 11)."""
     if not parent.st_mode & 0o1002 or not hasattr(os, "geteuid"):
         return True
     return entry.st_uid in (0, os.geteuid(), parent.st_uid)
@@ -191,6 +192,21 @@ def _is_link(entry: str, parent: str, path: str) -> bool:
             path=path,
         )
     return True
+
+
+def check_link(path: str) -> None:
+    """Refuse a symlink that another user made in a directory that others can write to."""
+    try:
+        entry = system.stat(path, follow_symlinks=False)
+        parent = system.stat(os.path.dirname(path))
+    except OSError:
+        return  # gone: whatever opens the path next finds out
+    if stat.S_ISLNK(entry.st_mode) and not is_trusted(entry, parent):
+        raise UnsafePath(
+            f"{path} is a symlink that user {entry.st_uid} made in a directory that others can write to; it was not "
+            "followed. Remove it, or use another directory.",
+            path=path,
+        )
 
 
 def mount_at(device: int, path: str) -> Mount:

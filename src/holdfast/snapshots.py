@@ -18,7 +18,7 @@ from time import monotonic
 from . import system, wait
 from .disposal import try_lock
 from .errors import Busy, HoldfastError, NotLocked, Timeout, Unsupported
-from .files import OwnedFd
+from .files import OwnedFd, named
 from .locks.kernel import Lock
 from .offload import in_thread
 from .paths import mount_at
@@ -115,7 +115,7 @@ class Snapshot:
             # was not old when we locked it.
             locked = try_lock(folder.fd, system.SH_NB)
             version = place.version()
-            current = _names(place.path, folder.fd)
+            current = _names(place.path, folder)
             if locked and current:
                 self._folder, self.version = folder, version
                 return True
@@ -128,7 +128,7 @@ class Snapshot:
         if folder is None or not folder.is_open:  # in a forked child, the snapshot is its parent's
             return
         with folder:
-            current = _names(self._named, folder.fd)  # not unlocked: a program that was given a copy has it, too
+            current = _names(self._named, folder)  # not unlocked: a program that was given a copy has it, too
         if not current:
             self._tidy()
 
@@ -154,9 +154,6 @@ def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - monotonic())
 
 
-def _names(path: str, fd: int) -> bool:
-    try:
-        named, opened = os.stat(path), system.fstat(fd)
-    except FileNotFoundError:
-        return False
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+def _names(path: str, folder: OwnedFd) -> bool:
+    st = system.fstat(folder.fd)
+    return named(path, (st.st_dev, st.st_ino)) is not None

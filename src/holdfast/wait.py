@@ -10,14 +10,23 @@ nothing: the algorithm always looks for itself. It never knows which driver runs
 When a wait is interrupted (KeyboardInterrupt, cancellation), the driver closes the generator, whose `finally` blocks
 leave nothing behind: that is the only clean-up path, and both drivers share it.
 
-Clocks are monotonic. Nothing here knows what a lock is.
+    Readable(fd)       a descriptor can be read
+    Pause()            some time has passed
+    Granted(...)       the kernel has granted a lock; blocks the thread
+    Notified(...)      another thread or task of this process has called `notify`
+    Run(function)      a call that may block (fsync, a look into /proc, a burst of attempts) has returned; the async
+                       driver runs it in a thread
+
+Clocks are monotonic. Nothing here knows what a lock is. Under gevent and eventlet, which replace `time.sleep`, `select`
+and `threading` with functions that let other greenlets run, no step blocks the thread in another way.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from time import monotonic, sleep
+import time
+from time import monotonic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,12 +36,16 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Steps = Generator["Step", None, Result]
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.010, 0.500
-SAFETY_LOOK = 1.0
+FIRST_PAUSE, MAX_PAUSE = 0.010, 0.500  # seconds
+SAFETY_LOOK = 1.0  # seconds after which a waiter looks although no event came
 
 
 class DeadlinePassed(Exception):
-    """Raised by an algorithm whose time is over; the lock that runs it makes a readable error of it."""
+    """Raised by an algorithm when its deadline has passed. The lock turns it into a `Timeout`."""
+
+
+class Stopped(Exception):
+    """Raised by `drive` when its caller does not want to wait any longer."""
 
 
 class Step:
@@ -67,9 +80,12 @@ class Readable(Step):
         import select
 
         left = self.left()
+        if not hasattr(select, "poll"):  # eventlet, Windows
+            select.select([self.fd], [], [], left)
+            return
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
-        # Rounded up: a wait that ends too early is a wait more.
+        # Rounded up: a wait that ends too early is one wait more.
         poll.poll(None if left is None else int(left * 1000) + 1)
 
     async def wait(self) -> None:
@@ -86,7 +102,7 @@ class Pause(Step):
     __slots__ = ()
 
     def block(self) -> None:
-        sleep(self.left() or 0.0)
+        time.sleep(self.left() or 0.0)
 
     async def wait(self) -> None:
         import anyio
@@ -109,8 +125,40 @@ class Granted(Step):
         self.lock(self.fd, self.op)
 
 
-class Bell:
-    """Rung by another thread or task of this process, at most once."""
+class Run(Step):
+    """Until a function has returned. `outcome()` then returns what it returned, or raises what it raised.
+
+    The function runs to its end even if the task that waits for it is cancelled. The algorithm that yielded this step
+    undoes its effect then: it is closed, and looks at `result`.
+    """
+
+    __slots__ = ("_work", "error", "result")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.until = None
+        self._work = work
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def block(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.error = error
+
+    async def wait(self) -> None:
+        from .offload import in_thread
+
+        await in_thread(self.block)
+
+    def outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Notification:
+    """From another thread or task of this process to the one that waits; at most once."""
 
     __slots__ = ("_lock",)
 
@@ -118,8 +166,12 @@ class Bell:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self._lock.release()
+
+    def is_dead(self) -> bool:
+        """Can the waiter never run again, because its event loop was closed?"""
+        return False
 
     def block(self, left: float | None) -> None:
         if self._lock.acquire(timeout=-1 if left is None else left):
@@ -129,8 +181,8 @@ class Bell:
         raise NotImplementedError
 
 
-class AsyncBell(Bell):
-    __slots__ = ("_event", "_from_outside")
+class AsyncNotification(Notification):
+    __slots__ = ("_event", "_is_closed", "_run_soon")
 
     def __init__(self) -> None:
         import anyio
@@ -138,20 +190,30 @@ class AsyncBell(Bell):
         self._event = anyio.Event()
         trio = sys.modules.get("trio")
         if trio is not None and trio.lowlevel.in_trio_run():
-            self._from_outside: Callable[..., Any] = trio.lowlevel.current_trio_token().run_sync_soon
+            self._run_soon: Callable[..., Any] = trio.lowlevel.current_trio_token().run_sync_soon
+            self._is_closed: Callable[[], bool] | None = None
         else:
             import asyncio
 
-            self._from_outside = asyncio.get_running_loop().call_soon_threadsafe
+            loop = asyncio.get_running_loop()
+            self._run_soon, self._is_closed = loop.call_soon_threadsafe, loop.is_closed
 
-    def ring(self) -> None:
+    def notify(self) -> None:
+        self._call(self._event.set)
+
+    def is_dead(self) -> bool:
+        return self._is_closed() if self._is_closed is not None else not self._call(_nothing)
+
+    def _call(self, function: Callable[[], object]) -> bool:
         try:
-            self._from_outside(self._event.set)
+            self._run_soon(function)
         except RuntimeError:
-            pass  # that loop is gone, and its waiter with it
+            return False  # asyncio: the loop is closed
         except Exception as error:
             if type(error).__name__ != "RunFinishedError":
                 raise
+            return False
+        return True
 
     async def wait(self, left: float | None) -> None:
         import anyio
@@ -160,20 +222,23 @@ class AsyncBell(Bell):
             await self._event.wait()
 
 
-class Rung(Step):
-    """Until a bell rings."""
+def _nothing() -> None: ...
 
-    __slots__ = ("bell",)
 
-    def __init__(self, bell: Bell, until: float | None) -> None:
-        self.bell = bell
+class Notified(Step):
+    """Until a notification comes."""
+
+    __slots__ = ("notification",)
+
+    def __init__(self, notification: Notification, until: float | None) -> None:
+        self.notification = notification
         self.until = until
 
     def block(self) -> None:
-        self.bell.block(self.left())
+        self.notification.block(self.left())
 
     async def wait(self) -> None:
-        await self.bell.wait(self.left())
+        await self.notification.wait(self.left())
 
 
 class Backoff:
@@ -188,7 +253,7 @@ class Backoff:
         from random import uniform
 
         length = uniform(self._next / 2, self._next)
-        self._next = min(self._next * 2, LONGEST_PAUSE)
+        self._next = min(self._next * 2, MAX_PAUSE)
         return Pause(sooner(monotonic() + length, deadline))
 
 
@@ -201,19 +266,25 @@ def check_deadline(deadline: float | None) -> None:
         raise DeadlinePassed
 
 
-def drive(steps: Steps[Result]) -> Result:
+def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None) -> Result:
+    """Run an algorithm in this thread. `stop` is asked about once a second: True ends the wait with `Stopped`."""
     try:
         while True:
             try:
                 step = next(steps)
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]
+            if stop is not None:
+                if stop():
+                    raise Stopped
+                step.until = sooner(monotonic() + SAFETY_LOOK, step.until)
             step.block()
     finally:
         steps.close()
 
 
 async def adrive(steps: Steps[Result]) -> Result:
+    """Run an algorithm in this task."""
     try:
         while True:
             try:

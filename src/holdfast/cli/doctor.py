@@ -13,6 +13,7 @@ import sys
 
 from .. import Lock, LockFile, Semaphore, system
 from ..errors import HoldfastError, Unsupported
+from ..files import OwnedFd
 from ..locks.publish import Place, publish
 from ..paths import find_mount
 from . import arguments, output
@@ -282,7 +283,7 @@ def _events(room: str) -> Finding:
     path = os.path.join(room, "events")
     with Other(lambda: open(path, "w")):
         try:
-            watch = system.Watch(path)
+            watch = system.Watch(path, OwnedFd)
         except (OSError, NotImplementedError) as error:
             return Finding("", None, f"{error}: waiters look again and again")
         watch.drain()

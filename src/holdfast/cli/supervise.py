@@ -14,6 +14,7 @@ from math import inf
 from time import monotonic
 
 from .. import system
+from ..files import OwnedFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class _Supervisor:
 def _watch(path: str) -> system.Watch | None:
     """Have the kernel send SIGIO when something happens to the file."""
     try:
-        watch = system.Watch(os.path.realpath(path))
+        watch = system.Watch(os.path.realpath(path), OwnedFd)
     except OSError:
         return None
     try:

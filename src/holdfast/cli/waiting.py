@@ -9,8 +9,8 @@ from time import monotonic, time
 
 from .. import Lock, LockFile
 from ..errors import Timeout
-from ..locks.inode import Waiting
 from ..wait import DeadlinePassed, check_deadline, drive
+from ..watch import Waiting
 from . import arguments, output
 from .kinds import kind_of
 from .sema import HELD, POLICY_HELP, STALE_HELP, status_of

@@ -14,8 +14,9 @@ from sys import _getframe
 from threading import get_ident
 from time import monotonic, sleep
 
-from .. import system
+from .. import system, wait
 from ..errors import ConditionFailed, LockLost, Timeout, WouldDeadlock
+from ..locks.base import QUEUED, Outcome
 from ..locks.standing import StandingLock
 from . import lines, log
 from .disk import Disk, Written
@@ -29,18 +30,20 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ..locks.kernel import KernelHold
+    from ..locks.path_lock import OpenFile
     from .lines import Draft
     from .log import Tail
 
 _SOON, _A_MOMENT = 0.005, 0.000_02  # seconds
 _MANY = 100
-_A_WHILE = 1.0  # seconds after which who waits for the lock looks whether it is still wanted
 
 _appending: set[int] = set()  # the threads that are, to whatever store; one may be left in it by an interrupt
 
 
 class Work(Turn, Written):
-    """Who was taken, and what was written for them."""
+    """The requests that were taken, and what was written for them."""
+
+    lock_file: OpenFile | None = None  # the store's lock, as `StandingLock.take` gave it
 
 
 class Committer:
@@ -158,10 +161,9 @@ class Committer:
 
     def _append(self, work: Work, request: Request) -> None:
         hold = None
-        taken = False
         try:
-            taken = self.lock.take()
-            if not taken:
+            work.lock_file = self.lock.take()
+            if work.lock_file is None:
                 if request.condition is not None:
                     self._read_ahead()
                 hold = self._acquire(request)
@@ -171,20 +173,22 @@ class Committer:
                 with self.view.mutex:
                     self._write(work)
         finally:
-            if taken or hold is not None:
+            if work.lock_file is not None or hold is not None:
                 self._release(work, hold)
         self.disk.sync(work)
         work.is_done = True
         if work.is_lost and work.tail is not None and not work.tail.says(work.text, work.start):
-            raise LockLost(f"{self.lock.path}: the lock was lost, and somebody wrote meanwhile", path=self.lock.path)
+            raise LockLost(
+                f"{self.lock.path}: the lock was lost, and another process wrote meanwhile", path=self.lock.path
+            )
 
     def _release(self, work: Work, hold: KernelHold | None) -> None:
-        """Whatever goes wrong with it, what is written is written."""
+        """If it goes wrong, what is written is written."""
         try:
             if hold is not None:
                 hold.release()
-            else:
-                self.lock.give_back()
+            elif work.lock_file is not None:
+                self.lock.give_back(work.lock_file)
         except (LockLost, OSError) as error:
             import logging
 
@@ -192,7 +196,8 @@ class Committer:
             logging.getLogger("holdfast").warning("%s", error)
 
     def _interrupted(self, work: Work, request: Request, error: BaseException) -> None:
-        self.lock.drop()
+        if work.lock_file is not None:
+            work.lock_file.close()
         with self.view.mutex:
             self.view.forget()
         if work.head:
@@ -210,15 +215,16 @@ class Committer:
 
     def _acquire(self, request: Request) -> KernelHold | None:
         """Wait for the lock. None: the request was withdrawn meanwhile."""
-        hold = self.lock._try() or self._acquire_soon()
-        while hold is None and request.leads:
-            left = None if request.deadline is None else max(0.0, request.deadline - monotonic())
-            try:
-                hold = self.lock.acquire(_A_WHILE if left is None or left > _A_WHILE else left)
-            except Timeout as error:
-                if left is not None and left <= _A_WHILE:
-                    raise self._timed_out(error) from None
-        return hold
+        hold = self._acquire_soon()
+        if hold is not None or not request.leads:
+            return hold
+        left = float("inf") if request.deadline is None else max(0.0, request.deadline - monotonic())
+        try:
+            return wait.drive(self.lock._wait(left, asynchronous=False), stop=lambda: not request.leads)
+        except wait.Stopped:
+            return None
+        except Timeout as error:
+            raise self._timed_out(error) from None
 
     def _timed_out(self, error: Timeout) -> Timeout:
         who = error.status.explain() if error.status is not None else "somebody holds it"
@@ -231,17 +237,19 @@ class Committer:
         return said
 
     def _acquire_soon(self) -> KernelHold | None:
-        """Others hold the lock for some microseconds. To queue for it, and be woken, takes longer than that.
+        """Try for a moment: others hold the lock for some microseconds, and to queue for it takes longer than that.
 
-        Who queues comes first: a queue ends this, and every now and then one who did not get it begins one.
+        Waiters in the queue come first: a queue ends this, and every now and then a process that did not get the lock
+        begins one.
         """
         deadline = monotonic() + _SOON
-        while monotonic() < deadline:
+        while True:
+            found = self.lock._first_attempt()
+            if not isinstance(found, Outcome):
+                return found
+            if found is QUEUED or monotonic() > deadline:
+                return None
             sleep(_A_MOMENT)
-            hold = self.lock._try()
-            if hold is not None or system.access(self.lock._queue, 0):
-                return hold
-        return None
 
     # Under the lock.
 

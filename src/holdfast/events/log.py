@@ -21,8 +21,9 @@ from bisect import bisect_right
 from contextlib import suppress
 from time import time
 
-from .. import gate, system
+from .. import system
 from ..errors import CorruptStore
+from ..files import OwnedFd
 from . import lines
 
 TYPE_CHECKING = False
@@ -69,7 +70,7 @@ class Tail:
         # The events with a key. Most keys have one: a number instead of a list spares a list, and the collector's time.
         self.keys: dict[str, int | list[int]] = {}
         self._last = b""  # the last bytes of the last line
-        self._turn: _Turn | None = None
+        self._turn: OwnedFd | None = None
 
     def __del__(self) -> None:
         # Not before: somebody may be syncing it while somebody else goes on to the next segment.
@@ -127,8 +128,8 @@ class Tail:
     def try_turn(self) -> bool:
         """True: nobody else has this segment's turn (to sync it) until `end_turn`, or until we are dead."""
         try:
-            if self._turn is None or not self._turn.is_ours:
-                self._turn = _Turn(self.path)
+            if self._turn is None or not self._turn.is_open:
+                self._turn = OwnedFd(system.open_fd(self.path, system.O_READ))
             system.lock(self._turn.fd, system.EX_NB)
         except BlockingIOError:
             return False
@@ -138,7 +139,7 @@ class Tail:
         return True
 
     def end_turn(self) -> None:
-        if self._turn is not None and self._turn.is_ours:
+        if self._turn is not None and self._turn.is_open:
             system.lock(self._turn.fd, system.UN)
 
     def read_on(self, until: int | None = None) -> bytes:
@@ -334,25 +335,6 @@ MISSING = "is missing, with the segment that it was in"
 
 def _end_of(path: str, last: int) -> str:
     return f"{path}, which ends with event {last}"
-
-
-class _Turn:
-    """What is locked to sync a segment: a descriptor of its own, which a forked child closes. With a copy of it the
-    child would have its parent's turn when that is dead."""
-
-    def __init__(self, path: str) -> None:
-        self._book = gate.book
-        self.fd = system.open_fd(path, system.O_READ)
-        self._book.open_fds.add(self.fd)
-
-    @property
-    def is_ours(self) -> bool:
-        return self._book is gate.book
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd") and self.is_ours:  # else a fork has closed it
-            self._book.open_fds.discard(self.fd)
-            system.close(self.fd)
 
 
 class TakenBack(Exception):

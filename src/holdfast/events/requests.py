@@ -14,7 +14,7 @@ from _thread import allocate_lock
 from threading import RLock
 from time import monotonic, sleep
 
-from .. import gate
+from .. import process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Queue:
     @property
     def is_ours(self) -> bool:
         """Is this thread in the middle of anything here?"""
-        return gate.is_mine(self._mutex)
+        return process.owns(self._mutex)
 
     def put(self, requests: Iterable[Request]) -> None:
         with self._mutex:

@@ -25,8 +25,8 @@ import msgspec
 from .. import system, wait
 from ..errors import CorruptStore
 from ..locks import base
-from ..locks.inode import Waiting
 from ..paths import mount_at
+from ..watch import Waiting
 from . import about, check, decisions, lines, projections
 from .commit import Committer
 from .decisions import Decide, Decision, Projection

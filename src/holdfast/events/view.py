@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from threading import RLock
 from time import monotonic
 
-from .. import gate, system
+from .. import process, system
 from ..errors import CorruptStore
 from . import about, index, lines, log
 from .log import Segment, Tail, TakenBack
@@ -68,7 +68,7 @@ class View:
     @property
     def is_ours(self) -> bool:
         """Is this thread in the middle of anything here?"""
-        return gate.is_mine(self.mutex)
+        return process.owns(self.mutex)
 
     @property
     def known(self) -> int:

@@ -7,16 +7,24 @@ holds nothing itself. Acquiring gives a `Hold`, the live thing:
                          │ └─ the file is removed or replaced by somebody ─▶ lost (check and release raise LockLost)
                          └─ fork ─▶ the child's copy is nobody's (release raises NotOwner)
 
-A kind of lock provides `_try` (one attempt, no waiting, no generator: the fast path), `_steps` (the whole algorithm,
-for a driver of `wait`) and `status`. It gets the rest from here, once.
+A kind of lock provides `_first_attempt` and `_attempt` (one attempt each, without waiting), `_steps` (the whole
+algorithm, for a driver of `wait`) and `status`. It gets the rest from here, once. One attempt returns the hold, or an
+`Outcome`:
+
+    BUSY       another process or thread holds the lock
+    QUEUED     waiters are first in its queue; the attempt was not made
+    REPLACED   the path names another file by now: try again
+    REMOVING   the lock was taken only in order to remove the file: try again in a moment
 """
 
 from __future__ import annotations
 
 import sys
+from sys import modules as _modules
 from time import monotonic, time
+from weakref import ref
 
-from .. import gate, metrics, system, wait
+from .. import metrics, process, wait
 from ..errors import Busy, HoldfastError, LockLost, NotLocked, NotOwner, Timeout
 from ..paths import absolute
 
@@ -42,6 +50,25 @@ else:  # Generic would import typing
     HoldType = None
 
 
+class Outcome:
+    """Why an attempt brought no hold."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+BUSY, QUEUED = Outcome("BUSY"), Outcome("QUEUED")
+REPLACED, REMOVING = Outcome("REPLACED"), Outcome("REMOVING")
+_MAX_TRIES = 1000  # after which a single try calls the lock busy
+_FEW_REPLACED = 3
+_MOMENT = 0.000_05  # seconds
+
+
 class Default:
     """The type of `DEFAULT`, which stands for "as the lock was made"."""
 
@@ -55,59 +82,70 @@ DEFAULT = Default()
 class Hold:
     """A lock that is held. Use it in a `with` block, or call `release` exactly once.
 
-    Whoever makes one has it before it has a file, and only then says `_begin`: an interrupt that came between making it
-    and keeping it would drop it, and so close a file that its maker closes, too.
+    The hold is live from `_begin` on, which enters it into the registry of the process.
 
     `acquired_at` is wall-clock time, for people. `token` grows with every acquisition of a lock that can be taken away
     from its holder; a kernel lock cannot be, and has None.
     """
 
-    __slots__ = ("__weakref__", "_book", "_is_closed", "_is_counted", "_outer", "_serial", "acquired_at", "lock")
+    __slots__ = ("__weakref__", "_is_closed", "_is_counted", "_outer", "_registry", "acquired_at", "lock")
 
     lock: BaseLock[Any]
     acquired_at: float
     token: int | None = None
 
-    def _begin(self, lock: BaseLock[Any], fd: int, inode: gate.Inode, shared: bool) -> None:
+    def _begin(self, lock: BaseLock[Any], inode: process.Inode, shared: bool, files: object) -> None:
         self.lock = lock
         self.acquired_at = time()
         self._outer: Hold | None = None
-        self._book = gate.book
-        self._serial = self._book.write_down(fd, inode, shared)
+        self._registry = process.registry
+        self._enter(inode, shared, files)
 
-    @property
-    def _has_begun(self) -> bool:
-        """Does it have a file, which is its own to close?"""
-        return getattr(self, "_serial", None) in gate.book.holds
+    def _enter(self, inode: process.Inode, shared: bool, files: object) -> None:
+        """Enter this hold into the registry, as held by the calling thread and task."""
+        if "asyncio" in _modules or "trio" in _modules:
+            task = process.current_task()
+            # Weak: a task that is dropped with its hold must be collectable, or the hold would never be missed.
+            reference = None if task is None else ref(task)
+        else:
+            reference = None
+        self._registry.holds[id(self)] = (inode, shared, process.current_thread(), reference, files)
+
+    def _adopt(self) -> None:
+        """Another thread has acquired this hold for the caller."""
+        entry = self._registry.holds.get(id(self))
+        if entry is not None:
+            self._enter(entry[0], entry[1], entry[4])
 
     def _not_held(self) -> HoldfastError:
         path = self.lock.path
-        if self._book is not gate.book:
+        if self._registry is not process.registry:
             return NotOwner(
                 f"{path}: this hold was acquired before a fork. It belongs to the parent process; acquire one here.",
                 path=path,
             )
         return NotLocked(f"{path}: this hold has been released already.", path=path)
 
-    def _release(self, entry: gate.Entry) -> bool:
+    def _release(self, entry: process.Entry) -> bool:
         """Give it back. False: it was lost before. Raises only what the system raised, and releases all the same."""
         raise NotImplementedError
 
     def _still_named(self) -> bool:
         """Does the path still name what this hold locked?"""
-        entry = self._book.holds.get(self._serial)
-        return entry is not None and self.lock._names(entry[1])
+        raise NotImplementedError
 
     def fileno(self) -> int:
         """The descriptor that carries the lock. A child that inherits it keeps the lock alive if this process dies."""
-        entry = self._book.holds.get(self._serial) if self._book is gate.book else None
-        if entry is None:
-            raise self._not_held()
-        return entry[0]
+        raise NotImplementedError
+
+    @property
+    def _is_live(self) -> bool:
+        registry = getattr(self, "_registry", None)
+        return registry is not None and id(self) in registry.holds
 
     @property
     def released(self) -> bool:
-        return self._book is not gate.book or self._serial not in self._book.holds
+        return id(self) not in self._registry.holds or self._registry is not process.registry
 
     @property
     def lost(self) -> bool:
@@ -133,23 +171,23 @@ class Hold:
 
     def release(self) -> None:
         """Give the lock back. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
-        book = self._book
-        entry = book.holds.get(self._serial) if book is gate.book else None
+        registry = self._registry
+        entry = registry.holds.get(id(self)) if registry is process.registry else None
         if entry is None:
             raise self._not_held()
         ours = good = False
         try:
-            # Popping the entry is atomic, so of two threads that release at once one gets it and the other is told.
-            ours = book.holds.pop(self._serial, None) is not None
+            # Popping the entry is atomic: of two threads that release at once, one gets it.
+            ours = registry.holds.pop(id(self), None) is not None
             good = ours and self._release(entry)
-        except BaseException:  # also a signal's handler may have raised it, perhaps before anything was done
+        except BaseException:  # perhaps an interrupt, before anything was done
             self._finish_release(entry)
             raise
         if not good:
             raise self._loss() if ours else self._not_held()
 
-    def _finish_release(self, entry: gate.Entry) -> None:
-        if not getattr(self, "_is_closed", False) and self._serial not in self._book.holds:
+    def _finish_release(self, entry: process.Entry) -> None:
+        if not getattr(self, "_is_closed", False) and id(self) not in self._registry.holds:
             self._release(entry)
 
     async def arelease(self) -> None:
@@ -164,7 +202,7 @@ class Hold:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._book is not gate.book:
+        if self._registry is not process.registry:
             return  # a forked child leaves its parent's block: nothing of its own to release
         if error is None:
             self.release()
@@ -184,9 +222,9 @@ class Hold:
 
     def __del__(self) -> None:
         try:
-            if self._serial not in self._book.holds or self._book is not gate.book:
+            if self._registry is not process.registry:
                 return
-            entry = self._book.holds.pop(self._serial, None)
+            entry = self._registry.holds.pop(id(self), None)
         except AttributeError:  # never got as far as being held, or the interpreter is going down
             return
         if entry is not None:
@@ -220,31 +258,46 @@ class BaseLock(Generic[HoldType]):
         self._metrics = metrics.kinds.get(kind) or metrics.kind(kind)
         self._entered: dict[object, Hold] = {}
 
-    def _try(self) -> HoldType | None:
+    def _first_attempt(self) -> HoldType | Outcome:
+        """`_attempt`, unless others are first in the queue."""
         raise NotImplementedError
 
-    def _try_despite_queue(self) -> HoldType | None:
-        """One more attempt where `_try` gave way to a queue in which nobody is alive."""
-        return None
+    def _attempt(self) -> HoldType | Outcome:
+        raise NotImplementedError
+
+    def _file_was_replaced(self, retries: int) -> None:
+        """Called for every REPLACED, with their number in a row."""
+
+    def _queue_is_alive(self) -> bool:
+        """After QUEUED: is any of the waiters alive?"""
+        return False
 
     def _steps(self, deadline: float | None, *, asynchronous: bool) -> wait.Steps[HoldType]:
         raise NotImplementedError
 
-    def _names(self, inode: gate.Inode) -> bool:
-        """Does the path name this inode now? Asked by the path as it was given, so that a swapped link is noticed."""
-        try:
-            st = system.stat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return (st.st_dev, st.st_ino) == inode
-
     def status(self) -> Status:
-        """Who holds it and who waits, from what the system knows. Takes nothing, and disturbs nobody."""
+        """Who holds it and who waits, from what the system knows. Takes nothing, and disturbs no one."""
         raise NotImplementedError
 
     def try_acquire(self) -> HoldType | None:
         """The lock if it is free at this moment and nobody queues for it, else None."""
-        return self._try() or self._try_despite_queue()
+        found = self._first_attempt()
+        return found if found.__class__ is not Outcome else wait.drive(self._settle(found))  # type: ignore[return-value]
+
+    def _settle(self, found: HoldType | Outcome) -> wait.Steps[HoldType | None]:
+        """What a single try makes of the first attempt: only BUSY, and a queue that is alive, mean "not now"."""
+        replaced = tries = 0
+        while isinstance(found, Outcome):
+            if found is BUSY or (found is QUEUED and self._queue_is_alive()) or tries > _MAX_TRIES:
+                return None
+            tries += 1
+            if found is REPLACED:
+                replaced += 1
+                self._file_was_replaced(replaced)
+            if found is REMOVING or replaced > _FEW_REPLACED:
+                yield wait.Pause(monotonic() + _MOMENT)
+            found = self._attempt()
+        return found
 
     def acquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
         """Wait for the lock: for ever (None), for some seconds, or not at all (0). Raises Timeout, or Busy for 0.
@@ -252,32 +305,56 @@ class BaseLock(Generic[HoldType]):
         Keep the hold that it returns: one that is dropped is released. In a task, use `async with` or `aacquire`.
         """
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
-        return self._try() or self._acquire_later(timeout)
+        found = self._first_attempt()
+        return found if found.__class__ is not Outcome else self._acquire_later(found, timeout)  # type: ignore[return-value]
 
-    def _acquire_later(self, timeout: float | None) -> HoldType:
-        """`acquire` after the first attempt failed."""
+    def _acquire_later(self, found: Outcome, timeout: float | None) -> HoldType:
+        """`acquire` after the first attempt."""
         if timeout == 0:
-            hold = self._try_despite_queue()
+            hold = wait.drive(self._settle(found))
             if hold is not None:
                 return hold
             raise self._timed_out(0)
         return wait.drive(self._wait(timeout, asynchronous=False))
 
-    async def atry_acquire(self) -> HoldType | None:
-        """`try_acquire` for asyncio and trio: it does not wait, and lets others run."""
-        from anyio.lowlevel import checkpoint
+    _may_block = False  # True: an attempt waits for a disk, so that tasks make it in a thread
 
-        await checkpoint()
-        return self.try_acquire()
+    async def _afirst_attempt(self) -> HoldType | Outcome:
+        if not self._may_block:
+            from anyio.lowlevel import checkpoint
+
+            await checkpoint()
+            return self._first_attempt()
+        step = wait.Run(self._first_attempt)
+        try:
+            await step.wait()
+        except BaseException:
+            if isinstance(step.result, Hold):
+                step.result.release()
+            raise
+        found: HoldType | Outcome = step.outcome()
+        if isinstance(found, Hold):
+            found._adopt()
+        return found
+
+    async def atry_acquire(self) -> HoldType | None:
+        """`try_acquire` for asyncio and trio: it does not wait, and lets other tasks run."""
+        found = await self._afirst_attempt()
+        return await wait.adrive(self._settle(found)) if isinstance(found, Outcome) else found
 
     async def aacquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
         """`acquire` for asyncio and trio. Cancelling it leaves nothing behind."""
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
-        hold = await self.atry_acquire()
-        if hold is not None:
-            return hold
+        found = await self._afirst_attempt()
+        if not isinstance(found, Outcome):
+            return found
         if timeout == 0:
-            raise self._timed_out(0)
+            hold = await wait.adrive(self._settle(found))
+            if hold is not None:
+                return hold
+            from ..offload import in_thread
+
+            raise await in_thread(lambda: self._timed_out(0))
         return await wait.adrive(self._wait(timeout, asynchronous=True))
 
     def _wait(self, timeout: float | None, *, asynchronous: bool) -> wait.Steps[HoldType]:
@@ -287,7 +364,9 @@ class BaseLock(Generic[HoldType]):
             hold = yield from self._steps(None if timeout is None else began + timeout, asynchronous=asynchronous)
         except wait.DeadlinePassed:
             self._metrics.timeouts.bump()
-            raise self._timed_out(timeout or 0) from None
+            look = wait.Run(lambda: self._timed_out(timeout or 0))  # it reads all of /proc, perhaps
+            yield look
+            raise look.outcome() from None
         self._metrics.waited(monotonic() - began)
         return hold
 
@@ -307,15 +386,16 @@ class BaseLock(Generic[HoldType]):
 
     # A lock may be entered by several threads and tasks at once, so each finds its own hold again by who it is.
     def __enter__(self) -> HoldType:
-        hold = self._try() or self._acquire_later(self.timeout)
-        who = gate.caller()
+        found = self._first_attempt()
+        hold: HoldType = found if found.__class__ is not Outcome else self._acquire_later(found, self.timeout)  # type: ignore[assignment]
+        who = process.caller()
         hold._outer = self._entered.get(who)
         self._entered[who] = hold
         return hold
 
     async def __aenter__(self) -> HoldType:
         hold = await self.aacquire()
-        who = gate.caller()
+        who = process.caller()
         hold._outer = self._entered.get(who)
         self._entered[who] = hold
         return hold
@@ -323,11 +403,11 @@ class BaseLock(Generic[HoldType]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        who = gate.caller()
+        who = process.caller()
         hold = self._entered.pop(who, None) or self._entered_elsewhere()
         if hold._outer is not None:
             self._entered[who] = hold._outer
-        if error is not None or hold._book is not gate.book:
+        if error is not None or hold._registry is not process.registry:
             hold.__exit__(kind, error, trace)
             return
         hold.release()
@@ -347,7 +427,7 @@ class BaseLock(Generic[HoldType]):
 
     @property
     def release(self) -> Callable[[], None]:
-        """There is none. (Not in `__getattr__`, which would make every attribute slower.)"""
+        """A lock has no release: release the hold. (Not in `__getattr__`, which would make every attribute slower.)"""
         raise AttributeError("a lock has no release; release what acquire() returned: hold = lock.acquire()")
 
     def __repr__(self) -> str:

@@ -20,16 +20,20 @@ import os
 import sys
 import time
 from contextlib import suppress
+from itertools import count
 from time import monotonic, sleep, time_ns
 
-from .. import gate, owner, record, system
+from .. import owner, process, record, system
 from ..errors import LockLost
+from ..files import OwnedFd, named
 from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, check_deadline, drive, sooner
+from ..watch import Waiting
 from . import base, heartbeat, tokens
-from .inode import Waiting, would_deadlock
+from .base import BUSY, QUEUED, Outcome
+from .path_lock import would_deadlock
 from .publish import NOT_HERE, exchange, publish
 from .queue import Queue, remove_queue
-from .removal import FileLock, IsLink, leave_place, take_removal_right
+from .removal import FileLock, IsLink, take_removal_right
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from .judge import Judgement, Policy
     from .publish import Place, Published
 
+_serials = count()
 _MANY_IN_VAIN = 3
 _SOME_TRIES, _MANY_TRIES = 5, 60
 
@@ -47,42 +52,41 @@ _SOME_TRIES, _MANY_TRIES = 5, 60
 class FileHold(base.Hold):
     """A held `LockFile`. `token` is greater than that of every earlier hold on the path."""
 
-    __slots__ = ("_called_at", "_content", "_lost", "_place", "token")
+    __slots__ = ("_called_at", "_content", "_file", "_inode", "_lost", "_place", "token")
 
     lock: LockFile
     token: int
 
     def _begin(  # type: ignore[override]
-        self, lock: LockFile, fd: int, inode: gate.Inode, place: Place, content: bytes
+        self, lock: LockFile, file: OwnedFd, inode: process.Inode, place: Place, content: bytes
     ) -> None:
-        # What `Hold` does, without the call.
-        self.lock = lock
-        self.acquired_at = time.time()
-        self._outer = None
+        self._file = file
+        self._inode = inode
         self._place = place
         self._content = content
         self._lost = False
         self._called_at = 0.0
-        self._book = book = gate.book
-        if place.folder is not None:
-            book.open_fds.add(place.folder)
         lock._metrics.acquisitions.bump()
-        self._serial = book.write_down(fd, inode, False)
+        base.Hold._begin(self, lock, inode, False, (file, place))
 
     def _still_named(self) -> bool:
-        if not self._lost and not base.Hold._still_named(self):
-            entry = self._book.holds.get(self._serial)
-            self._lost = entry is None or not self.lock._says(self._place, entry[1], self._content)
+        if not self._lost and named(self.lock.path, self._inode) is None:
+            self._lost = not self.lock._says(self._place, self._inode, self._content)
         return not self._lost
+
+    def fileno(self) -> int:
+        """The descriptor that carries the liveness byte."""
+        if self.released:
+            raise self._not_held()
+        return self._file.fd
 
     @property
     def lost(self) -> bool:
         """True if the lock was taken away from this hold, and from then on."""
         return self._lost or (not self.released and not self._still_named())
 
-    def _release(self, entry: gate.Entry) -> bool:
-        fd, inode, _, _, _ = entry
-        folder = self._place.folder
+    def _release(self, entry: process.Entry) -> bool:
+        fd, inode = self._file.fd, self._inode
         try:
             return self._remove(fd, inode)
         except BaseException:
@@ -96,25 +100,23 @@ class FileHold(base.Hold):
             # Who renews it has the mutex, and whoever comes later finds no entry. When the interpreter goes down,
             # threads stop with what they have.
             if not sys.is_finalizing():
-                with self._book.mutex:
+                with self._registry.mutex:
                     pass
             self._is_closed = True
-            system.close(fd)
-            if folder is not None:
-                self._book.open_fds.discard(folder)
-                leave_place(self._place)
+            self._file.close()
+            self._place.leave()
             if self._called_at:
-                gate.book.note_turn(self.lock._file, self._called_at)
+                process.registry.note_turn(self.lock._file, self._called_at)
                 remove_queue(self.lock._queue)
 
-    def _remove(self, fd: int, inode: gate.Inode) -> bool:
+    def _remove(self, fd: int, inode: process.Inode) -> bool:
         """False: it was lost before, now or earlier."""
         dev, ino = inode
         name, folder = self._place.name, self._place.folder
         if not take_removal_right(fd):
             # Whoever has it removes the file; if not, everybody finds that we are gone.
             self.lock._metrics.cleanups_skipped.bump()
-            return not self._lost and self.lock._names(inode)
+            return not self._lost and named(self.lock.path, inode) is not None
         try:
             st = system.stat(name, dir_fd=folder, follow_symlinks=False)
             if (st.st_ino == ino and st.st_dev == dev) or self.lock._says(self._place, inode, self._content):
@@ -127,27 +129,23 @@ class FileHold(base.Hold):
 
     def leave_standing(self) -> None:
         """Let go of the lock file without removing it: it is held in the name of another process from now on."""
-        entry = self._book.holds.pop(self._serial, None) if self._book is gate.book else None
-        if entry is None:
+        if self.released or self._registry.holds.pop(id(self), None) is None:
             raise self._not_held()
         if self.lock.heartbeat is not None:
             heartbeat.end(self)
-        system.close(entry[0])
-        if self._place.folder is not None:
-            self._book.open_fds.discard(self._place.folder)
-            leave_place(self._place)
+        self._file.close()
+        self._place.leave()
         if self._called_at:
             remove_queue(self.lock._queue)
 
     def renew(self) -> None:
         """Set the timestamp to now, in place: as many digits as before, in one write. Raises LockLost."""
         self.check()
-        with self._book.mutex:  # `_release` waits for it before it closes the descriptor
-            entry = self._book.holds.get(self._serial)
-            if entry is None:
+        with self._registry.mutex:  # `_release` waits for it before it closes the descriptor
+            if self.released:
                 return
             start, text = self.lock.format.renewal(self._content, int(time.time()))
-            system.pwrite(entry[0], text, start)
+            system.pwrite(self._file.fd, text, start)
 
 
 class LockFile(FileLock[FileHold]):
@@ -210,13 +208,13 @@ class LockFile(FileLock[FileHold]):
 
     # Acquiring.
 
-    def _try(self) -> FileHold | None:
+    def _first_attempt(self) -> FileHold | Outcome:
         if not self.fair or not system.access(self._queue, 0):
             return self._attempt()
-        turn = gate.book.turns.get(self._file)
-        return self._attempt(queued=True) if turn is not None and turn.take() else None
+        turn = process.registry.turns.get(self._file)
+        return self._attempt(queued=True) if turn is not None and turn.take() else QUEUED
 
-    def _attempt(self, queued: bool = False) -> FileHold | None:
+    def _attempt(self, *, queued: bool = False) -> FileHold | Outcome:
         if self._file is not self.path:
             self._resolve()
         while True:
@@ -233,16 +231,16 @@ class LockFile(FileLock[FileHold]):
                         # Others are at it too, and where a name stays until all have closed the file (Windows) we are
                         # in each other's way. Not all of us pause equally long.
                         sleep(0.000_1 * tries * (os.getpid() % 7 + 1))
-                return hold
+                return hold or BUSY
             except _StillHeld:
-                return None
+                return BUSY
             except IsLink:
                 self._resolve()
             except _Robbed:
                 pass
             finally:
                 if hold is None:
-                    leave_place(place)
+                    place.leave()
 
     def _publish_after_look(self, place: Place) -> FileHold | None:
         """Take the name if it is free, or its lock file is stale. None: something changed meanwhile, so look again."""
@@ -307,17 +305,15 @@ class LockFile(FileLock[FileHold]):
             mine = record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "", 0)
             self._template = self.format.template(mine)
             self._composed_for = me
-        return self.format.fill(self._template, time_ns() // 1_000_000_000, me.random, gate.book.new_serial())
+        return self.format.fill(self._template, time_ns() // 1_000_000_000, me.random, next(_serials))
 
     def _begin(self, made: Published, content: bytes) -> FileHold:
         """The name is ours, so what has to be greater than in every earlier hold is settled now."""
         hold = FileHold()
         fd, st, place = made.fd, made.st, made.place
         try:
-            hold._begin(self, fd, (st.st_dev, st.st_ino), place, content)
-            made.fd = -1  # a hold says more
-            place.made = None
-            gate.book.open_fds.discard(fd)
+            hold._begin(self, made.open_file, (st.st_dev, st.st_ino), place, content)
+            made.hand_over()
             token = tokens.new(self._file)
             if self.fence:
                 # Nobody takes the lock away from who has the removal byte, so nobody else writes the fence.
@@ -335,12 +331,9 @@ class LockFile(FileLock[FileHold]):
                 heartbeat.beat(hold, self.heartbeat)
         except BaseException:
             try:
-                if hold._has_begun:
-                    made.fd = -1
-                    gate.book.open_fds.discard(fd)
+                if hold._is_live:
                     hold.release()
                 else:
-                    gate.book.forget(fd, place.folder)
                     made.take_back()
             except LockLost:
                 pass  # why we gave up matters more
@@ -387,7 +380,7 @@ class LockFile(FileLock[FileHold]):
         except OSError:
             pass
         else:
-            if gate.book.holds_of_caller((st.st_dev, st.st_ino), asynchronous=asynchronous):
+            if process.registry.holds_of_caller((st.st_dev, st.st_ino), asynchronous=asynchronous):
                 raise would_deadlock(self.path, asynchronous, "holds the lock")
         queue = Queue(self._queue, self.mode) if self._has_queue() else None
         hold = yield from self._wait_in_line(deadline, asynchronous, queue)
@@ -399,11 +392,11 @@ class LockFile(FileLock[FileHold]):
         waiting = Waiting(self._file)
         in_vain = 0  # how often in a row there was nothing to wait for, and yet no lock
         slept = False
-        hold = None
+        hold: FileHold | Outcome = BUSY
         try:
             while True:
                 hold = self._attempt(queued=not slept)
-                if hold is not None:
+                if not isinstance(hold, Outcome):
                     return hold
                 check_deadline(deadline)
                 slept = yield from self._wait_for_change(waiting, deadline)
@@ -412,7 +405,7 @@ class LockFile(FileLock[FileHold]):
                 if in_vain > _MANY_IN_VAIN:  # it is stale, and we may not remove it
                     yield waiting.backoff.pause(deadline)
         finally:
-            waiting.end(reuse=hold is not None)
+            waiting.end(reuse=not isinstance(hold, Outcome))
 
     def _wait_for_change(self, waiting: Waiting, deadline: float | None) -> Steps[bool]:
         """Until the lock file that is there now is gone, replaced or stale. False: it is so already.
@@ -420,14 +413,13 @@ class LockFile(FileLock[FileHold]):
         It stays open meanwhile: to open and close it for each look would wake us, being news to whoever watches it.
         """
         place = self._open_place()
-        fds = {fd for fd in (place.folder,) if fd is not None}
+        file = None
         slept = False
         try:
             fd = self._open_existing(place)
             if fd < 0:
                 return slept
-            fds.add(fd)
-            gate.book.open_fds |= fds
+            file = OwnedFd(fd)
             has_events = self._has_events()
             while True:
                 if not self._is_at(place, fd):  # released: the case that should be quick
@@ -446,9 +438,9 @@ class LockFile(FileLock[FileHold]):
             self._resolve()
             return slept
         finally:
-            gate.book.open_fds -= fds
-            for fd in fds:
-                system.close(fd)
+            place.leave()
+            if file is not None:
+                file.close()
 
     def _next_look(self, judgement: Judgement, has_events: bool) -> float:
         """In how many seconds to look although nothing happened: the lock may have grown old by then."""

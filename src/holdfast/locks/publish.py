@@ -13,7 +13,8 @@ from __future__ import annotations
 import errno
 import os
 
-from .. import gate, system
+from .. import system
+from ..files import OwnedFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,37 +29,57 @@ NOT_HERE = frozenset(
 class Place:
     """Where a file is to be: a name in a directory, which is open, or of which we know that nobody can swap it."""
 
-    __slots__ = ("directory", "folder", "made", "name")
+    __slots__ = ("_owner", "directory", "folder", "made", "name")
 
-    def __init__(self, directory: str, name: str, folder: int | None) -> None:
-        self.folder = folder
+    def __init__(self, directory: str, name: str, folder: OwnedFd | None) -> None:
+        self._owner = folder
+        self.folder = None if folder is None else folder.fd
         self.made: Published | None = None  # what can only be taken back while `folder` is open
         self.directory = directory if folder is None else "."
         self.name = name if folder is not None else f"{directory}/{name}"
+
+    def leave(self) -> None:
+        """Close the directory. What was published and is not held yet is taken back."""
+        if self.made is not None:
+            self.made.take_back()
+            self.made = None
+        if self._owner is not None:
+            self._owner.close()
 
 
 class Published:
     """A file that was made, with its liveness byte locked, and not yet anybody's hold.
 
-    Its descriptor is in the book, so that a forked child closes it: with a copy, it would keep us alive. Dropped, as by
-    an interrupt, it is taken back.
+    Dropped, as by an interrupt, it is taken back.
     """
 
-    __slots__ = ("_book", "fd", "place", "private", "st")
+    __slots__ = ("file", "place", "private", "st")
 
     st: os.stat_result
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._book = gate.book
         self.private = ""  # the name that it has until it is published
-        self.fd = -1
+        self.file: OwnedFd | None = None
         if place.folder is not None:
             place.made = self
 
     def open(self, name: str, flags: int, mode: int) -> None:
-        self.fd = fd = system.open_fd(name, flags, mode, dir_fd=self.place.folder)
-        gate.book.open_fds.add(fd)
+        self.file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=self.place.folder))
+
+    @property
+    def open_file(self) -> OwnedFd:
+        assert self.file is not None
+        return self.file
+
+    @property
+    def fd(self) -> int:
+        return self.open_file.fd
+
+    def hand_over(self) -> None:
+        """The file belongs to a hold from now on."""
+        self.file = None
+        self.place.made = None
 
     def fill(self, content: bytes, durable: bool) -> None:
         system.lock_liveness(self.fd)
@@ -68,10 +89,9 @@ class Published:
             system.fsync(self.fd)
 
     def close(self) -> None:
-        if self.fd >= 0:
-            gate.book.open_fds.discard(self.fd)
-            fd, self.fd = self.fd, -1
-            system.close(fd)
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
     def give_up(self, error: BaseException) -> None:
         """Publishing failed, or was interrupted: perhaps when it was done. What a signal's handler raised may be an
@@ -82,7 +102,7 @@ class Published:
             self.take_back()
 
     def take_back(self) -> None:
-        if self.fd < 0:
+        if self.file is None or not self.file.is_open:
             return
         place = self.place
         try:
@@ -97,7 +117,7 @@ class Published:
             self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0 and self._book is gate.book:  # else a fork has closed it
+        if getattr(self, "file", None) is not None:
             self.take_back()
 
 

@@ -1,40 +1,45 @@
-"""Fairness: a queue in front of a lock, first come, first served, over all processes and threads.
+"""Fairness: a queue in front of a lock, in order of arrival, over all processes and threads.
 
 The queue of `x` is the directory `x.queue`. Each waiter has a ticket in it, a FIFO whose name is a number, one more
-than the highest when it came. It keeps the FIFO open for writing and holds a kernel lock on it. Whoever comes next
-opens that FIFO for reading: the kernel reports its end when the waiter in front closes it, and also when it dies. So
-each waiter sleeps on exactly one other, no matter how many there are, and nothing polls.
+than the highest when the waiter came. The waiter keeps the FIFO open for writing and holds a kernel lock on it. The
+next waiter opens that FIFO for reading: the kernel reports its end when the waiter in front closes it, and also when it
+dies. So each waiter sleeps on exactly one other, no matter how many there are, and nothing polls.
 
     x.queue/000000000007   the first: waits for the lock itself
     x.queue/000000000008   waits for 7
     x.queue/000000000009   waits for 8. If 8 gives up or is killed: looks again, and waits for 7
 
-Leaving: write a byte to the FIFO, unlink the ticket, close. The byte says whether one was the first; if so, the next
-one is the first now and need not look. It is also for the case that a child has inherited a copy of the descriptor,
-which keeps the FIFO open.
+Leaving: write a byte to the FIFO, unlink the ticket, close. The byte says whether the waiter was the first; if so, the
+next waiter is the first now and need not look. It also serves the case that a child has inherited a copy of the
+descriptor, which keeps the FIFO open.
 
-The directory is removed, if it is empty, by whoever gives up waiting, and by who got the lock when it releases that;
-whoever was about to put a ticket into it makes it again.
+A waiter that gives up removes the directory if it is empty, and so does a holder that came through the queue, when it
+releases. A waiter that was about to put a ticket into it makes it again.
 
-A ticket nobody holds the kernel lock of belongs to a dead waiter. It is removed by whoever finds it, under rule 2: lock
-it, see that the name still means this file, unlink.
+A ticket whose kernel lock is free belongs to a dead waiter. Any waiter may remove it, under rule 2: lock it, see that
+the name still means this file, unlink.
 
-The queue orders; it excludes nobody. So what can go wrong costs a place in the line at the worst. Where no ticket can
-be had (the directory is not writable, the disk is full, the file system knows no FIFOs), one waits without. A waiter
-that is stopped (SIGSTOP) at the head would hold up all others although the lock is free: so everybody looks at the lock
-itself once in a while (`SAFETY_LOOK`), and passes a first one that did not take a free lock from one look to the next.
+The queue orders; it excludes nobody. So a fault in it costs a place in the line at the worst. Where there can be no
+ticket (the directory is not writable, the disk is full, the file system knows no FIFOs), a waiter waits without. What
+is not a FIFO counts for nothing, and in a directory that others can write to, neither does what another user made
+(rule 11). A waiter that was stopped (SIGSTOP) at the head would hold up all others although the lock is free: so
+every waiter looks at the lock itself once in a while (`SAFETY_LOOK`), and passes a first one that did not take a free
+lock from one look to the next.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from time import monotonic
 
-from .. import gate, system
-from ..paths import mount_at
-from ..wait import SAFETY_LOOK, AsyncBell, Bell, Pause, Readable, Rung, check_deadline, sooner
+from .. import process, system
+from ..files import OwnedFd, named
+from ..paths import is_trusted, mount_at
+from ..wait import SAFETY_LOOK, AsyncNotification, Notification, Notified, Pause, Readable, check_deadline, sooner
 from . import base
+from .base import Outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +53,8 @@ else:
 
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32
+_MAX_TRIES = 1000  # for a ticket
+_TOO_HIGH = "9" * 9 + "0" * 3  # nobody has waited so often; a higher number is not ours, and leaves no room
 _MOMENT = 0.001  # seconds
 
 # What a waiter that leaves tells the next one.
@@ -69,105 +76,119 @@ _NO_QUEUE_HERE = {
 class Queue:
     """One waiter's view of the queue at `path`, and its ticket."""
 
-    __slots__ = ("_before", "_book", "_fd", "_is_first", "_mode", "_name", "path")
+    __slots__ = ("_before", "_is_first", "_mode", "_name", "_ticket", "_trusts_all", "path")
 
     def __init__(self, path: str, mode: int) -> None:
         self.path = path
         self._mode = mode
-        self._book = gate.book
-        self._fd = -1
+        self._ticket: OwnedFd | None = None
         self._name = ""
         self._before: list[str] = []
         self._is_first = False
 
-    def tickets(self) -> list[str]:
-        """Ticket names, in no order. Nothing else in the directory counts."""
+    def _names(self) -> list[str]:
+        """The names of tickets, in no order. Nothing else in the directory counts."""
         try:
             return [name for name in system.listdir(self.path) if len(name) == 12 and name.isdecimal()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES):
                 return []
             raise
 
+    def is_usable(self) -> bool:
+        """Is it a directory, and not one that another user made where everybody can write? None there is usable."""
+        try:
+            here = system.stat(self.path, follow_symlinks=False)
+            above = system.stat(os.path.dirname(self.path))
+        except FileNotFoundError:
+            self._trusts_all = True
+            return True
+        except OSError:
+            return False
+        self._trusts_all = not here.st_mode & 0o022
+        return stat.S_ISDIR(here.st_mode) and is_trusted(here, above)
+
     def is_alive(self) -> bool:
-        """Does anybody queue? Clears away the tickets of the dead."""
-        for name in self.tickets():
-            try:
-                fd = system.open_fd(f"{self.path}/{name}", system.O_READ)
-            except (FileNotFoundError, PermissionError):
+        """Is there a waiter that is alive? Removes the tickets of dead ones."""
+        if not self.is_usable():
+            return False
+        for name in self._names():
+            ticket = self._open(name)
+            if ticket is None:
                 continue
-            alive = not self._remove_if_dead(name, fd) and _news(fd) is None
-            system.close(fd)
-            if alive:
-                return True
+            with ticket:
+                if not self._remove_if_dead(name, ticket) and _news(ticket) is None:
+                    return True
         remove_queue(self.path)
         return False
 
     def join(self) -> bool:
         """Take a ticket. False: there is no queue to be had here."""
         try:
-            while not self._take_ticket():
-                pass
+            return self.is_usable() and any(self._take_ticket() for _ in range(_MAX_TRIES))
         except OSError as error:
             if error.errno not in _NO_QUEUE_HERE:
                 raise
             return False
-        return True
 
     def _take_ticket(self) -> bool:
-        self._before = names = self.tickets()
+        names = self._names()
+        self._before = [name for name in names if name < _TOO_HIGH]
         if not names:
             self._make_directory()
-        self._name = f"{int(max(names)) + 1 if names else 1:012d}"
+        self._name = f"{int(max(self._before)) + 1 if self._before else 1:012d}"
         path = f"{self.path}/{self._name}"
         try:
             system.mkfifo(path, self._mode)
-            fd = system.open_fd(path, system.O_EXISTING)
+            self._ticket = ticket = OwnedFd(system.open_fd(path, system.O_EXISTING))
         except (FileExistsError, FileNotFoundError):
-            return False  # somebody was quicker, or removed the directory, or our ticket, which looked dead
-        gate.book.open_fds.add(fd)
-        self._fd = fd
+            return False  # another waiter was quicker, or removed the directory, or our ticket, which looked dead
         try:
-            system.lock(fd, system.EX_NB)
-            if system.fstat(fd).st_nlink:
+            system.lock(ticket.fd, system.EX_NB)
+            if system.fstat(ticket.fd).st_nlink:
                 return True
         except BlockingIOError:
-            pass  # somebody is about to remove it: it looked dead
+            pass  # another waiter is about to remove it: it looked dead
         except BaseException:
-            self._drop_ticket()
+            ticket.close()
             raise
-        self._drop_ticket()
+        ticket.close()
         return False
 
     def _make_directory(self) -> None:
-        # Whoever may use the lock may queue for it: where it is readable, the directory can be searched too.
+        # A user that may use the lock may queue for it: where it is readable, the directory can be searched too.
         try:
             system.mkdir(self.path, self._mode | (self._mode & 0o444) >> 2 | 0o700)
         except FileExistsError:
-            pass
+            if not self.is_usable():
+                raise PermissionError(errno.EACCES, "another user made this queue", self.path) from None
 
-    def _drop_ticket(self) -> None:
-        fd, self._fd = self._fd, -1
-        gate.book.open_fds.discard(fd)
-        system.close(fd)
-
-    def _names(self, name: str, fd: int) -> bool:
+    def _open(self, name: str) -> OwnedFd | None:
+        """Open a ticket. None: it is gone, or it is not a ticket that counts."""
         try:
-            named = system.stat(f"{self.path}/{name}")
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        st = system.fstat(fd)
-        return (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino)
+            ticket = OwnedFd(system.open_fd(f"{self.path}/{name}", system.O_READ))
+        except OSError:
+            return None
+        try:
+            st = system.fstat(ticket.fd)
+            if stat.S_ISFIFO(st.st_mode) and (self._trusts_all or is_trusted(st, system.stat(self.path))):
+                return ticket
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            ticket.close()
+            raise
+        ticket.close()
+        return None
 
-    def _remove_if_dead(self, name: str, fd: int) -> bool:
+    def _remove_if_dead(self, name: str, ticket: OwnedFd) -> bool:
         """True: the ticket belongs to nobody, and is gone now."""
         try:
-            system.lock(fd, system.EX_NB)
+            system.lock(ticket.fd, system.EX_NB)
         except BlockingIOError:
             return False
-        if self._names(name, fd):
+        st = system.fstat(ticket.fd)
+        if named(f"{self.path}/{name}", (st.st_dev, st.st_ino), follow_symlinks=False) is not None:
             try:
                 system.unlink(f"{self.path}/{name}")
             except (FileNotFoundError, PermissionError):
@@ -177,77 +198,74 @@ class Queue:
     def wait(self, waiter: QueuedLock[HoldType], deadline: float | None) -> Steps[HoldType | None]:
         """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
         suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
-        ignored: set[str] = set()  # dead ones that we may not remove, and those of others that we may not look at
+        ignored: set[str] = set()  # waiters that have left, and names that count for nothing
         before = self._before  # nobody comes in before us, so we look again only when one of these goes
         while before:
+            check_deadline(deadline)
             look_again = monotonic() + SAFETY_LOOK
-            news = yield from self._listen(max(before), ignored, look_again, deadline)
+            last = max(before)
+            news = yield from self._listen(last, look_again, deadline)
             if news == _WAS_FIRST:
                 break
-            if news is None and monotonic() >= look_again:
-                hold = waiter._attempt(queued=True)
-                if hold is not None and suspect == min(before):
-                    return hold
-                suspect = ""
-                if hold is not None:
-                    hold.release()
-                    suspect = min(before)
-            before = [name for name in self.tickets() if name < self._name and name not in ignored]
+            if news is not None:
+                ignored.add(last)  # a second look at the same ticket would bring nothing new
+            elif monotonic() >= look_again:
+                first = min(before)
+                if not waiter._is_free():
+                    suspect = ""
+                elif suspect == first:
+                    found = waiter._attempt(queued=True)
+                    if not isinstance(found, Outcome):
+                        return found
+                else:
+                    suspect = first
+            before = [name for name in self._names() if name < self._name and name not in ignored]
         self._is_first = True
         return None
 
-    def _listen(self, name: str, ignored: set[str], until: float, deadline: float | None) -> Steps[bytes | None]:
-        """Wait for news of the waiter with this ticket: see `_news`."""
-        try:
-            fd = system.open_fd(f"{self.path}/{name}", system.O_READ)
-        except FileNotFoundError:
+    def _listen(self, name: str, until: float, deadline: float | None) -> Steps[bytes | None]:
+        """Wait for news of the waiter with this ticket. None: it is still there."""
+        ticket = self._open(name)
+        if ticket is None:
             return _GAVE_UP
-        except PermissionError:
-            ignored.add(name)
-            return _GAVE_UP
-        gate.book.open_fds.add(fd)
-        try:
-            news = _news(fd)
+        with ticket:
+            news = _news(ticket)
             if news is None:
-                check_deadline(deadline)
-                yield Readable(fd, sooner(until, deadline))
-                news = _news(fd)
-            if news == b"":
-                if self._remove_if_dead(name, fd):
-                    ignored.add(name)
-                else:  # just being made, or examined by others: nothing would wake us
-                    check_deadline(deadline)
-                    yield Pause(sooner(monotonic() + _MOMENT, deadline))
+                yield Readable(ticket.fd, sooner(until, deadline))
+                news = _news(ticket)
+            if news == b"" and not self._remove_if_dead(name, ticket):
+                # Just being made, or examined by others: nothing would wake us.
+                yield Pause(sooner(monotonic() + _MOMENT, deadline))
+                return None
             return news
-        finally:
-            gate.book.open_fds.discard(fd)
-            system.close(fd)
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0 and self._book is gate.book:  # an interrupt kept it from leaving
+        if getattr(self, "_ticket", None) is not None:  # an interrupt kept it from leaving
             self.leave()
 
     def leave(self) -> None:
-        if self._fd < 0:
+        """Give the ticket back. In a forked child that unwinds its parent's wait, nothing happens."""
+        ticket = self._ticket
+        if ticket is None or not ticket.is_open:
             return
         try:
-            system.write(self._fd, _WAS_FIRST if self._is_first else _GAVE_UP)
+            system.write(ticket.fd, _WAS_FIRST if self._is_first else _GAVE_UP)
             system.unlink(f"{self.path}/{self._name}")
         except OSError:
             pass
-        self._drop_ticket()
+        ticket.close()
 
 
-def _news(fd: int) -> bytes | None:
-    """What the owner of a ticket said when it left. None: it is there. Empty: nobody has it open; it may be dead."""
+def _news(ticket: OwnedFd) -> bytes | None:
+    """What the owner of a ticket wrote when it left. None: it is there. Empty: nobody has it open; it may be dead."""
     try:
-        return system.read(fd, 1)
+        return system.read(ticket.fd, 1)
     except BlockingIOError:
         return None
 
 
 def remove_queue(path: str) -> bool:
-    """Remove the directory of a queue, unless somebody is in it. True: it was there, and is not any more."""
+    """Remove the directory of a queue, unless there is a ticket in it. True: it was there, and is not any more."""
     try:
         system.rmdir(path)
     except OSError:
@@ -262,8 +280,7 @@ class QueuedLock(base.BaseLock[HoldType]):
 
     def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
         base.BaseLock.__init__(self, path, kind, timeout, fair and system.HAS_FIFOS, mode)
-        self._file = self.path
-        self._queue = self._file + ".queue"
+        self._locate(self.path)
 
     def _locate(self, file: str) -> None:
         """`file` is what the path stands for: itself, or the target of the link that it is."""
@@ -272,27 +289,33 @@ class QueuedLock(base.BaseLock[HoldType]):
 
     # What a kind of lock says.
 
-    def _attempt(self, queued: bool = False) -> HoldType | None:
-        """One try for the lock, at the file that the path names. `queued`: in one's turn, or first in the queue."""
+    def _attempt(self, *, queued: bool = False) -> HoldType | Outcome:
+        """One attempt, at the file that the path names. `queued`: in its turn, or first in the queue."""
         raise NotImplementedError
 
+    def _is_free(self) -> bool:
+        """Could the first waiter have the lock at this moment?"""
+        found = self._attempt(queued=True)
+        if isinstance(found, Outcome):
+            return False
+        found.release()
+        return True
+
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[HoldType]:
-        """Wait for the lock itself: nobody is before us but its holders."""
+        """Wait for the lock itself: only its holders are before us."""
         raise NotImplementedError
 
     # What all of them do.
 
-    def _try_despite_queue(self) -> HoldType | None:
-        if self.fair and not Queue(self._queue, self.mode).is_alive():
-            return self._attempt()
-        return None
+    def _queue_is_alive(self) -> bool:
+        return Queue(self._queue, self.mode).is_alive()
 
     def _has_queue(self) -> bool:
-        """Tickets are FIFOs, which do not reach other machines: there, whoever is quickest goes first."""
+        """Tickets are FIFOs, which do not reach other machines: there, waiters are served in any order."""
         return self.fair and self._has_events()
 
     def _has_events(self) -> bool:
-        """Does the file system tell us what others do to the file?"""
+        """Does the file system report what other processes do to the file?"""
         try:
             return mount_at(system.stat(os.path.dirname(self._file)).st_dev, self._file).events
         except OSError:
@@ -301,14 +324,15 @@ class QueuedLock(base.BaseLock[HoldType]):
     def _wait_in_line(self, deadline: float | None, asynchronous: bool, queue: Queue | None) -> Steps[HoldType]:
         """The way to a lock that was not free: the line of this process, the queue of all of them, the lock itself."""
         width = TICKETS_PER_PROCESS if queue is not None else 1
-        place = gate.Place(gate.book, self._file)
+        place = process.LinePlace(self._file)
         hold = None
         try:
-            place.join(width, AsyncBell if asynchronous else Bell)
+            place.join(width, AsyncNotification() if asynchronous else Notification())
             while not place.admitted:
                 check_deadline(deadline)
-                assert place.bell is not None
-                yield Rung(place.bell, deadline)
+                yield Notified(place.notification, sooner(monotonic() + SAFETY_LOOK, deadline))
+                if not place.admitted:
+                    place.admit_again()
             joined = queue is not None and queue.join()
             place.settle()
             if queue is not None and joined:
@@ -319,6 +343,6 @@ class QueuedLock(base.BaseLock[HoldType]):
         finally:
             if queue is not None:
                 queue.leave()
-                if hold is None:
+                if hold is None and not place.is_inherited:
                     remove_queue(queue.path)
             place.leave()

@@ -22,19 +22,20 @@ from time import sleep
 
 from .. import record, system
 from ..errors import NotALockFile, NotLocked, NotOwner, UnsafePath
+from ..files import OwnedFd
 from ..paths import cannot_be_swapped, mount_at
 from . import base, tokens
 from .judge import POLICIES, judge
 from .publish import Place, private_files
 from .queue import QueuedLock
-from .semaphore import MOST_PERMITS
+from .semaphore import MAX_PERMITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from .. import gate
+    from .. import process
     from ..record import Record
     from ..status import Status
     from .judge import Judgement, Policy
@@ -102,7 +103,7 @@ class FileLock(QueuedLock[HoldType]):
                 self._safe_place = Place(self._parent, self._name, None)
                 return self._safe_place
             flags = system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER
-            return Place(self._parent, self._name, system.open_fd(self._parent, flags))
+            return Place(self._parent, self._name, OwnedFd(system.open_fd(self._parent, flags)))
         except FileNotFoundError:
             text = "the directory for this lock does not exist; make it first"
             raise FileNotFoundError(errno.ENOENT, text, self.path) from None
@@ -156,7 +157,7 @@ class FileLock(QueuedLock[HoldType]):
             return True
         return self._says(place, (st.st_dev, st.st_ino), system.pread(fd, record.MOST_BYTES, 0))
 
-    def _says(self, place: Place, inode: gate.Inode, content: bytes) -> bool:
+    def _says(self, place: Place, inode: process.Inode, content: bytes) -> bool:
         """Is the file with this name the one with that inode and content? For file systems without inode numbers."""
         if mount_at(inode[0], self._file).has_inodes:
             return False
@@ -252,7 +253,7 @@ class FileLock(QueuedLock[HoldType]):
             except IsLink:
                 self._resolve()
             finally:
-                leave_place(place)
+                place.leave()
 
     def status(self) -> Status:
         from ..status import of_lock_file
@@ -305,7 +306,7 @@ class FileLock(QueuedLock[HoldType]):
             for name in private_files(self._parent, self._name):
                 cleaned = self._remove_private(place, name) or cleaned
         finally:
-            leave_place(place)
+            place.leave()
         return cleaned
 
     def _remove_private(self, place: Place, name: str) -> bool:
@@ -335,7 +336,7 @@ class IsLink(Exception):
 
 def _is_locked(fd: int) -> bool:
     """Does a `Lock` or a `Semaphore` use this file? Then it has no record, and is not ours to judge."""
-    if system.slots_taken(fd, MOST_PERMITS) or system.range_taken(fd):
+    if system.slots_taken(fd, MAX_PERMITS) or system.range_taken(fd):
         return True
     try:
         system.lock(fd, system.EX_NB)  # we have the removal byte, so nobody takes this for a holder
@@ -355,13 +356,3 @@ def take_removal_right(fd: int) -> bool:
         else:
             return True
     return False
-
-
-def leave_place(place: Place) -> None:
-    """Close the directory, once: a hold and its acquirer share the place, and an interrupt may make both leave."""
-    if place.made is not None:
-        place.made.take_back()
-        place.made = None
-    folder, place.folder = place.folder, None
-    if folder is not None:
-        system.close(folder)

@@ -11,6 +11,9 @@ from .posix import *
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Callable
+
+    from ..files import OwnedFd as Owner
 
 _IN_ATTRIB, _IN_CLOSE, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x4, 0x18, 0x400, 0x800
 _EVENTS = _IN_ATTRIB | _IN_CLOSE | _IN_DELETE_SELF | _IN_MOVE_SELF
@@ -23,7 +26,7 @@ _FICLONE = 0x40049409
 _GETVERSION = 0x80087601
 
 _libc: ctypes.CDLL | None = None
-_idle_instances: list[int] = []
+_idle_instances: list[Owner] = []
 
 
 def _load_libc() -> ctypes.CDLL:
@@ -43,27 +46,24 @@ def _last_error(path: str) -> OSError:
 
 
 class Watch:
-    """`fd` is readable when somebody has closed, unlinked or replaced the file at `path`, or died with it open.
+    """`fd` is readable when a process has closed, unlinked or replaced the file at `path`, or died with it open.
 
-    Closing an inotify instance waits for a grace period of the kernel: 60 µs to 16 ms were measured, during which the
-    lock just won would lie idle. So a process keeps one instance from a successful wait to the next one; a wait that
-    ends in any other way leaves as many descriptors as it found.
+    `own` makes the owner of a new descriptor (`files.OwnedFd`). Closing an inotify instance waits for a grace period of
+    the kernel: 60 µs to 16 ms were measured, during which the lock just acquired would lie idle. So a process keeps one
+    instance from a successful wait to the next one; a wait that ends in any other way closes its instance.
     """
 
-    __slots__ = ("_borrowed", "_events", "_watched", "fd")
+    __slots__ = ("_borrowed", "_events", "_file", "_watched", "fd")
 
-    def __init__(self, path: str, events: int = _EVENTS) -> None:
+    def __init__(self, path: str, own: Callable[[int], Owner], events: int = _EVENTS) -> None:
         self._events = events
-        libc = _load_libc()
         self._watched = -1
-        try:
-            self.fd = _idle_instances.pop()
-            self._borrowed = True
-        except IndexError:
-            self.fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._borrowed = True
+        self._file = _take_idle()
+        if self._file is None:
             self._borrowed = False
-            if self.fd < 0:
-                raise _last_error(path) from None
+            self._file = own(_new_instance(path))
+        self.fd = self._file.fd
         try:
             self._watch(path)
         except BaseException:
@@ -82,7 +82,7 @@ class Watch:
         self._watch(path)
 
     def drain(self) -> bool:
-        """Take off what was reported. True: there was something."""
+        """Take the events off. True: there was one."""
         any_news = False
         try:
             while os.read(self.fd, 4096):
@@ -92,24 +92,35 @@ class Watch:
         return any_news
 
     def close(self, *, reuse: bool = False) -> None:
-        if self.fd < 0:
+        file, self._file = self._file, None
+        if file is None or not file.is_open:
             return
         if (reuse or self._borrowed) and not _idle_instances:
             if self._watched >= 0:
                 _load_libc().inotify_rm_watch(self.fd, self._watched)
             self.drain()
-            _idle_instances.append(self.fd)
+            _idle_instances.append(file)
         else:
-            os.close(self.fd)
-        self.fd = -1
+            file.close()
 
 
-def _close_idle_instances() -> None:
+def _new_instance(path: str) -> int:
+    fd: int = _load_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        raise _last_error(path)
+    return fd
+
+
+def _take_idle() -> Owner | None:
+    """The instance that an earlier wait has left, unless a fork has closed it."""
     while _idle_instances:
-        os.close(_idle_instances.pop())
-
-
-os.register_at_fork(after_in_child=_close_idle_instances)
+        try:
+            file = _idle_instances.pop()
+        except IndexError:
+            break
+        if file.is_open:
+            return file
+    return None
 
 
 def exchange(one: str, other: str, folder: int | None) -> None:  # type: ignore[no-redef]

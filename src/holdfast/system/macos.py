@@ -18,6 +18,12 @@ import sys
 
 from .posix import *
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..files import OwnedFd as Owner
+
 assert sys.platform == "darwin"
 
 HAS_FIFOS = False
@@ -39,13 +45,14 @@ def lock(fd: int, op: int) -> None:  # type: ignore[no-redef]
 class Watch:
     """`fd` is readable when somebody has unlocked, unlinked or replaced the file at `path`, or died with it locked."""
 
-    __slots__ = ("_events", "_file", "_queue", "fd")
+    __slots__ = ("_events", "_file", "_own", "_queue", "fd")
 
-    def __init__(self, path: str, events: int = 0) -> None:
+    def __init__(self, path: str, own: Callable[[int], Owner], events: int = 0) -> None:
+        self._own = own
         self._events = events or _EVENTS
-        self._queue = select.kqueue()
+        self._queue = select.kqueue()  # the kernel gives a forked child no copy of it
         self.fd = self._queue.fileno()
-        self._file = -1
+        self._file: Owner | None = None
         try:
             self._watch(path)
         except BaseException:
@@ -54,15 +61,17 @@ class Watch:
 
     def _watch(self, path: str) -> None:
         # O_EVTONLY: to be told about a file without keeping its volume from being unmounted.
-        self._file = os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._file = self._own(os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         # EV_CLEAR: once taken off by `drain`, an event does not come back.
-        wanted = select.kevent(self._file, select.KQ_FILTER_VNODE, select.KQ_EV_ADD | select.KQ_EV_CLEAR, self._events)
+        wanted = select.kevent(
+            self._file.fd, select.KQ_FILTER_VNODE, select.KQ_EV_ADD | select.KQ_EV_CLEAR, self._events
+        )
         self._queue.control([wanted], 0)
 
     def _close_file(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)  # its events go with it
-            self._file = -1
+        if self._file is not None:
+            self._file.close()  # its events go with it
+            self._file = None
 
     def move(self, path: str) -> None:
         """Watch what `path` names now instead."""

@@ -428,7 +428,7 @@ class Watch:
 
     fd: int
 
-    def __init__(self, path: str, events: int = 0) -> None:
+    def __init__(self, path: str, own: object, events: int = 0) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
 
     def move(self, path: str) -> None: ...

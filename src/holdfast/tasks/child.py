@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 
-from .. import gate, owner
+from .. import owner, process
 from ..errors import HoldfastError
+from ..files import OwnedFd
 from .claim import Claim
 from .handler import IF_NOBODY_ELSE_DOES
 from .idle import Idle
@@ -63,7 +64,7 @@ class Counts:
 class Child:
     """What a supervisor knows of a child."""
 
-    def __init__(self, pid: int, fd: int, counts: Counts) -> None:
+    def __init__(self, pid: int, pipe: OwnedFd, counts: Counts) -> None:
         self.pid = pid
         self.counts = counts
         self.by = ""  # how it signs what it begins
@@ -72,17 +73,19 @@ class Child:
         self.started = monotonic()
         self._rest = b""
         self._code: int | None = None
-        os.set_blocking(fd, False)
-        self._pipe = fd
-        self._pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
-        self.fds = {one for one in (self._pipe, self._pidfd) if one >= 0}
-        gate.book.open_fds |= self.fds
+        os.set_blocking(pipe.fd, False)
+        self._pipe = pipe
+        self._pidfd = OwnedFd(os.pidfd_open(pid)) if hasattr(os, "pidfd_open") else None
+
+    @property
+    def fds(self) -> set[int]:
+        """What can be read when there is news of it."""
+        return {file.fd for file in (self._pipe, self._pidfd) if file is not None and file.is_open}
 
     def close(self) -> None:
-        gate.book.open_fds -= self.fds
-        while self.fds:
-            os.close(self.fds.pop())
-        self._pipe = -1
+        self._pipe.close()
+        if self._pidfd is not None:
+            self._pidfd.close()
 
     @property
     def deadline(self) -> float:
@@ -90,16 +93,13 @@ class Child:
 
     def hear(self) -> None:
         """Read what it says. That it has closed the pipe means nothing: its handler may have."""
-        while self._pipe >= 0:
+        while self._pipe.is_open:
             try:
-                text = os.read(self._pipe, 1 << 16)
+                text = os.read(self._pipe.fd, 1 << 16)
             except BlockingIOError:
                 return
             if not text:
-                gate.book.open_fds.discard(self._pipe)
-                self.fds.discard(self._pipe)
-                os.close(self._pipe)
-                self._pipe = -1
+                self._pipe.close()
                 return
             *lines, self._rest = (self._rest + text).split(b"\n")
             for line in lines:
@@ -196,14 +196,14 @@ class Loop:
         stop.register(self._stop, select.POLLIN)
         taker = self._queue.taker
         taker.on_over = self._count
-        looked, book = 0.0, gate.book
+        looked, registry = 0.0, process.registry
         try:
             with Idle(self._queue) as idle:
                 while True:
                     now = monotonic()
                     # After what has taken less than that, it is not worth asking; unless this is another process, by a
                     # fork in the handler: that one is to stop.
-                    if now - looked > _BETWEEN_LOOKS or book is not gate.book:
+                    if now - looked > _BETWEEN_LOOKS or registry is not process.registry:
                         looked = now
                         if stop.poll(0):
                             return
@@ -304,8 +304,8 @@ def work(
     queue: TaskQueue,
     run: Callable[[Claim], object],
     hooks: tuple[Callable[..., object] | None, ...],
-    stop: int,
-    tell: int,
+    stop: OwnedFd,
+    tell: OwnedFd,
     counts: Counts,
     *,
     threads: int,
@@ -318,12 +318,11 @@ def work(
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     me = os.getpid()
-    gate.book.open_fds |= {stop, tell}  # what a handler forks must not have these
 
     def say(text: str) -> None:
         if os.getpid() == me:  # else it was forked, and came back from the handler
             with suppress(OSError):  # the handler has closed it
-                os.write(tell, text.encode() + b"\n")
+                os.write(tell.fd, text.encode() + b"\n")
 
     say(f"me {owner.me().random.decode()}")
     failures: list[type[BaseException]] = []
@@ -344,7 +343,7 @@ def work(
             queue.reopened(),
             run,
             hooks,
-            stop,
+            stop.fd,
             say,
             counts,
             thread,

@@ -19,8 +19,9 @@ from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 
-from .. import gate, system
+from .. import process, system
 from ..errors import LockLost, NotLocked
+from ..files import OwnedFd
 from . import journal
 from .journal import Task
 from .places import Places, move, move_over, name_of
@@ -45,17 +46,19 @@ class Claim:
     _progress_at = -1  # where the last line begins, if that says how far it is
     _unsaid: dict[str, object] | None = None  # how far it is, if that was too soon to be written
 
-    def __init__(self, desk: Desk, fd: int, place: str, task: Task, text: bytes, leaf: Leaf | None = None) -> None:
+    def __init__(
+        self, desk: Desk, file: OwnedFd, place: str, task: Task, text: bytes, leaf: Leaf | None = None
+    ) -> None:
         self.task = task
         self.id = task.id
         self.payload = task.payload
         self.place = place
         self.leaf = leaf  # None: it has a file of its own
         self._desk = desk
-        self._fd = fd
+        self._file = file
         self._end = self._begun = len(text)  # where the next line goes
         self._is_torn = not text.endswith(b"\n")  # somebody died while it wrote
-        self._book = gate.book
+        self._registry = process.registry
         self._mutex = RLock()  # a thread of the handler may say how far it is while it ends
         self._open = True
 
@@ -88,7 +91,7 @@ class Claim:
             self.give_back(f"{type(error).__name__}")
 
     def __del__(self) -> None:
-        if self._open and self._book is gate.book:
+        if self._open and self._registry is process.registry:
             self._desk.has_left_one = True
             self.abandon()
 
@@ -140,7 +143,7 @@ class Claim:
             if leaf is None or self._end != self._begun or self._unsaid is not None or len(line) > leaf.longest:
                 self._finish(line)
             else:
-                if not self._open or self._book is not gate.book:
+                if not self._open or self._registry is not process.registry:
                     self._check_open()
                 leaf.complete(self.id, line, sync=self._desk.durable)
                 self._open = False
@@ -207,7 +210,7 @@ class Claim:
         """The file of the task. Whoever inherits a copy of it keeps the task locked: a command, while it runs."""
         if self.leaf is not None:
             self.leaf.slot.is_shared = True
-        return self._fd
+        return self._file.fd
 
     # Taking it.
 
@@ -222,36 +225,36 @@ class Claim:
         """To where it waits, as it is."""
         self._return(b"", 0.0)
 
-    def use(self, fd: int) -> None:
+    def use(self, file: OwnedFd) -> None:
         """Its slot is another file by now."""
-        self._fd = fd
+        self._file = file
 
-    def has_file(self, fd: int) -> None:
+    def has_file(self, file: OwnedFd) -> None:
         """It has one now: this, which is ours to close."""
         self.leaf = None
-        self._fd = fd
+        self._file = file
 
     def say(self, **said: object) -> None:
         """Add a line."""
         self._add(journal.line(said))
         if self._desk.durable:
-            system.fdatasync(self._fd)
+            system.fdatasync(self._file.fd)
 
     def is_named(self, path: str) -> bool:
         try:
-            named, st = system.stat(path, follow_symlinks=False), system.fstat(self._fd)
+            named, st = system.stat(path, follow_symlinks=False), system.fstat(self._file.fd)
         except FileNotFoundError:
             return False
         return (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino)
 
     @property
     def inode(self) -> int:
-        return system.fstat(self._fd).st_ino
+        return system.fstat(self._file.fd).st_ino
 
     @property
     def renewed(self) -> int:
         """Changes whenever its worker gives a sign of life."""
-        return system.fstat(self._fd).st_mtime_ns
+        return system.fstat(self._file.fd).st_mtime_ns
 
     # How.
 
@@ -295,7 +298,7 @@ class Claim:
 
     def _put_away(self, folder: str | None) -> None:
         if self._desk.durable:
-            system.fdatasync(self._fd)
+            system.fdatasync(self._file.fd)
         path = f"{self._desk.places.running}/{self.place}"
         try:
             if folder is None:
@@ -316,9 +319,9 @@ class Claim:
             self._check_open(check)
             if self._is_torn and line:
                 line = b"\n" + line
-            done = system.pwrite(self._fd, line, self._end)
+            done = system.pwrite(self._file.fd, line, self._end)
             while done < len(line):  # the disk is full, and says so the next time
-                done += system.pwrite(self._fd, line[done:], self._end + done)
+                done += system.pwrite(self._file.fd, line[done:], self._end + done)
             self._end += done
             self._is_torn = False
             self._progress_at = -1
@@ -337,8 +340,8 @@ class Claim:
         """
         return (
             self._open
-            and self._book is gate.book
-            and (not self._desk.shared or not system.pread(self._fd, 1, self._end))
+            and self._registry is process.registry
+            and (not self._desk.shared or not system.pread(self._file.fd, 1, self._end))
         )
 
     def _lost(self) -> LockLost:
@@ -352,14 +355,11 @@ class Claim:
         if not self._open:
             return
         self._open = False
-        # The collector of garbage may have come to the slot first, and closed it. Then the number is somebody else's.
-        fd = self._fd if self.leaf is None else self.leaf.slot.file.release()
-        if fd >= 0 and self._book is gate.book:
-            self._book.open_fds.discard(fd)
-            try:
-                self._desk.lock(fd, system.UN)  # first: a child of ours may have a copy of the descriptor
-            finally:
-                system.close(fd)
+        # The collector of garbage may have come to the slot first, and closed it.
+        file = self._file if self.leaf is None else self.leaf.slot.file
+        with file:
+            if file.is_open:
+                self._desk.lock(file.fd, system.UN)  # first: a child of ours may have a copy of the descriptor
 
 
 class Desk:
@@ -446,39 +446,36 @@ class Desk:
     def open(self, path: str, place: str) -> Claim | None:
         """Lock the file of a task, and read it. None: it is gone, or somebody has it."""
         try:
-            fd = system.open_fd(path, system.O_EXISTING)
+            file = OwnedFd(system.open_fd(path, system.O_EXISTING))
         except FileNotFoundError:
             return None
         claim = None
         try:
-            gate.book.open_fds.add(fd)
-            self.lock(fd, system.EX_NB)
-            text = journal.read(fd)
-            claim = Claim(self, fd, place, journal.parse(text, path), text)
+            self.lock(file.fd, system.EX_NB)
+            text = journal.read(file.fd)
+            claim = Claim(self, file, place, journal.parse(text, path), text)
         except BlockingIOError:
             pass
         finally:
             if claim is None:
-                gate.book.open_fds.discard(fd)
-                system.close(fd)
+                file.close()
         return claim
 
     def is_locked(self, path: str) -> bool:
         """Does somebody work on it?"""
         try:
-            fd = system.open_fd(path, system.O_EXISTING if self.shared else system.O_READ)
+            file = OwnedFd(system.open_fd(path, system.O_EXISTING if self.shared else system.O_READ))
         except FileNotFoundError:
             return False
-        try:
-            if not stat.S_ISREG(system.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "this is no file", path)
-            self.lock(fd, system.EX_NB if self.shared else system.SH_NB)
-            self.lock(fd, system.UN)
-            return False
-        except BlockingIOError:
-            return True
-        finally:
-            system.close(fd)
+        with file:
+            try:
+                if not stat.S_ISREG(system.fstat(file.fd).st_mode):
+                    raise OSError(errno.EINVAL, "this is no file", path)
+                self.lock(file.fd, system.EX_NB if self.shared else system.SH_NB)
+                self.lock(file.fd, system.UN)
+                return False
+            except BlockingIOError:
+                return True
 
 
 def _describe(error: BaseException | str) -> dict[str, object]:

@@ -14,7 +14,7 @@ from operator import itemgetter
 from random import randrange
 from time import monotonic
 
-from .. import gate
+from .. import process
 from . import sequence
 from .clock import Clock
 from .places import IN_A_BUCKET, Places, listed, move, name_of, number_of, remove_empty
@@ -35,7 +35,7 @@ class Finder:
         self._sheets = sheets
         self._sheet: Sheet | None = None  # the last one that was looked at
         self._opened: dict[int, Sheet] = {}  # by priority: they know how far they are done
-        self._mutex, self._book = RLock(), gate.book  # for threads
+        self._mutex, self._registry = RLock(), process.registry  # for threads
         self._numbers = numbers
         self._clock = clock
         self._seen = b""
@@ -51,7 +51,7 @@ class Finder:
 
     def next(self, tried: set[str]) -> tuple[str, str | Entry] | None:
         """The place of the next one that was not tried, and what is there: it may be gone, or not to be had."""
-        if self._book is not gate.book:
+        if self._registry is not process.registry:
             self._begin_anew()
         with self._mutex:
             self._look_for_news()
@@ -69,7 +69,7 @@ class Finder:
             return found
 
     def forget(self) -> None:
-        if self._book is not gate.book:
+        if self._registry is not process.registry:
             self._begin_anew()
         with self._mutex:
             self._seen = b""
@@ -81,7 +81,7 @@ class Finder:
 
     def _begin_anew(self) -> None:
         """This is another process, by a fork."""
-        self._mutex, self._book = RLock(), gate.book  # a thread that is not in this process may have had it
+        self._mutex, self._registry = RLock(), process.registry  # a thread that is not in this process may have had it
         self._sheet, self._names = None, []
         self._opened.clear()
 

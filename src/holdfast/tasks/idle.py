@@ -14,9 +14,10 @@ from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
 
-from .. import gate, system
+from .. import process, system
 from ..errors import Timeout
-from ..wait import FIRST_PAUSE, LONGEST_PAUSE, SAFETY_LOOK
+from ..files import OwnedFd
+from ..wait import FIRST_PAUSE, MAX_PAUSE, SAFETY_LOOK
 from .claim import Claim
 from .journal import ENDED, Task
 
@@ -30,15 +31,13 @@ class Watches:
 
     def __init__(self, *wanted: tuple[str, int]) -> None:
         self._watches: list[system.Watch] = []
-        self._book = gate.book
         self.complete = True
         for path, events in wanted:
             try:
-                watch = system.Watch(path, events)
+                watch = system.Watch(path, OwnedFd, events)
             except OSError:
                 self.complete = False  # too many, or there are none here
                 continue
-            gate.book.open_fds.add(watch.fd)
             self._watches.append(watch)
 
     def wait(self, seconds: float | None, *others: int) -> bool:
@@ -54,10 +53,7 @@ class Watches:
 
     def close(self) -> None:
         while self._watches:
-            watch = self._watches.pop()
-            if self._book is gate.book:  # else a fork has closed it
-                gate.book.open_fds.discard(watch.fd)
-                watch.close()
+            self._watches.pop().close()
 
     def __del__(self) -> None:
         self.close()
@@ -67,7 +63,7 @@ class Idle:
     """For one who has nothing to do."""
 
     def __init__(self, queue: TaskQueue) -> None:
-        self.book = gate.book
+        self.registry = process.registry
         self._queue = queue
         self._watches: Watches | None = None
         self._pause = FIRST_PAUSE
@@ -126,7 +122,7 @@ class Idle:
         assert self._watches is not None
         if self._queue.is_shared or not self._watches.complete:  # nobody tells us
             seconds = min(seconds, self._pause)
-            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            self._pause = min(self._pause * 2, MAX_PAUSE)
         return seconds
 
 
@@ -152,7 +148,7 @@ def ended(queue: TaskQueue, id: str, deadline: float | None) -> Task:
                 raise Timeout(
                     f"{queue.path}: task {id!r} is still {task.state}. Wait longer with timeout=…", path=queue.path
                 )
-            longest = SAFETY_LOOK if watches.complete and not queue.is_shared else LONGEST_PAUSE / 10
+            longest = SAFETY_LOOK if watches.complete and not queue.is_shared else MAX_PAUSE / 10
             watches.wait(longest if deadline is None else min(longest, deadline - now))
     finally:
         watches.close()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from .. import owner, system
 from ..errors import CorruptStore
+from ..files import OwnedFd
 from . import journal
 from .about import write_boot
 from .claim import Claim, Desk
@@ -50,7 +51,7 @@ class Lines:
             self.slots.keep(slot)
             return None
         task, text = taken
-        return Claim(self._desk, slot.file.fd, place, task, text, Leaf(self, entry, slot, more))
+        return Claim(self._desk, slot.file, place, task, text, Leaf(self, entry, slot, more))
 
     def give_file(self, entry: Entry) -> str | None:
         """One that waits, or that nobody has: then it waits, with a file of its own. Gives its place; None: somebody
@@ -120,7 +121,7 @@ class Lines:
             return None
         with entry.sheet.locked(entry) as got:
             if got and self._is_left_in(slot, task.id):
-                return Claim(self._desk, slot.file.fd, entry.place, task, text, Leaf(self, entry, slot, b""))
+                return Claim(self._desk, slot.file, entry.place, task, text, Leaf(self, entry, slot, b""))
             if got:
                 slot.remove()
             else:
@@ -211,7 +212,7 @@ class Lines:
         place = f"{places.running}/{claim.place}"
         if not self._is_own(slot, leaf.entry.id):
             self._link(slot, leaf.entry.id)
-            claim.use(slot.file.fd)
+            claim.use(slot.file)
         if self._desk.durable:
             system.fsync(slot.file.fd)
             sync_folders(places.tasks)
@@ -220,7 +221,7 @@ class Lines:
         if self._desk.durable:
             sync_folders(places.running)
         leaf.entry.sheet.set_mark(leaf.entry, MOVED)
-        claim.has_file(slot.file.release())
+        claim.has_file(OwnedFd(slot.file.detach()))
 
     def _link(self, slot: Slot, id: str) -> None:
         """What is in a slot gets the task's own name."""

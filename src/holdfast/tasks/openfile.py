@@ -5,39 +5,19 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from .. import gate, system
+from .. import system
+from ..files import OwnedFd
 
 _A_CHUNK = 1 << 16
 
 
-class OpenFile:
-    """A descriptor that goes with its object, and of which a forked child has no copy."""
+class OpenFile(OwnedFd):
+    """A file that is closed with its object, and of which a forked child has no copy."""
+
+    __slots__ = ()
 
     def __init__(self, path: str, flags: int, mode: int = 0) -> None:
-        self.fd = system.open_fd(path, flags, mode)
-        self._book = gate.book
-        gate.book.open_fds.add(self.fd)
-
-    def __del__(self) -> None:
-        self.close()
-
-    @property
-    def is_ours(self) -> bool:
-        """Else this is another process, by a fork."""
-        return self.fd >= 0 and self._book is gate.book
-
-    def release(self) -> int:
-        """Somebody else closes it."""
-        fd, self.fd = self.fd, -1
-        return fd
-
-    def close(self) -> None:
-        if getattr(self, "fd", -1) < 0:
-            return
-        fd, self.fd = self.fd, -1
-        if self._book is gate.book:
-            self._book.open_fds.discard(fd)
-            system.close(fd)
+        OwnedFd.__init__(self, system.open_fd(path, flags, mode))
 
 
 def write_at(fd: int, text: bytes, at: int) -> None:

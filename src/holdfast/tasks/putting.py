@@ -16,9 +16,9 @@ from collections.abc import Sequence as Many
 from itertools import count as counter
 from time import monotonic, sleep
 
-from .. import gate, system
+from .. import process, system
 from ..errors import CorruptStore
-from ..wait import FIRST_PAUSE, LONGEST_PAUSE
+from ..wait import FIRST_PAUSE, MAX_PAUSE
 from . import journal
 from .claim import Claim
 from .clock import Clock
@@ -56,7 +56,7 @@ class Putter:
         self._room = 0  # so many may be put before one has to count
         self._new_name = counter().__next__
         self._beginning = ""  # of such a name
-        self._book: gate.Book | None = None
+        self._registry: process.Registry | None = None
 
     def put_all(self, tasks: Many[tuple[str, bytes, int, float]]) -> None:
         """One after the other, and then one wait for the disk."""
@@ -144,9 +144,9 @@ class Putter:
             system.close(fd)
 
     def _private(self) -> str:
-        if self._book is not gate.book:  # this is another process
+        if self._registry is not process.registry:  # this is another process
             self._beginning = f"{self._places.new}/{os.getpid()}.{os.urandom(8).hex()}."
-            self._book = gate.book  # last: there are threads
+            self._registry = process.registry  # last: there are threads
         return f"{self._beginning}{self._new_name()}"
 
     def _put_file(self, fd: int, private: str, name: str, priority: int, delay: float) -> list[str]:
@@ -307,7 +307,7 @@ class Putter:
                     path=self._places.root,
                 )
             sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
+            pause = min(pause * 2, MAX_PAUSE)
         self._room -= 1
 
 

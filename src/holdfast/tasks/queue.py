@@ -16,7 +16,7 @@ from itertools import groupby, islice
 from time import monotonic, sleep
 from typing import Any
 
-from .. import gate, system
+from .. import process, system
 from ..errors import CorruptStore, HoldfastError, NotLocked, UnsafePath
 from ..locks import base
 from ..paths import mount_at
@@ -285,7 +285,7 @@ class TaskQueue:
         from .idle import Idle
 
         idle: Idle | None = getattr(self._local, "idle", None)
-        if idle is None or idle.book is not gate.book:
+        if idle is None or idle.registry is not process.registry:
             idle = self._local.idle = Idle(self)
         return idle
 

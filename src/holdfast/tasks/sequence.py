@@ -14,7 +14,8 @@ from _thread import RLock
 from collections.abc import Callable
 from time import monotonic, sleep
 
-from .. import gate, system
+from .. import process, system
+from .openfile import OpenFile
 from .places import IN_A_BUCKET, Places, listed, number_of
 
 LATER = "later"
@@ -31,28 +32,22 @@ class Sequence:
         self._mode = mode
         self._set_lock = system.lock_past_end if ranged else system.lock
         self._mutex = RLock()  # whoever has it may drop a claim, at any time, by the collector of garbage
-        self._fd = -1
-        self._book = gate.book
-
-    def __del__(self) -> None:
-        self.close()
+        self._file: OpenFile | None = None
+        self._registry = process.registry
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0 and self._book is gate.book:  # else a fork has closed it
-            self._book.open_fds.discard(fd)
-            system.close(fd)
+        if self._file is not None:
+            self._file.close()
 
     @property
     def fd(self) -> int:
-        if self._fd < 0 or self._book is not gate.book:
-            if self._book is not gate.book:
+        file = self._file
+        if file is None or not file.is_open:
+            if self._registry is not process.registry:
                 self._mutex = RLock()  # a thread that is not in this process may have had it
-            self._book = gate.book
-            fd = system.open_fd(self.path, system.O_LOCK, self._mode)
-            gate.book.open_fds.add(fd)
-            self._fd = fd
-        return self._fd
+            self._registry = process.registry
+            file = self._file = OpenFile(self.path, system.O_LOCK, self._mode)
+        return file.fd
 
     def look_again(self) -> bool:
         """Open the file anew if it is another one by now. True: it is."""

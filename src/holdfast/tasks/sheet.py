@@ -127,7 +127,7 @@ class Sheet:
 
     @property
     def is_ours(self) -> bool:
-        return self._file.is_ours
+        return self._file.is_open
 
     @property
     def inode(self) -> int:
@@ -277,7 +277,7 @@ class Sheet:
 
     def leave_page(self) -> None:
         page, self._page = self._page, -1
-        if page >= 0 and self._file.is_ours:
+        if page >= 0 and self._file.is_open:
             system.unlock_byte(self._file.fd, _PAGES + page)
 
     def _waiting_in(self, text: bytes, start: int, most: int) -> list[Entry]:
@@ -333,7 +333,7 @@ class Sheet:
         """
         fd = self._file.fd
         with self._mutex:
-            if not self._file.is_ours:
+            if not self._file.is_open:
                 return None
             try:
                 if not self._lock_line(entry):
@@ -406,7 +406,7 @@ class Sheet:
         name = id.encode()
         text = b"\n%s %s%s %s" % (name, begun, name, line)
         file = self._done
-        if file is None or not file.is_ours:
+        if file is None or not file.is_open:
             file = self._open_done(sync)
         written = system.write(file.fd, text)
         while written < len(text):  # the disk is full, and says so the next time
@@ -416,7 +416,7 @@ class Sheet:
 
     def _open_done(self, sync: bool) -> OpenFile:
         with self._done_mutex:
-            if self._done is None or not self._done.is_ours:
+            if self._done is None or not self._done.is_open:
                 path = f"{self.folder}/done/{self.name}"
                 flags = system.O_LOCK | os.O_APPEND
                 try:

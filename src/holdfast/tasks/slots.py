@@ -80,7 +80,7 @@ class Slot:
         system.pwrite(self.file.fd, _EMPTY, 0)
 
     def remove(self) -> None:
-        if self.file.is_ours:
+        if self.file.is_open:
             remove(self.path)
             self.file.close()
 
@@ -102,7 +102,7 @@ class Slots:
                 slot = self._idle.pop()
             except IndexError:
                 break
-            if slot.file.is_ours:
+            if slot.file.is_open:
                 return slot
         try:
             return Slot.new(self._folder, self._mode)
@@ -116,7 +116,7 @@ class Slots:
 
     def give_back(self, slot: Slot) -> None:
         """One that is empty."""
-        if slot.is_shared or not slot.file.is_ours:
+        if slot.is_shared or not slot.file.is_open:
             slot.remove()
         else:
             self._idle.append(slot)

@@ -29,8 +29,9 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Protocol
 
-from .. import gate, system
+from .. import system
 from ..errors import HoldfastError, Unsupported
+from ..files import InheritedFd, OwnedFd
 from .child import PASSING, Child, Counts, work
 from .errors import WorkerFailed
 from .handler import Command, Handler, runner
@@ -109,8 +110,7 @@ class Worker:
         self._hooks = (on_start, on_done, on_failed)
         self._observer = observer
         self._children: dict[int, Child] = {}  # by pid
-        self._stop_reader, self._stop_writer = -1, -1
-        self._wake_reader, self._wake_writer = -1, -1
+        self._pipes: _Pipes | None = None
         self._asked = 0  # how often it was asked to end
         self._deaths = 0
         self._in_vain = 0  # in a row
@@ -124,14 +124,15 @@ class Worker:
     def stop(self) -> None:
         """Let what runs be finished, and begin nothing more; the second time, give back what runs. From any thread."""
         self._asked += 1
-        if self._wake_writer >= 0:
+        pipes = self._pipes
+        if pipes is not None:
             with suppress(BlockingIOError):
-                os.write(self._wake_writer, b"!")
+                os.write(pipes.wake_writer.fd, b"!")
 
     @property
     def is_ending(self) -> bool:
         """Was it stopped, so that nothing more is begun?"""
-        return self._asked > 0 and self._stop_writer < 0
+        return self._asked > 0 and (self._pipes is None or not self._pipes.stop_writer.is_open)
 
     def run(self, drain: bool = False) -> Summary:
         """Work until it is stopped (SIGTERM, SIGINT, `stop`), or, with `drain`, until nothing is left to be done."""
@@ -142,7 +143,7 @@ class Worker:
         self._deaths = self._in_vain = 0
         self.queue.check_writable()
         _open_standard_files()
-        self._open_pipes()
+        self._pipes = _Pipes()
         before = self._catch_signals()
         try:
             self.queue.rescue()
@@ -156,22 +157,11 @@ class Worker:
             self._kill_all()
             for kind, handler in before.items():
                 signal.signal(kind, handler)
-            self._close_pipes()
+            self._pipes.close()
+            self._pipes = None
             self._asked = 0
         done, failed, retried, given_back, cancelled = self._total
         return Summary(done, failed, retried, given_back, cancelled, self._deaths)
-
-    def _open_pipes(self) -> None:
-        self._wake_reader, self._wake_writer = os.pipe()
-        self._stop_reader, self._stop_writer = os.pipe()
-        os.set_blocking(self._wake_writer, False)
-        # What the book says is open every forked child closes: ours, those of another worker, whoever else forks.
-        gate.book.open_fds |= {self._wake_reader, self._wake_writer, self._stop_writer}
-
-    def _close_pipes(self) -> None:
-        for fd in (self._wake_reader, self._wake_writer, self._stop_reader, self._stop_writer):
-            _close(fd)
-        self._wake_reader = self._wake_writer = self._stop_reader = self._stop_writer = -1
 
     def _catch_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
@@ -187,7 +177,8 @@ class Worker:
     # Children.
 
     def _start(self) -> None:
-        reader, writer = os.pipe()
+        assert self._pipes is not None
+        reader, writer = _pipe(writer=InheritedFd)
         threads = self.concurrency if self.threads else 1
         counts = Counts(threads)
         self._starts.append(monotonic())
@@ -197,13 +188,12 @@ class Worker:
             status = 1
             try:
                 os.setpgid(0, 0)
-                os.close(reader)
                 status = work(
                     self.queue,
                     self._run,
                     self._hooks,
-                    self._stop_reader,
-                    writer,
+                    OwnedFd(self._pipes.stop_reader.detach()),  # a handler that forks does not pass them on
+                    OwnedFd(writer.detach()),
                     counts,
                     threads=threads,
                     drain=self._drain,
@@ -220,7 +210,7 @@ class Worker:
             finally:
                 _flush()
                 os._exit(status)
-        os.close(writer)
+        writer.close()
         with suppress(OSError):
             os.setpgid(pid, pid)  # whoever of us comes first
         self._children[pid] = Child(pid, reader, counts)
@@ -228,20 +218,21 @@ class Worker:
     def _supervise(self) -> None:
         """Wait for the next thing to happen, and see to it."""
         poll = select.poll()
-        poll.register(self._wake_reader, select.POLLIN)
+        assert self._pipes is not None
+        wake = self._pipes.wake_reader.fd
+        poll.register(wake, select.POLLIN)
         observed = () if self._observer is None else self._observer.fds
         for fd in (*observed, *(fd for child in self._children.values() for fd in child.fds)):
             poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(int(self._how_long() * 1000) + 1)}
-        if self._wake_reader in ready:
-            os.read(self._wake_reader, 4096)
+        if wake in ready:
+            os.read(wake, 4096)
         for child in list(self._children.values()):
             if ready.intersection(child.fds):
                 child.hear()
             self._bury_if_dead(child)
-        if self._asked and self._stop_writer >= 0:
-            _close(self._stop_writer)  # nothing more is begun
-            self._stop_writer = -1
+        if self._asked:
+            self._pipes.stop_writer.close()  # nothing more is begun
         if self._asked > 1:
             self._kill_all()
         try:
@@ -381,10 +372,23 @@ class Worker:
                     system.touch(f"{self.queue._places.running}/{place}")
 
 
-def _close(fd: int) -> None:
-    if fd >= 0:
-        gate.book.open_fds.discard(fd)
-        os.close(fd)
+def _pipe(reader: type[OwnedFd] = OwnedFd, writer: type[OwnedFd] = OwnedFd) -> tuple[OwnedFd, OwnedFd]:
+    """The two ends of a pipe. Every forked child closes its copies, but for those of an `InheritedFd`."""
+    one, other = os.pipe()
+    return reader(one), writer(other)
+
+
+class _Pipes:
+    """How the supervisor is woken, and how it tells its children to stop: by closing `stop_writer`."""
+
+    def __init__(self) -> None:
+        self.wake_reader, self.wake_writer = _pipe()
+        self.stop_reader, self.stop_writer = _pipe(reader=InheritedFd)
+        os.set_blocking(self.wake_writer.fd, False)
+
+    def close(self) -> None:
+        for file in (self.wake_reader, self.wake_writer, self.stop_reader, self.stop_writer):
+            file.close()
 
 
 def _open_standard_files() -> None:

@@ -1,0 +1,532 @@
+"""What `Lock` and `Semaphore` share: one attempt at a kernel lock on the file that a path names, and its removal.
+
+Two rules make it safe to have such files come and go:
+
+*One name, one inode.* A kernel lock counts only if the path still names the file that was locked: compare after
+locking, and if the path names another file, close and begin again.
+
+    A holds x      B opens x      A unlinks x, closes      B gets the lock, of a file that nobody else will ever open
+                                                           C creates x, locks it: two holders, had B not compared
+
+*Nobody unlinks what may be held.* Removing needs the whole lock, exclusively, on the file that the path names. The last
+holder removes the file: it unlocks and tries to lock all of it. While it does, it holds a byte past the end of the file
+(`mark_removal`). An attempt that finds the lock taken for that reason returns REMOVING, not BUSY. After a crash the
+next holder removes the file. Where other machines see late what a name means (NFS, CIFS), nobody removes it.
+
+A holder that came through a queue, or held for a while, leaves the file for the next one in the queue. If that one has
+given up meanwhile, one of the two sees that the other is gone and removes the file: the waiter first leaves the queue
+and then looks at the lock, the holder first unlocks and then looks at the queue.
+
+Acquiring, from top to bottom: `base.acquire` → `_first_attempt` → `_attempt`; if that brings no hold, `_steps` → the
+line and the queue (`queue`) → `_wait_in_front`, which repeats `_attempt`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from time import monotonic, sleep
+
+from .. import process, system
+from ..errors import HoldfastError, NotALockFile, WouldDeadlock
+from ..files import OwnedFd, named
+from ..paths import check_directory, check_link, mount_of
+from ..wait import Pause, Run, check_deadline, sooner
+from ..watch import Waiting
+from . import base
+from .base import BUSY, QUEUED, REMOVING, REPLACED, Outcome
+from .queue import Queue, QueuedLock, remove_queue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    from ..paths import Mount
+    from ..wait import Step, Steps
+
+    PathHoldType = TypeVar("PathHoldType", bound="PathHold")
+else:
+    PathHoldType = None
+
+_MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
+_FEW_RETRIES = 3
+_MAX_LOOKS = 100  # at a removal under way
+_MAX_DENIALS = 10
+_MOMENT = 0.000_02  # seconds
+
+# How the first waiter looks at a lock for whose release no event may come: some programs unlock without closing the
+# file, and take it again within microseconds. Up to so many seconds of waiting, try for so long, then
+# sleep for so long.
+LOOKS: tuple[tuple[float, float, float], ...] = (
+    (0.150, 0.001, 0.001),
+    (float("inf"), 0.002, 0.500),
+)
+
+
+class OpenFile(OwnedFd):
+    """The file of a lock, open. The path named it when it was opened."""
+
+    __slots__ = ("inode", "modified", "mount")
+
+    inode: process.Inode
+    mount: Mount
+    modified: float  # its modification time, when it was opened
+
+
+class PathHold(base.Hold):
+    """A hold that is a kernel lock on an open file."""
+
+    # A holder that came through the queue, with a ticket or in its turn, leaves the file to the next one. One that had
+    # a ticket also removes the empty queue, and has a turn from then on.
+    __slots__ = ("_called_at", "_came_through_queue", "_file")
+
+    _file: OpenFile
+    _called_at: float  # on the monotonic clock; 0: without a ticket
+
+    def _begin_with(self, lock: Any, file: OpenFile, queued: bool) -> None:
+        self._file = file
+        self._came_through_queue = queued
+        self._called_at = 0.0
+        lock._count()
+        self._begin(lock, file.inode, lock.shared, file)
+
+    def _still_named(self) -> bool:
+        return named(self.lock.path, self._file.inode) is not None
+
+    def fileno(self) -> int:
+        """The descriptor that carries the lock. A child that inherits it keeps the lock alive if this process dies."""
+        if self.released:
+            raise self._not_held()
+        return self._file.fd
+
+    def _release(self, entry: process.Entry) -> bool:
+        lock: PathLock[PathHold] = self.lock  # type: ignore[assignment]
+        file = self._file
+        still_named = left_for_next = False
+        try:
+            st = named(lock.path, file.inode)
+            still_named = st is not None
+            if st is not None and file.mount.removes and lock.removes_file:
+                left_for_next = self._free_name(st)
+        except BlockingIOError:  # another program has locked it from end to end
+            lock._metrics.cleanups_skipped.bump()
+        finally:
+            # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
+            try:
+                lock._unlock(file)
+            finally:
+                self._is_closed = True
+                lock._put_away(file, still_named)
+        # Only now, when nobody waits for us any more: removing a directory takes its time.
+        if self._called_at:
+            lock._note_turn(self._called_at)
+            if remove_queue(lock._queue):
+                left_for_next = True
+        # Others may have left the file on account of a queue that is gone now.
+        if left_for_next and not system.access(lock._queue, 0):
+            lock._sweep()
+        return still_named
+
+    def _free_name(self, st: os.stat_result) -> bool:
+        """Remove the file, or return True: it is left for the next in the queue."""
+        raise NotImplementedError
+
+
+class PathLock(QueuedLock[PathHoldType]):
+    """Finding, locking, waiting for and removing the file. A subclass says what it means to have the lock."""
+
+    __slots__ = ("_count", "_unchecked")
+
+    removes_file = True
+    shared = True  # may others hold it at the same time?
+    _hold_type: type[PathHoldType]
+
+    def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
+        QueuedLock.__init__(self, path, kind, timeout, fair, mode)
+        self._unchecked = True
+        self._count = self._metrics.acquisitions.bump
+
+    # What a subclass says.
+
+    def _take(self, file: OpenFile) -> bool | Outcome:
+        """Try to lock an open file. Anything but True is why not."""
+        raise NotImplementedError
+
+    def _confirm(self, file: OpenFile) -> bool:
+        """After locking: does the path name this file, and is it still of our kind?"""
+        return named(self.path, file.inode) is not None
+
+    def _take_all(self, file: OpenFile) -> bool:
+        """Try to lock all of an open file, so that nobody else has any of it."""
+        raise NotImplementedError
+
+    def _unlock(self, file: OpenFile) -> None:
+        raise NotImplementedError
+
+    def _block(self, file: OpenFile) -> Step | None:
+        """How to wait for the lock in the kernel, if that can be done."""
+        return None
+
+    def _is_ours(self, file: OpenFile) -> bool:
+        """Does the file look like one of this kind that is not in use? Then it may be removed."""
+        raise NotImplementedError
+
+    def _refuse_deadlock(self, *, asynchronous: bool) -> list[process.Entry]:
+        """Raise if the caller would wait for itself; else return the holds that it has on this lock."""
+        raise NotImplementedError
+
+    def _put_away(self, file: OpenFile, reusable: bool) -> None:
+        """The file is not locked any more, or never was."""
+        file.close()
+
+    def _note_turn(self, called_at: float) -> None: ...
+
+    # One attempt.
+
+    def _first_attempt(self) -> PathHoldType | Outcome:
+        if self._unchecked:
+            self._check_mount()
+        if self.fair and system.access(self._queue, 0) and not self._may_pass_queue():
+            return QUEUED
+        return self._attempt()
+
+    def _may_pass_queue(self) -> bool:
+        return False
+
+    def _attempt(
+        self, file: OpenFile | None = None, *, queued: bool = False, granted: bool = False
+    ) -> PathHoldType | Outcome:
+        """One attempt, at `file` (which stays open if it fails) or at the file that the path names.
+
+        `queued`: in its turn, or first in the queue. `granted`: the kernel has granted the lock already.
+        """
+        opened, hold = file, None
+        try:
+            if opened is None:
+                opened = self._open()
+                if opened is None:
+                    return REPLACED
+            found = granted or self._take(opened)
+            if found is BUSY:
+                found = self._take_again(opened)
+            if found is True:
+                if self._confirm(opened):
+                    hold = self._hold_type()
+                    hold._begin_with(self, opened, queued)
+                    return hold
+                found = REPLACED
+        except BlockingIOError:  # another program keeps us from opening, reading or marking the file
+            found = BUSY
+        except BaseException:  # an interrupt, for one, which may come after every line
+            if hold is not None and hold._is_live:
+                hold.release()
+            elif opened is not None:
+                opened.close()
+            raise
+        if file is None and opened is not None:
+            self._put_away(opened, found is BUSY)
+        return found  # type: ignore[return-value]
+
+    def _take_again(self, file: OpenFile) -> bool | Outcome:
+        """Was the lock only taken in order to remove the file? Then it is free as soon as that is done.
+
+        The mark comes first: a remover that had the lock when we tried, and whose mark is gone now, has removed the
+        file, or has let it be.
+        """
+        if not file.mount.removes:
+            return BUSY
+        if system.removal_marked(file.fd):
+            return REMOVING
+        return REPLACED if named(self.path, file.inode) is None else self._take(file)
+
+    # Finding the file.
+
+    def _check_mount(self) -> None:
+        """Before the first file is made: one left on a file system that is refused would be in the way."""
+        check_directory(self._file)
+        self._unchecked = False
+
+    def _follow_link(self) -> None:
+        """The path is a symlink, which may have been changed since."""
+        check_link(self.path)
+        self._locate(os.path.realpath(self.path))
+
+    def _open(self) -> OpenFile | None:
+        """Open the file, and make it if it is not there. None: it vanished meanwhile."""
+        if self._file is not self.path:
+            self._follow_link()
+        try:
+            file = OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode))
+        except OSError as error:
+            other = self._open_otherwise(error)
+            if other is None:
+                return None
+            file = other
+        try:
+            st = system.fstat(file.fd)
+            self._check_content(st)
+            file.inode = (st.st_dev, st.st_ino)
+            file.mount = mount_of(st.st_dev, self._file)
+            file.modified = st.st_mtime
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _check_content(self, st: os.stat_result) -> None:
+        if not stat.S_ISREG(st.st_mode):
+            raise self._not_a_lock_file()
+
+    def _open_otherwise(self, error: OSError) -> OpenFile | None:
+        """The plain open failed: find the way around, or say why there is none."""
+        if error.errno == errno.ELOOP and self._file == self.path:
+            self._follow_link()
+            if self._file != self.path:
+                return self._open_target()
+        if isinstance(error, PermissionError):
+            return self._open_denied(error)
+        if isinstance(error, IsADirectoryError) or error.errno == errno.ENXIO:  # a socket
+            raise self._not_a_lock_file() from None
+        if isinstance(error, FileNotFoundError):
+            text = "the directory for this lock does not exist; make it first"
+            raise FileNotFoundError(errno.ENOENT, text, self.path) from None
+        raise error
+
+    def _open_target(self) -> OpenFile | None:
+        try:
+            return OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode))
+        except OSError as error:
+            return self._open_otherwise(error)
+
+    def _open_denied(self, error: PermissionError) -> OpenFile | None:
+        """Open a lock file that we may not create or not write: another user's, perhaps in a sticky directory.
+
+        With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so ask again
+        without it. flock is content with a descriptor that can only read; byte ranges are not.
+        """
+        for _ in range(_MAX_DENIALS):
+            for flags in (system.O_EXISTING, system.O_READ):
+                try:
+                    return OpenFile(system.open_fd(self._file, flags))
+                except PermissionError:
+                    continue
+                except FileNotFoundError:
+                    break  # just removed, or never there
+            else:
+                raise error
+            try:
+                return OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode))
+            except PermissionError:
+                continue
+            except FileNotFoundError:
+                return None
+        raise error
+
+    def _file_was_replaced(self, retries: int) -> None:
+        self._metrics.identity_retries.bump()
+        if retries in _MANY_RETRIES:
+            import logging
+
+            logging.getLogger("holdfast").warning(
+                "%s: the lock file was replaced %d times while this process tried to lock it. Other processes are "
+                "quicker all the time (fair=True or keep=True helps), a program deletes the file, or the file system "
+                "has no stable inode numbers",
+                self.path,
+                retries,
+            )
+
+    def _not_a_lock_file(self) -> NotALockFile:
+        return NotALockFile(
+            f"{self.path} is a directory, a device, a socket or a file with content of its own. A lock needs a path to "
+            "itself (often the same name with .lock after it); this one was left untouched.",
+            path=self.path,
+        )
+
+    def _held_by_caller(self, *, asynchronous: bool, ended: bool = False) -> list[process.Entry]:
+        if not process.registry.holds:
+            return []
+        try:
+            st = system.stat(self.path)
+        except OSError:
+            return []
+        return process.registry.holds_of_caller((st.st_dev, st.st_ino), asynchronous=asynchronous, ended=ended)
+
+    # Removing it.
+
+    def _remove(self, inode: process.Inode) -> None:
+        """Unlink the file. The caller has locked all of it, and has just compared it with the path.
+
+        If the path is a link, another thread may have followed it somewhere else meanwhile.
+        """
+        try:
+            if self._file is not self.path and named(self._file, inode, follow_symlinks=False) is None:
+                raise FileNotFoundError
+            system.unlink(self._file)
+        except (FileNotFoundError, PermissionError):
+            self._metrics.cleanups_skipped.bump()
+        else:
+            self._metrics.cleanups.bump()
+
+    def _remove_unused(self, file: OpenFile) -> None:
+        """Remove the file if nobody uses it. The caller has nothing of it but the mark of a removal.
+
+        A process in our way that has such a mark too removes the file itself or only looks (`status`), and is soon
+        gone. It may have gone between our attempt and our look at its mark, so two of them decide.
+        """
+        unmarked = 0
+        for _ in range(_MAX_LOOKS):
+            if self._take_all(file):
+                if self._confirm_removal(file):
+                    self._remove(file.inode)
+                return
+            if system.removal_marked(file.fd):
+                sleep(_MOMENT)
+            elif unmarked:
+                break
+            else:
+                unmarked += 1
+        self._metrics.cleanups_skipped.bump()
+
+    def _confirm_removal(self, file: OpenFile) -> bool:
+        return named(self.path, file.inode) is not None and self._is_ours(file)
+
+    def _sweep(self) -> None:
+        """Remove a file that was left for a waiter that has gone."""
+        if not self.removes_file:
+            return
+        file = None
+        for flags in (system.O_EXISTING, system.O_READ):
+            try:
+                file = OpenFile(system.open_fd(self._file, flags))
+                break
+            except PermissionError:  # another user's, and yet ours to remove, perhaps
+                continue
+            except OSError:
+                return
+        if file is None:
+            return
+        with file:
+            try:
+                st = system.fstat(file.fd)
+                file.inode, file.mount = (st.st_dev, st.st_ino), mount_of(st.st_dev, self._file)
+                if file.mount.removes and stat.S_ISREG(st.st_mode) and self._is_ours(file):
+                    system.mark_removal(file.fd)
+                    self._remove_unused(file)
+            except (HoldfastError, OSError):
+                pass  # not ours, or locked from end to end by another program
+
+    # Waiting for it.
+
+    def _steps(self, deadline: float | None, *, asynchronous: bool) -> Steps[PathHoldType]:
+        mine = self._refuse_deadlock(asynchronous=asynchronous)
+        queued = not mine and self._has_queue()
+        registry = process.registry
+        hold = None
+        try:
+            queue = Queue(self._queue, self.mode) if queued else None
+            hold = yield from self._wait_in_line(deadline, asynchronous, queue)
+        finally:
+            if hold is None and self.removes_file and registry is process.registry:
+                self._sweep()
+        if queued:
+            hold._called_at = monotonic()
+        return hold
+
+    def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[PathHoldType]:
+        """Only the holders are before us: attempt, wait for a change, attempt again."""
+        waiting = Waiting(self._file)
+        looks = _Looks()
+        file: OpenFile | None = None
+        found: PathHoldType | Outcome = REPLACED
+        granted = False
+        replaced = 0
+        try:
+            while True:
+                found, file = self._attempt_at(file, granted)
+                granted = False
+                if not isinstance(found, Outcome):
+                    return found
+                check_deadline(deadline)
+                if found is REMOVING:
+                    yield Pause(sooner(monotonic() + _MOMENT, deadline))
+                    continue
+                if found is REPLACED:
+                    replaced += 1
+                    self._file_was_replaced(replaced)
+                    if file is not None:
+                        file.close()
+                        file = None
+                    waiting.move(self._file)
+                    if replaced > _FEW_RETRIES:  # other programs run on, whatever the file system does
+                        yield Pause(sooner(monotonic() + min(replaced * _MOMENT, 0.01), deadline))
+                    continue
+                replaced = 0
+                if file is None:  # another program keeps us from opening it
+                    yield waiting.backoff.pause(deadline)
+                    continue
+                step = None
+                if deadline is None and not asynchronous and file.mount.blocks and not process.uses_greenlets():
+                    step = self._block(file)
+                if step is not None:
+                    yield step
+                    granted = True
+                    continue
+                if file.mount.events and waiting.begin():
+                    continue  # registered: try once more, and only then sleep
+                granted = yield from self._look(file, waiting, looks, deadline)
+        finally:
+            # After the lock is taken, never before: closing a watch takes its time.
+            waiting.end(reuse=not isinstance(found, Outcome))
+            if file is not None and isinstance(found, Outcome):
+                file.close()
+
+    def _attempt_at(self, file: OpenFile | None, granted: bool) -> tuple[PathHoldType | Outcome, OpenFile | None]:
+        try:
+            if file is None:
+                file = self._open()
+        except BlockingIOError:
+            return BUSY, None
+        return (REPLACED if file is None else self._attempt(file, queued=True, granted=granted)), file
+
+    def _look(self, file: OpenFile, waiting: Waiting, looks: _Looks, deadline: float | None) -> Steps[bool]:
+        """Wait for a change. True: the lock was granted meanwhile."""
+        burst, pause = looks.next() if self._bursts and waiting.has_events else (0.0, 0.0)
+        yield waiting.step(sooner(monotonic() + pause, deadline) if pause else deadline)
+        waiting.drain()
+        if not burst or process.uses_greenlets():
+            return False
+        attempts = Run(lambda: self._take_within(file, burst))
+        yield attempts
+        return bool(attempts.outcome())
+
+    _bursts = False
+
+    def _take_within(self, file: OpenFile, seconds: float) -> bool:
+        """Attempt again and again for a moment, without sleeping."""
+        until = monotonic() + seconds
+        while self._take(file) is not True:
+            if monotonic() > until:
+                return False
+        return True
+
+
+class _Looks:
+    """See `LOOKS`."""
+
+    __slots__ = ("_began",)
+
+    def __init__(self) -> None:
+        self._began = monotonic()
+
+    def next(self) -> tuple[float, float]:
+        waited = monotonic() - self._began
+        return next((burst, pause) for before, burst, pause in LOOKS if waited < before)
+
+
+def would_deadlock(path: str, asynchronous: bool, what: str) -> WouldDeadlock:
+    return WouldDeadlock(
+        f"{path}: this {'task' if asynchronous else 'thread'} {what} already and would wait for itself. Release first, "
+        "or pass the hold along.",
+        path=path,
+    )

@@ -1,0 +1,316 @@
+"""What this process knows about its own locks: descriptors, holds, the line of waiters in memory, and fork.
+
+Nothing here excludes anybody: exclusion comes from the kernel. The registry serves four purposes:
+
+* descriptors: every `files.OwnedFd` that is open. A forked child closes its copies once, without unlocking: an unlock
+  acts on the open file description, which the child shares with its parent.
+* holds: a thread or task that is about to wait for itself gets `WouldDeadlock`. Holds are found by device and inode,
+  so two spellings of a path, a symlink or a hard link make no difference.
+* `Line`: threads and tasks of this process wait for a path in memory, in order of arrival. Only a few of them at a
+  time (one, where there is no queue in front of the lock) use the file system.
+* `turns`: see `Turn`.
+
+Fork: there is one hook, at the end of this module. The child gets a new registry. Each owned descriptor and each hold
+remembers the registry that it was made in, so the child's copies are inert. A module with state that a child must not
+use registers a function with `after_fork_in_child`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from _thread import RLock
+from _thread import _local as ThreadLocal
+from collections import deque
+from time import monotonic
+
+from . import system
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .wait import Notification
+
+    Inode = tuple[int, int]  # st_dev, st_ino
+    Task = weakref.ref[object]
+    # A live hold: what it locks, shared or not, its thread, its task, and its open files, which must not be collected
+    # before it: a hold that was dropped releases itself. A tuple: every acquire makes one.
+    Entry = tuple[Inode, bool, object, Task | None, object]
+
+_modules = sys.modules
+_local = ThreadLocal()
+
+
+def owns(mutex: RLock) -> bool:
+    """Does this thread own the mutex? `threading.Condition` asks in the same way; there is no public one."""
+    return bool(mutex._is_owned())  # type: ignore[attr-defined]
+
+
+def uses_greenlets() -> bool:
+    """Did gevent or eventlet replace the blocking functions of the standard library? Then nothing may block the thread:
+    all greenlets share it."""
+    if "gevent.monkey" in _modules:
+        return bool(_modules["gevent.monkey"].is_module_patched("time"))
+    if "eventlet.patcher" in _modules:
+        return bool(_modules["eventlet.patcher"].is_monkey_patched("time"))
+    return False
+
+
+def current_thread() -> object:
+    """The running thread (or greenlet), as an object: the numbers of threads are used again."""
+    if "greenlet" in _modules and uses_greenlets():
+        return _modules["greenlet"].getcurrent()
+    try:
+        return _local.me
+    except AttributeError:
+        me = _local.me = object()
+        return me
+
+
+def current_task() -> object | None:
+    """The running asyncio or trio task; the loop itself inside a callback; None in a plain thread."""
+    if "asyncio" in _modules:
+        running = getattr(_modules["asyncio"], "_get_running_loop", None)
+        loop = running() if running is not None else None
+        if loop is not None:
+            return _modules["asyncio"].current_task(loop) or loop  # type: ignore[no-any-return]
+    if "trio" in _modules:
+        try:
+            return _modules["trio"].lowlevel.current_task()  # type: ignore[no-any-return]
+        except (RuntimeError, AttributeError):
+            pass
+    return None
+
+
+def caller() -> object:
+    """The running task, or the running thread."""
+    if "asyncio" in _modules or "trio" in _modules:
+        return current_task() or current_thread()
+    return current_thread()
+
+
+class Turn:
+    """The right to take an exclusive lock again, for a moment, without joining the queue again.
+
+    A lock that is handed over for every few microseconds of work spends its time in context switches. A holder that
+    came through the queue may therefore acquire again, at most `ACQUISITIONS` times and within `SECONDS`, if the lock
+    is free. Waiters are delayed by at most that, and their order does not change.
+    """
+
+    __slots__ = ("left", "thread", "until")
+
+    ACQUISITIONS = 64
+    SECONDS = 0.001
+
+    def __init__(self, began: float) -> None:
+        self.thread = current_thread()
+        self.left = self.ACQUISITIONS
+        self.until = began + self.SECONDS
+
+    def take(self) -> bool:
+        if self.left <= 0 or self.thread is not current_thread() or monotonic() > self.until:
+            return False
+        self.left -= 1
+        return True
+
+
+class Line:
+    """The waiters of this process for one path, in order of arrival. At most `width` are admitted at a time."""
+
+    __slots__ = ("entering", "inside", "waiting", "width")
+
+    # Weak references: a waiter that an interrupt kept from leaving does so when it is collected.
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.inside: set[weakref.ref[LinePlace]] = set()
+        self.entering: weakref.ref[LinePlace] | None = None  # admitted, and has no ticket yet: nobody may overtake it
+        self.waiting: deque[weakref.ref[LinePlace]] = deque()
+
+    def admit(self) -> None:
+        """Admit waiters while there is room. A waiter whose event loop was closed is passed over."""
+        for reference in [one for one in self.inside if is_gone(one)]:
+            self.inside.discard(reference)
+            if self.entering is reference:
+                self.entering = None
+        while self.waiting and self.entering is None and len(self.inside) < self.width:
+            reference = self.waiting.popleft()
+            place = reference()
+            if place is None or place.notification.is_dead():
+                continue
+            self.inside.add(reference)
+            self.entering = reference
+            place.admitted = True
+            place.notification.notify()
+
+
+def is_gone(reference: weakref.ref[LinePlace]) -> bool:
+    place = reference()
+    return place is None or place.notification.is_dead()
+
+
+class LinePlace:
+    """One waiter's place in a line.
+
+    Call `join` first, `settle` once admitted and when others may follow, and `leave` in any case in the end, also if
+    an interrupt came before or in the middle of joining.
+    """
+
+    __slots__ = ("__weakref__", "_line", "_me", "_path", "_registry", "admitted", "notification")
+
+    notification: Notification
+
+    def __init__(self, path: str) -> None:
+        self._registry = registry
+        self._path = path
+        self._me = weakref.ref(self)
+        self._line: Line | None = None
+        self.admitted = False
+
+    def join(self, width: int, notification: Notification) -> None:
+        self.notification = notification
+        with self._registry.mutex:
+            line = self._registry.lines.setdefault(self._path, Line(width))
+            self._line = line
+            line.waiting.append(self._me)
+            line.admit()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Does it belong to the parent of this process, whose wait a forked child unwinds?"""
+        return self._registry is not registry
+
+    def admit_again(self) -> None:
+        """Look whether there is room: an event loop that was closed tells nobody."""
+        line = self._line
+        if line is not None:
+            with self._registry.mutex:
+                line.admit()
+
+    def settle(self) -> None:
+        line = self._line
+        with self._registry.mutex:
+            if line is not None and line.entering is self._me:
+                line.entering = None
+                line.admit()
+
+    def leave(self) -> None:
+        if self.is_inherited:
+            return
+        with self._registry.mutex:
+            line = self._line or self._registry.lines.get(self._path)
+            if line is None:
+                return
+            # Each step can be repeated: an interrupt may come between any two.
+            line.inside.discard(self._me)
+            if self._me in line.waiting:
+                line.waiting.remove(self._me)
+            if line.entering is self._me:
+                line.entering = None
+            line.admit()
+            if not line.inside and not line.waiting and self._registry.lines.get(self._path) is line:
+                del self._registry.lines[self._path]
+            self._line = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_line", None) is not None:
+            self.leave()
+
+
+def _has_ended(task: Task) -> bool:
+    """Is an asyncio or trio task gone, or its coroutine finished?"""
+    found: Any = task()
+    coroutine = found.get_coro() if hasattr(found, "get_coro") else getattr(found, "coro", None)
+    return getattr(coroutine, "cr_frame", None) is None
+
+
+class Registry:
+    """The state of one process. There is one, `process.registry`, and a new one in every forked child."""
+
+    __slots__ = ("descriptors", "holds", "lines", "mutex", "turns")
+
+    def __init__(self) -> None:
+        self.descriptors: dict[int, int] = {}  # id of the owner: descriptor. Popping it is the right to close it
+        self.holds: dict[int, Entry] = {}  # id of the hold. Popping the entry is the right to release it
+        self.turns: dict[str, Turn] = {}
+        self.lines: dict[str, Line] = {}
+        # Reentrant: a generator collected in the middle of `LinePlace` may run `leave` in the same thread.
+        self.mutex = RLock()
+
+    def note_turn(self, path: str, began: float) -> None:
+        """Called on release, after the lock is free; the time runs since the lock was granted."""
+        if len(self.turns) > 1000:
+            self.turns.clear()
+        self.turns[path] = Turn(began)
+
+    def holds_of_caller(self, inode: Inode, *, asynchronous: bool, ended: bool = False) -> list[Entry]:
+        """The live holds on `inode` that cannot be released while the caller waits.
+
+        `ended`: also those of tasks that are gone, which the code around the event loop may be keeping.
+        """
+        thread = current_thread()
+        task = current_task() if asynchronous else None
+        return [
+            entry
+            for entry in list(self.holds.values())
+            if entry[0] == inode
+            and entry[2] is thread
+            # A blocked thread stops all its tasks; a task that waits stops only itself and the code below its loop.
+            and (not asynchronous or entry[3] is None or entry[3]() is task or (ended and _has_ended(entry[3])))
+        ]
+
+
+registry = Registry()
+inherited = Registry()  # of descriptors whose copies a forked child keeps; not replaced by a fork
+
+_in_child: list[Callable[[], object]] = []
+_forks = 0  # forks that have begun: in between, this may be a child whose hook has not run yet
+_pid = os.getpid()
+
+
+def after_fork_in_child(reset: Callable[[], object]) -> None:
+    """Call `reset` in every forked child, in the order of registration."""
+    _in_child.append(reset)
+
+
+def current_registry() -> Registry:
+    """The registry of this process, also in a child in which another module's fork hook runs before ours."""
+    if _forks and os.getpid() != _pid:
+        _begin_in_child()
+    return registry
+
+
+def _before_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+def _after_in_parent() -> None:
+    global _forks
+    _forks -= 1
+
+
+def _begin_in_child() -> None:
+    """Once per child: the hook, or the first descriptor that another module's hook opens before it."""
+    global registry, _forks, _pid
+    if os.getpid() == _pid:
+        return
+    _pid, _forks = os.getpid(), 0
+    old, registry = registry, Registry()
+    inherited = list(old.descriptors.values())
+    old.descriptors.clear()
+    old.holds.clear()
+    for fd in inherited:
+        try:
+            system.close(fd)
+        except OSError:
+            pass
+    for reset in _in_child:
+        reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_begin_in_child)
