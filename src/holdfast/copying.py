@@ -90,7 +90,8 @@ class Copier:
         return deeper
 
     def _copy_file(self, name: str, way: str, source: int, target: int) -> None:
-        with OwnedFd(os.open(name, _READ, dir_fd=source)) as original:
+        original = OwnedFd(os.open(name, _READ, dir_fd=source))  # `with` would cost two calls more
+        try:
             reader = original.fd
             st = os.fstat(reader)  # of what we read, whatever has that name by now
             mode = st.st_mode
@@ -100,7 +101,8 @@ class Copier:
                 return
             mode &= 0o7777
             # Its owner may write it for now: else nobody but root could give it attributes.
-            with OwnedFd(os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target)) as copy:
+            copy = OwnedFd(os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target))
+            try:
                 writer = copy.fd
                 size = st.st_size
                 if size > _SMALL or self._clones or st.st_blocks * 512 < size:
@@ -117,6 +119,10 @@ class Copier:
                 if others or mode & self._unsure or not mode & 0o200:
                     os.fchmod(writer, mode)
                 os.utime(writer, ns=(st.st_atime_ns, st.st_mtime_ns))
+            finally:
+                copy.close()
+        finally:
+            original.close()
 
     def _copy_special(self, name: str, way: str, source: int, target: int) -> None:
         st = os.stat(name, dir_fd=source, follow_symlinks=False)
