@@ -17,6 +17,7 @@ import directories
 import events
 import handoff
 import imports
+import store_lock
 import tasks
 import uncontended
 from measure import Place, Row, Table
@@ -41,6 +42,7 @@ SECTIONS: dict[str, Section] = {
     "handoff": _everywhere(handoff.section),
     "contention": lambda quick, places: iter(contention.section(quick, places)),
     "events": lambda quick, places: iter([events.durable(quick, places[0])]),
+    "events-lock": store_lock.section,
     "events-processes": events.processes,
     "events-peers": lambda quick, places: iter([events.side_by_side(quick, places[0])]),
     "events-million": lambda quick, places: iter([events.million(quick, places[0])]),

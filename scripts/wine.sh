@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests/windows with a Windows CPython under wine. What it needs is put into .lab/wine, once.
+# Runs tests/windows with a Windows CPython under wine. What it needs is put into .lab/wine, once per version of this file.
 #
 #   scripts/wine.sh [arguments for pytest]
 #
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 lab=$PWD/.lab/wine
-packages=(pytest pytest-timeout pytest-randomly anyio colorama)
+packages=(pytest pytest-timeout pytest-randomly anyio colorama msgspec)
 
 cannot() {
     echo "$1"
@@ -54,7 +54,7 @@ P
 
 make_python() {
     local digits=${version/./} target=$lab/python-$version
-    [ -e "$target/ready" ] && return
+    [ "$target/ready" -nt scripts/wine.sh ] && return
     rm -rf "$target" "$lab/wheel"
     mkdir -p "$target/DLLs" "$lab/wheel"
     quietly "$python" -m pip download --no-deps --only-binary :all: --platform win_amd64 --python-version "$version" \
@@ -78,7 +78,7 @@ int wmain(int count, wchar_t **words) {
 C
     x86_64-w64-mingw32-gcc -O2 -municode -DLIBRARY="L\"python$digits.dll\"" "$lab/python.c" -o "$target/python.exe"
     quietly "$python" -m pip install --target "$target/Lib/site-packages" --platform win_amd64 \
-        --python-version "$version" --only-binary=:all: "${packages[@]}" || cannot "pip could not install pytest for it"
+        --python-version "$version" --only-binary=:all: "${packages[@]}" || cannot "pip could not install the packages of the tests"
     touch "$target/ready"
 }
 

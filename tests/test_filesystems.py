@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import subprocess
+import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from support import assert_nothing_left, begin_together
 
-from holdfast import AtomicDir, Lock, Semaphore, paths
+import holdfast
+from holdfast import AtomicDir, Lock, LockFile, Semaphore, paths, system
 
 # Making a file system may mean installing its tools first.
 pytestmark = [
@@ -329,3 +333,37 @@ def test_a_directory_is_replaced_as_a_whole(place):
     assert (room / "site" / "a").read_bytes() == b"2" + b"1" * 99_999
     assert sorted(os.listdir(room)) == ["site", "site.old-3"]
     shutil.rmtree(room)
+
+
+def test_an_open_lock_file_whose_attributes_are_gone_counts_as_removed(path, monkeypatch):
+    """On sshfs fstat fails with ENOENT for an open file that another machine has removed."""
+    real = system.fstat
+
+    def fstat(fd):
+        st = real(fd)
+        if st.st_nlink == 0 and stat.S_ISREG(st.st_mode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return st
+
+    def remove_after_opening(*arguments, **options):
+        fd = open_fd(*arguments, **options)
+        if arguments[1] == system.O_EXISTING and os.path.exists(path):
+            os.unlink(path)
+        return fd
+
+    open_fd = system.open_fd
+    monkeypatch.setattr(system, "fstat", fstat)
+    monkeypatch.setattr(system, "open_fd", remove_after_opening)
+    for use in (
+        lambda lock: lock.acquire(timeout=5).release(),
+        lambda lock: lock.try_acquire().release(),
+        lambda lock: lock.wait_until_free(timeout=5),
+        lambda lock: lock.clean(),
+    ):
+        Path(path).write_text(f"pid={os.getpid()}\ntimestamp={int(time.time())}\n")
+        use(LockFile(path, stale="old"))
+        assert not os.path.exists(path)
+    Path(path).write_text(f"pid={os.getpid()}\ntimestamp={int(time.time())}\n")
+    assert not LockFile(path).status().held
+    with pytest.raises(holdfast.NotLocked):
+        LockFile(path).break_()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from faces import Caller, eventually, in_thread, until_waiting
-from support import in_child, seconds_for, until, until_below
+from support import Child, in_child, seconds_for, until, until_below
 
 import holdfast
 from holdfast import Lock, LockFile, Semaphore, metrics, process, system
@@ -303,12 +303,13 @@ def test_a_file_left_by_root_for_a_queue_is_removed_by_who_comes_last(tmp_path):
         parent.chmod(parent.stat().st_mode | 0o111)
     path = str(room / "x")
     hold = Lock(path).acquire()
-    waiter = os.fork()
-    if not waiter:
+
+    def wait_as_nobody(_: object) -> None:
         os.setuid(65534)
         Lock(path).acquire().release()
-        os._exit(0)
+
+    waiter = Child(wait_as_nobody)
     until(lambda: os.path.exists(path + ".queue") and len(os.listdir(path + ".queue")) == 1)
     hold.release()
-    assert os.waitpid(waiter, 0)[1] == 0
+    assert waiter.end()[0] == 0
     assert os.listdir(room) == []

@@ -76,6 +76,11 @@ def test_in_the_guest(guest: dict[tuple[str, str], dict[str, Any]], mount: str, 
     assert found["outcome"] == "ok", found["outcome"]
 
 
+def test_the_guest_ended_without_an_error(guest: dict[tuple[str, str], dict[str, Any]], lab: Path) -> None:
+    found = guest.get(("", "exit status"))
+    assert found is not None and found["outcome"] == 0, (lab / "console.txt").read_text(errors="replace")[-5000:]
+
+
 ASK_BOTH_MOUNTS = """
 import fcntl, json, sys
 import holdfast
@@ -113,7 +118,7 @@ def on_two_mounts(code: str, tmp_path: Path) -> Any:
 
 
 LOCK_FILES_ON_BOTH_MOUNTS = """
-import json, os, signal, sys
+import json, os, signal, sys, time, traceback
 import holdfast
 
 def count(mount):
@@ -128,15 +133,20 @@ def child(work):
     if pid == 0:
         try:
             work()
-        finally:
-            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     return pid
+
+def join(*pids):
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert not any(codes), "a child has failed; its traceback is above"
 
 a, b = sys.argv[1:]
 with open(a + "/record", "w") as file:
     file.write("0")
-for pid in [child(lambda: count(mount)) for mount in (a, b, a)]:
-    os.waitpid(pid, 0)
+join(*[child(lambda: count(mount)) for mount in (a, b, a)])
 with open(a + "/record") as file:
     counted = int(file.read())
 
@@ -152,6 +162,10 @@ refused = lock.try_acquire() is None
 os.kill(holder, signal.SIGKILL)
 os.waitpid(holder, 0)
 lock.acquire(timeout=10).release()
+# FUSE hides a file that was removed while it was open, and removes it some time after it was closed.
+deadline = time.monotonic() + 60
+while any(name.startswith(".fuse_hidden") for name in os.listdir(a)) and time.monotonic() < deadline:
+    time.sleep(0.01)
 print(json.dumps([counted, refused, sorted(os.listdir(a))]))
 """
 

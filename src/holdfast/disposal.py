@@ -41,7 +41,7 @@ def remove_unused(gone: str) -> None:
         folder = OwnedFd(system.open_fd(gone, system.O_SYNCABLE_FOLDER))
     except (FileNotFoundError, NotADirectoryError):
         return
-    except PermissionError:
+    except (PermissionError, IsADirectoryError):  # the second on Windows, which opens no directory
         discard(gone)  # nobody could have a snapshot of it either
         return
     with folder:

@@ -229,7 +229,7 @@ def find_mount(table: str, device: int, path: str) -> Mount:
 
     A btrfs subvolume has a device number that is in no table, hence the second way. Later lines cover earlier ones.
     """
-    wanted = f"{device >> 8 & 0xFFF}:{device & 0xFF | device >> 12 & 0xFFF00}"
+    wanted = "{}:{}".format(*major_and_minor(device))
     path = os.path.realpath(path)
     best, best_rank = LOCAL, (False, -1)
     for line in table.splitlines():
@@ -246,6 +246,11 @@ def find_mount(table: str, device: int, path: str) -> Mount:
     return best
 
 
+def major_and_minor(device: int) -> tuple[int, int]:
+    """The two numbers of an `st_dev` of Linux. Windows has no os.major."""
+    return device >> 8 & 0xFFF, device & 0xFF | device >> 12 & 0xFFF00
+
+
 def mounts_in(*paths: str) -> list[str]:
     """Where something is mounted at a path or below it, also a part of the same file system, which no stat shows."""
     fields = [line.split(" ", 5) for line in system.mount_table().splitlines()]
@@ -260,6 +265,17 @@ def _unescape(field: str) -> str:
         return field
     head, *rest = field.split("\\")
     return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
+
+
+def check_no_parent_component(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None:
+    """Raise UnsafePath for a path as it was given that has a component '..': `absolute` resolves it on Windows."""
+    name = os.fsdecode(path)
+    components = os.path.splitdrive(name)[1].replace(_SEPARATORS[1], os.sep).split(os.sep)
+    if os.pardir in components:
+        raise UnsafePath(
+            f"{name}: a path with a component '..' may lead anywhere; give os.path.realpath of it",
+            path=name,
+        )
 
 
 def absolute(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:

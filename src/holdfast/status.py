@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from . import system
 from .owner import command_of, describe, sees_everybody
-from .paths import mount_at
+from .paths import major_and_minor, mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _place(fd: int, st: os.stat_result) -> tuple[str, int]:
         if words[:1] == [mount]:
             major, _, minor = words[2].partition(":")
             return f"{int(major):02x}:{int(minor):02x}", inode
-    return f"{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}", inode
+    return "{:02x}:{:02x}".format(*major_and_minor(st.st_dev)), inode
 
 
 def _locks_of(pid: int | str, place: tuple[str, int]) -> list[_Line] | None:
@@ -196,7 +196,7 @@ def _search(place: tuple[str, int], families: tuple[str, ...], first: int = 0) -
     """Who has a lock on a file, by asking every process."""
     found: list[Holder] = []
     seen: set[int] = set()
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+    for pid in system.list_pids():
         for line in _locks_of(pid, place) or ():
             # An exclusive lock that several processes have is one that was inherited.
             if _counts(line, families, first) and (line.shared or line.start not in seen):

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+from contextlib import suppress
 
 from . import system
 from .files import OwnedFd
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _KEPT = 32  # descriptors of directories: a process may not have many
@@ -71,9 +77,7 @@ class Descent:
 def sync(directory: str) -> None:
     """Make everything in a directory durable: files, and the directories that name them."""
     if not system.HAS_FOLDERS:
-        for folder, _, names in os.walk(directory):
-            for name in names:
-                _sync_file(os.path.join(folder, name))
+        _sync_by_paths(directory)
         return
     opened: list[tuple[str, int]] = []
     above, name = os.path.split(directory)
@@ -87,6 +91,40 @@ def sync(directory: str) -> None:
                 fd = place.go(way)
                 os.fchmod(fd, mode)
                 system.fsync(fd)
+
+
+def _writable_files(directory: str) -> Iterator[str]:
+    """Windows: the files of a tree, each writable for the moment: one that is not can be neither synced nor removed."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISREG(mode):
+                continue
+            if mode & stat.S_IWRITE:
+                yield path
+                continue
+            os.chmod(path, mode | stat.S_IWRITE)
+            try:
+                yield path
+            finally:
+                if os.path.lexists(path):
+                    os.chmod(path, mode)
+
+
+def _sync_by_paths(directory: str) -> None:
+    for path in _writable_files(directory):
+        with OwnedFd(system.open_fd(path, system.O_EXISTING)) as file:
+            system.fsync(file.fd)
+
+
+def _remove_by_paths(directory: str) -> None:
+    from shutil import rmtree
+
+    with suppress(FileNotFoundError):  # another process may be removing it, too
+        for path in _writable_files(directory):
+            system.unlink(path)
+        rmtree(directory)
 
 
 def _sync_folder(place: Descent, way: str, opened: list[tuple[str, int]]) -> list[str]:
@@ -168,9 +206,7 @@ def remove(directory: str) -> None:
     the system refuses to move a mount point, also one on the same device, before we are in it.
     """
     if not system.HAS_FOLDERS:
-        from shutil import rmtree
-
-        rmtree(directory)
+        _remove_by_paths(directory)
         return
     if _remove_empty(directory, None):
         return

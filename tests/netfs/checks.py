@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack
+from statistics import median
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -377,6 +378,17 @@ def events_are_appended_from_both_hosts(hosts: Hosts) -> dict[str, float]:
     return {"seconds for 240 appends": seconds}
 
 
+def appends_with_and_without_the_lock(hosts: Hosts) -> dict[str, float]:
+    """`SingleInstance_PerformanceNotDegraded` of store-lock.md: the figures of docs/benchmarks.md."""
+    bench = os.path.join(os.path.dirname(__file__), "../../bench")
+    hosts.a.do(f"import sys; sys.path.append({bench!r})")
+    found = hosts.a.do("__import__('store_lock').compare(path('lock'), 10, 20)", 5 * PATIENCE)
+    hosts.a.do("import shutil; shutil.rmtree(path('lock'))")
+    locked, bare = found.values()
+    ratio = median(one / other for one, other in zip(locked, bare, strict=True))
+    return {"with, ms": 1000 * median(locked), "without, ms": 1000 * median(bare), "ratio": ratio}
+
+
 def _end_tasks(hosts: Hosts) -> None:
     for peer in (hosts.a, hosts.a2, hosts.b, hosts.b2):
         peer.do("import gc; queue = task = None; gc.collect(); None")  # what is open cannot be removed
@@ -473,7 +485,7 @@ WITH_SERVER = (a_range_lock_on_the_server_excludes, a_lock_taken_on_the_server_i
 PLAN: dict[str, tuple[Callable[[Hosts], Any], ...]] = {
     "nfs4": (*BETWEEN_HOSTS, *WITH_SERVER),
     "nfs3": (*BETWEEN_HOSTS, *WITH_SERVER),
-    "cifs-nolease": (*BETWEEN_HOSTS, *WITH_SERVER),
+    "cifs-nolease": (*BETWEEN_HOSTS, *WITH_SERVER, appends_with_and_without_the_lock),
     # By default a client that is alone with a file keeps its locks to itself until another client comes. In 4 of 14
     # runs of `nothing_is_lost…`, on a busy machine, an unlock failed with EIO; in none of 20 with nolease.
     "cifs": (the_mount_is_refused,),

@@ -106,3 +106,5 @@ for host in a b; do
 done
 
 cd "$checkout/tests" && "$python" -W error -m netfs.checks ${mounts//,/ } >/dev/ttyS1
+status=$?
+echo "{\"mount\": \"\", \"check\": \"exit status\", \"outcome\": $status}" >/dev/ttyS1

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
     from peers import Peer
 
+if sys.platform == "win32":
+    from peers import avoid_what_wine_lacks
+
+    avoid_what_wine_lacks()
+
 collect_ignore_glob = [] if sys.platform == "win32" else ["test_*.py"]
 
 

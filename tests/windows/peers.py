@@ -83,7 +83,8 @@ class Peer:
 
     def rest(self) -> None:
         self.use()
-        assert self.complaints() == ""
+        complaints = self.complaints()
+        assert complaints == "", complaints
 
     def complaints(self) -> str:
         self._errors.seek(0)
@@ -100,7 +101,8 @@ class Peer:
                 self.kill()
             self.process.stdin.close()
             self.process.wait()
-            assert self.complaints() == ""
+            complaints = self.complaints()
+            assert complaints == "", complaints
             assert self._killed or self.process.returncode == 0
         finally:
             self.process.stdout.close()
@@ -123,6 +125,14 @@ _kernel32.CreateFileW.argtypes = (
     wintypes.HANDLE,
 )
 _kernel32.CloseHandle.argtypes = (wintypes.HANDLE,)
+
+
+def avoid_what_wine_lacks() -> None:
+    """Wine 8 has no CopyFile2, which shutil.copy2 calls wherever Python names it."""
+    import _winapi
+
+    if hasattr(_winapi, "CopyFile2") and hasattr(ctypes.WinDLL("ntdll"), "wine_get_version"):
+        del _winapi.CopyFile2
 
 
 def open_sharing(path: str, share: int) -> int:
@@ -186,6 +196,7 @@ def _serve() -> None:
             _say({"waiting": True})
         time.sleep(seconds)
 
+    avoid_what_wine_lacks()
     holdfast.wait.sleep = holdfast.system.windows.sleep = pause
     public = {name: getattr(holdfast, name) for name in holdfast.__all__}
     names: dict[str, Any] = {}
@@ -195,7 +206,7 @@ def _serve() -> None:
         try:
             if isinstance(message, dict):
                 names = {**globals(), **public, **message}
-                reply = {"value": f"{len(holdfast.gate.book.holds) or 'nothing'} held"}
+                reply = {"value": f"{len(holdfast.process.registry.holds) or 'nothing'} held"}
             else:
                 reply = {"value": _run(message, names)}
         except BaseException as error:

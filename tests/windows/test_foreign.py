@@ -9,7 +9,7 @@ import pytest
 from peers import ALL, LOCK_VIOLATION, NONE, SHARING_VIOLATION, close_handle, lock_whole_file, open_sharing
 
 import holdfast
-from holdfast import Lock, Semaphore, gate
+from holdfast import Lock, Semaphore, process
 from holdfast.locks import inode, semaphore
 from holdfast.system import windows
 
@@ -40,7 +40,7 @@ def test_another_programs_lock_is_busy_to_us(path, foreigner, make):
         make(path).acquire(timeout=0.2)
     assert time.monotonic() - began >= 0.2
     assert make(path).status().held
-    assert not gate.book.open_fds and not windows._locked
+    assert not process.registry.descriptors and not windows._locked
     foreigner.do("close_handle(handle)")
     make(path).acquire(timeout=0).release()
     assert not os.path.exists(path)

@@ -95,3 +95,16 @@ def test_fence_and_heartbeat(path):
     with lock as hold:
         assert hold.token > first
     assert os.listdir(os.path.dirname(path)) == ["x.lock.fence"]
+
+
+@pytest.mark.parametrize("name", [r"sub\..\..\x.lock", "sub/../../x.lock", r"..\x.lock", r"C:..\x.lock"])
+def test_a_path_that_climbs_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (name, os.path.join(tmp_path, name)):
+        with pytest.raises(holdfast.UnsafePath):
+            LockFile(path)
+
+
+def test_a_name_with_dots_in_it_is_fine(tmp_path):
+    with LockFile(tmp_path / "a..b.lock", timeout=0):
+        assert os.listdir(tmp_path) == ["a..b.lock"]

@@ -256,3 +256,52 @@ def test_content_that_another_program_has_locked_is_busy(two, monkeypatch):
     monkeypatch.setattr(windows.os, "read", refuse)
     with pytest.raises(BlockingIOError):
         windows.read(two[0], 16)
+
+
+def test_threads_can_read_and_write_one_descriptor_at_different_places(path):
+    """POSIX has pread for that. With a seek before each read, one thread reads where another one has seeked to."""
+    from threading import Thread
+
+    fd = windows.open_fd(path, windows.O_LOCK)
+    places = [index * 16 for index in range(4)]
+    wrong = []
+
+    def work(place):
+        for number in range(300):
+            text = b"%4d%12d" % (place, number)
+            windows.pwrite(fd, text, place)
+            found = windows.pread(fd, 16, place)
+            if found != text:
+                wrong.append((place, text, found))
+
+    threads = [Thread(target=work, args=(place,)) for place in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert windows.pread(fd, 16, 1000) == b""
+    assert len(windows.pread(fd, 1000, 0)) == 64
+    windows.close(fd)
+
+
+def test_a_byte_is_locked_and_unlocked_by_its_position(two):
+    mine, other = two
+    assert windows.lock_byte(mine, 1 << 40) and windows.lock_byte(mine, 5)
+    assert not windows.lock_byte(other, 5) and windows.lock_byte(other, 6)
+    windows.unlock_byte(mine, 5)
+    assert windows.lock_byte(other, 5)
+    assert not windows.lock_byte(other, 1 << 40)
+
+
+def test_a_rename_to_a_new_name_replaces_nothing(path, tmp_path):
+    other = str(tmp_path / "other")
+    for name in (path, other):
+        with open(name, "w") as file:
+            file.write(name)
+    with pytest.raises(FileExistsError):
+        windows.rename_new(path, other)
+    with open(other) as file:
+        assert file.read() == other
+    windows.rename_new(path, path + "2")
+    assert sorted(os.listdir(tmp_path)) == ["other", "x.lock2"]

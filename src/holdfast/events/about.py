@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from zlib import crc32
 
 import msgspec
@@ -87,7 +88,8 @@ def _make(path: str, mode: int) -> None:
     except FileExistsError:
         pass  # another process was quicker
     finally:
-        system.unlink(private)
+        with suppress(FileNotFoundError):  # on Windows a link is a move, which has used the name up
+            system.unlink(private)
     for folder in (path, *made):
         log.sync_folder(folder)
 

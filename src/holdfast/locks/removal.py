@@ -21,9 +21,9 @@ import time
 from time import sleep
 
 from .. import record, system
-from ..errors import NotALockFile, NotLocked, NotOwner, UnsafePath
+from ..errors import NotALockFile, NotLocked, NotOwner
 from ..files import OwnedFd
-from ..paths import cannot_be_swapped, mount_at
+from ..paths import cannot_be_swapped, check_no_parent_component, mount_at
 from . import base, tokens
 from .judge import POLICIES, judge
 from .publish import Place, private_files
@@ -66,12 +66,8 @@ class FileLock(QueuedLock[HoldType]):
         stale: Policy,
         stale_after: float | None,
     ) -> None:
+        check_no_parent_component(path)
         QueuedLock.__init__(self, path, "file", timeout, fair, mode)
-        if ".." in self.path.split(os.sep):
-            raise UnsafePath(
-                f"{self.path}: a path with a component '..' may lead anywhere; give os.path.realpath of it",
-                path=self.path,
-            )
         if stale not in POLICIES:
             raise ValueError(f"stale is one of {', '.join(POLICIES)}, not {stale!r}")
         if stale_after is not None and (not isinstance(stale_after, int | float) or not stale_after >= 0):
@@ -132,9 +128,12 @@ class FileLock(QueuedLock[HoldType]):
     # Judging it.
 
     def _judge(self, fd: int) -> Judgement:
-        if system.fstat(fd).st_mode >> 12 != _REGULAR:
-            raise self._not_a_lock_file()
-        judgement = judge(fd, self._file, self.format, self.stale, self.stale_after)
+        try:
+            if system.fstat(fd).st_mode >> 12 != _REGULAR:
+                raise self._not_a_lock_file()
+            judgement = judge(fd, self._file, self.format, self.stale, self.stale_after)
+        except FileNotFoundError:
+            raise Removed from None
         if judgement.record is not None and judgement.record.token is not None:
             tokens.note(self._file, judgement.record.token)
         return judgement
@@ -148,8 +147,8 @@ class FileLock(QueuedLock[HoldType]):
 
     def _is_at(self, place: Place, fd: int, st: os.stat_result | None = None) -> bool:
         """Is the open file the one that has the name?"""
-        st = st or system.fstat(fd)
         try:
+            st = st or system.fstat(fd)
             named = system.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
         except FileNotFoundError:
             return False
@@ -332,6 +331,10 @@ class FileLock(QueuedLock[HoldType]):
 
 class IsLink(Exception):
     """The name is a symlink: to be resolved, then begun again."""
+
+
+class Removed(IsLink):
+    """The open file was removed: sshfs has no attributes of it any more. To be begun again, as with a link."""
 
 
 def _is_locked(fd: int) -> bool:

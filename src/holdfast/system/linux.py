@@ -186,13 +186,11 @@ def _sync_file_system(path: str) -> None:
 sync_file_system = _sync_file_system
 
 
-def clone(reader: int, writer: int) -> None:
-    """Let a new file share the blocks of another one, until either is written to."""
+def clone(reader: int, writer: int) -> None:  # type: ignore[no-redef]
     ioctl(writer, _FICLONE, reader)
 
 
-def read_text(path: str) -> str:
-    """The text of a file of /proc, or nothing where it is gone or not ours to read."""
+def read_text(path: str) -> str:  # type: ignore[no-redef]
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read().decode(errors="surrogateescape")
@@ -200,5 +198,9 @@ def read_text(path: str) -> str:
         return ""
 
 
-def mount_table() -> str:
+def list_pids() -> list[int]:  # type: ignore[no-redef]
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def mount_table() -> str:  # type: ignore[no-redef]
     return read_text("/proc/self/mountinfo")

@@ -31,6 +31,9 @@ HAS_FIFOS = False
 _NOTE_FUNLOCK = 0x100  # <sys/event.h>; Python does not name it. Posted on unlock, and by close and death with it
 _EVENTS = select.KQ_NOTE_DELETE | select.KQ_NOTE_RENAME | select.KQ_NOTE_LINK | _NOTE_FUNLOCK
 
+WATCH_WRITING = select.KQ_NOTE_WRITE | select.KQ_NOTE_EXTEND | select.KQ_NOTE_ATTRIB  # a file is written to
+WATCH_CLOSING = select.KQ_NOTE_WRITE  # names come to a directory and go; kqueue does not report that a file is closed
+
 
 def lock(fd: int, op: int) -> None:  # type: ignore[no-redef]
     try:
@@ -85,12 +88,3 @@ class Watch:
     def close(self, *, reuse: bool = False) -> None:
         self._queue.close()
         self._close_file()
-
-
-def read_text(path: str) -> str:
-    """There is no /proc here."""
-    return ""
-
-
-def mount_table() -> str:
-    return ""

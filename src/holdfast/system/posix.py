@@ -19,6 +19,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
 EX, SH, NB, UN = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB, fcntl.LOCK_UN
 EX_NB, SH_NB = EX | NB, SH | NB
@@ -35,6 +36,12 @@ O_SYNCABLE_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Without it, a directory opened for writing: EISDIR, as where the file system does not know it.
 O_TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", os.O_DIRECTORY)
 
+
+def _unsupported(path: str, *_: object, **__: object) -> NoReturn:
+    """Stands in for a system call that this Python does not have."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+
+
 open_fd = os.open
 close = os.close
 fstat = os.fstat
@@ -44,8 +51,8 @@ access = os.access
 listdir = os.listdir
 mkdir = os.mkdir
 rmdir = os.rmdir
-mkfifo = os.mkfifo
-link = os.link
+mkfifo = getattr(os, "mkfifo", _unsupported)
+link = getattr(os, "link", _unsupported)  # Python on Android has none
 rename = os.rename
 read = os.read
 write = os.write
@@ -55,11 +62,10 @@ fsync = os.fsync
 fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has none
 ftruncate = os.ftruncate
 fchmod = os.fchmod
-touch = os.utime
 sync_file_system: Callable[[str], None] | None = None  # all at once, where that can be asked for
 lock = fcntl.flock
 
-HAS_FIFOS = True
+HAS_FIFOS = hasattr(os, "mkfifo")
 HAS_FOLDERS = True  # directories can be opened, and worked from
 
 RANGE_START, RANGE_LENGTH = 0, 1 << 62
@@ -69,9 +75,9 @@ FIRST_SLOT = (1 << 62) + 16
 
 _KINDS = {SH: fcntl.F_RDLCK, EX: fcntl.F_WRLCK, UN: fcntl.F_UNLCK}
 
+# F_OFD_SETLK, F_OFD_SETLKW and F_OFD_GETLK, as numbers: not every Python names them.
 if sys.platform == "darwin":
-    # Python does not name these on macOS; the numbers are those of <sys/fcntl.h>.
-    _SETLK, _SETLKW, _GETLK = 90, 91, 92
+    _SETLK, _SETLKW, _GETLK = 90, 91, 92  # <sys/fcntl.h>
     _STRUCT = struct.Struct("qqihh")
 
     def _pack(kind: int, start: int, length: int) -> bytes:
@@ -81,7 +87,7 @@ if sys.platform == "darwin":
         start, length, _, kind, _ = _STRUCT.unpack(answer)
         return kind, start, length
 else:
-    _SETLK, _SETLKW, _GETLK = fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW, fcntl.F_OFD_GETLK
+    _SETLK, _SETLKW, _GETLK = 37, 38, 36  # <asm-generic/fcntl.h>, the same on every processor
     _STRUCT = struct.Struct("hhqqi")
 
     def _pack(kind: int, start: int, length: int) -> bytes:
@@ -162,10 +168,15 @@ def liveness_locked(fd: int) -> bool:
     return kind != fcntl.F_UNLCK
 
 
+def touch(path: str | int) -> None:
+    """Set the times of a file, given by its name or its descriptor, to now."""
+    os.utime(path)
+
+
 def link_open_file(fd: int, folder: int | None, name: str) -> None:
     """Give a name to a file that has none."""
     # Any descriptor will do for the source, whose path is absolute; with none, Python does not follow the link.
-    os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
+    link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
 
 
 def exchange(one: str, other: str, folder: int | None) -> None:
@@ -176,6 +187,11 @@ def exchange(one: str, other: str, folder: int | None) -> None:
 def rename_new(one: str, other: str) -> None:
     """Rename, and fail with FileExistsError where the name is taken."""
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), one)
+
+
+def clone(reader: int, writer: int) -> None:
+    """Let a new file share the blocks of another one, until either is written to."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
 def generation(fd: int) -> int:
@@ -194,6 +210,21 @@ def name_of_open(fd: int) -> str:
 def is_removed(fd: int) -> bool:
     """Has the file no name any more?"""
     return fstat(fd).st_nlink == 0
+
+
+def read_text(path: str) -> str:
+    """The text of a file of /proc; empty where the file is gone, may not be read, or there is no /proc."""
+    return ""
+
+
+def list_pids() -> list[int]:
+    """The processes that /proc shows; empty where there is no /proc."""
+    return []
+
+
+def mount_table() -> str:
+    """The mount table as Linux writes it; empty where there is none."""
+    return ""
 
 
 def process_exists(pid: int) -> bool:

@@ -29,6 +29,10 @@ from time import sleep
 
 assert sys.platform == "win32"
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SH, EX, NB, UN = 1, 2, 4, 8
 EX_NB, SH_NB = EX | NB, SH | NB
 
@@ -74,6 +78,7 @@ _DISPOSITION, _DISPOSITION_EX = 4, 21
 _DELETE_WITH_POSIX_SEMANTICS = 3
 
 _ACCESS_DENIED, _SHARING_VIOLATION = 5, 32
+_END_OF_FILE = 38
 _BUSY = (33, 997)  # ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
 _STATUS_DELETE_PENDING = 0xC0000056
 _QUERY_LIMITED_INFORMATION, _STILL_ACTIVE = 0x1000, 259
@@ -104,6 +109,8 @@ _kernel32.CreateFileW.argtypes = (wintypes.LPCWSTR, _DWORD, _DWORD, _POINTER, _D
 _kernel32.CloseHandle.argtypes = (_HANDLE,)
 _kernel32.LockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _DWORD, _POINTER)
 _kernel32.UnlockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _POINTER)
+_kernel32.ReadFile.argtypes = (_HANDLE, _POINTER, _DWORD, _POINTER, _POINTER)
+_kernel32.WriteFile.argtypes = (_HANDLE, _POINTER, _DWORD, _POINTER, _POINTER)
 _kernel32.SetFileInformationByHandle.argtypes = (_HANDLE, ctypes.c_int, _POINTER, _DWORD)
 _kernel32.GetSystemTimeAsFileTime.argtypes = (_POINTER,)
 _kernel32.SetFileTime.argtypes = (_HANDLE, _POINTER, _POINTER, _POINTER)
@@ -194,29 +201,43 @@ def unlink(path: str, *, dir_fd: None = None) -> None:
         _kernel32.CloseHandle(handle)
 
 
-def read(fd: int, size: int) -> bytes:
+def read(fd: int, length: int) -> bytes:
     try:
-        return os.read(fd, size)
+        return os.read(fd, length)
     except PermissionError:
         raise _busy("another program has the content locked") from None
 
 
-def touch(fd: int) -> None:
-    """Set the times to now. os.utime takes no descriptor here."""
+def touch(path: str | int) -> None:
+    """Set the times of a file, given by its name or its descriptor, to now. os.utime takes no descriptor here."""
+    if isinstance(path, str):
+        os.utime(path)
+        return
     now = wintypes.FILETIME()
     _kernel32.GetSystemTimeAsFileTime(ctypes.byref(now))
-    if not _kernel32.SetFileTime(msvcrt.get_osfhandle(fd), None, ctypes.byref(now), ctypes.byref(now)):
+    if not _kernel32.SetFileTime(msvcrt.get_osfhandle(path), None, ctypes.byref(now), ctypes.byref(now)):
         raise _error(ctypes.get_last_error())
 
 
-def pread(fd: int, size: int, start: int) -> bytes:
-    os.lseek(fd, start, os.SEEK_SET)
-    return read(fd, size)
+def _transfer(call: Callable[..., int], fd: int, buffer: ctypes.Array[ctypes.c_char], length: int, offset: int) -> int:
+    """Read or write at a position in one call: with a seek before it, threads would read and write anywhere."""
+    done = _DWORD()
+    if call(msvcrt.get_osfhandle(fd), buffer, length, ctypes.byref(done), _overlapped(offset)):
+        return done.value
+    code = ctypes.get_last_error()
+    if code == _END_OF_FILE:
+        return 0
+    raise _busy("another program has the content locked") if code in _BUSY else _error(code)
 
 
-def pwrite(fd: int, content: bytes, start: int) -> int:
-    os.lseek(fd, start, os.SEEK_SET)
-    return os.write(fd, content)
+def pread(fd: int, length: int, offset: int) -> bytes:
+    buffer = ctypes.create_string_buffer(length)
+    done = _transfer(_kernel32.ReadFile, fd, buffer, length, offset)
+    return buffer.raw[:done]
+
+
+def pwrite(fd: int, buffer: bytes, offset: int) -> int:
+    return _transfer(_kernel32.WriteFile, fd, ctypes.create_string_buffer(buffer, len(buffer)), len(buffer), offset)
 
 
 def fchmod(fd: int, mode: int) -> None:
@@ -224,24 +245,29 @@ def fchmod(fd: int, mode: int) -> None:
 
 
 def link(
-    private: str,
-    name: str,
+    src: str,
+    dst: str,
     *,
     src_dir_fd: None = None,
     dst_dir_fd: None = None,
-    follow_symlinks: bool = False,
+    follow_symlinks: bool = True,
 ) -> None:
-    """Give a whole file the name that all look at, unless it is taken: a move that does not replace."""
+    """Publish a whole file under a name that must be free. Here that is a move, so `src` is gone afterwards."""
+    rename_new(src, dst)
+
+
+def rename_new(one: str, other: str) -> None:
+    """Rename, and fail with FileExistsError where the name is taken."""
     try:
-        os.rename(private, name)
+        os.rename(one, other)
     except PermissionError:
-        if not os.path.lexists(name):
+        if not os.path.lexists(other):
             raise
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from None
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other) from None
 
 
-def rename(private: str, name: str, *, src_dir_fd: None = None, dst_dir_fd: None = None) -> None:
-    os.replace(private, name)
+def rename(src: str, dst: str, *, src_dir_fd: None = None, dst_dir_fd: None = None) -> None:
+    os.replace(src, dst)
 
 
 def link_open_file(fd: int, folder: int | None, name: str) -> None:
@@ -250,6 +276,10 @@ def link_open_file(fd: int, folder: int | None, name: str) -> None:
 
 def exchange(one: str, other: str, folder: int | None) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), one)
+
+
+def clone(reader: int, writer: int) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
 def process_exists(pid: int) -> bool:
@@ -263,7 +293,7 @@ def process_exists(pid: int) -> bool:
         _kernel32.CloseHandle(handle)
 
 
-def mkfifo(path: str, mode: int = 0o666) -> None:
+def mkfifo(path: str, mode: int = 0o666, *, dir_fd: None = None) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
 
 
@@ -420,6 +450,14 @@ def unlock_slots(fd: int, slots: int) -> None:
     _range(fd, UN, _SLOT, FIRST_SLOT, slots)
 
 
+def lock_byte(fd: int, at: int) -> bool:
+    return _try_range(fd, f"byte {at}", at, 1)
+
+
+def unlock_byte(fd: int, at: int) -> None:
+    _range(fd, UN, f"byte {at}", at, 1)
+
+
 WATCH_WRITING = WATCH_CLOSING = 0
 
 
@@ -442,6 +480,10 @@ class Watch:
 def read_text(path: str) -> str:
     """There is no /proc here."""
     return ""
+
+
+def list_pids() -> list[int]:
+    return []
 
 
 def mount_table() -> str:
