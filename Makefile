@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test test-all lint format bench clean
+.PHONY: demo test test-all test-optimised lint format bench clean
 
 $(VENV)/ready: pyproject.toml scripts/groups.py
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,10 @@ test: lint
 
 test-all: lint
 	$(RUN) -m pytest
+
+# The package and all programs that the tests start run as with `python -O`. pytest does not: its tests are asserts.
+test-optimised: $(VENV)/ready
+	PYTHONPATH=tests $(RUN) -m pytest -m "not slow" -p optimised
 
 format: $(VENV)/ready
 	$(RUN) -m ruff check --fix-only .

@@ -172,6 +172,38 @@ def until(condition: Any, seconds: float = PATIENCE) -> None:
         time.sleep(0.001)
 
 
+def until_below(limit: float, measure: Any, seconds: float = PATIENCE) -> None:
+    """Measure until a result is below the limit. Under load some are not; where the code waits in vain, none is."""
+    deadline = time.monotonic() + seconds
+    while (result := measure()) >= limit:
+        assert time.monotonic() < deadline, f"never below {limit:g}; the last one was {result:g}"
+
+
+def seconds_for(work: Any) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+class LoopClock:
+    """The clock of the running asyncio loop. A test puts it forward, so that a timeout ends when the test says so."""
+
+    def __init__(self) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        real, self._ahead = loop.time, 0.0
+        loop.time = lambda: real() + self._ahead  # type: ignore[method-assign]
+
+    async def forward(self, seconds: float) -> None:
+        """And let the loop run until the timeout has arrived where it is waited for."""
+        import asyncio
+
+        self._ahead += seconds
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
 async def auntil(condition: Any, seconds: float = PATIENCE) -> None:
     """The same for a task."""
     import anyio
@@ -447,11 +479,11 @@ def serve(names: dict[str, Any]) -> None:
 
 
 def run(code: str, names: dict[str, Any]) -> Any:
-    """The value of an expression; None for statements."""
+    """The value of an expression; None for statements. Its asserts count also where the package runs without them."""
     try:
         compiled = compile(code, "<peer>", "eval")
     except SyntaxError:
-        exec(compile(code, "<peer>", "exec"), names)
+        exec(compile(code, "<peer>", "exec", optimize=0), names)
         return None
     return eval(compiled, names)
 

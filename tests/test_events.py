@@ -921,7 +921,7 @@ def test_a_timeout_says_what_is_in_the_way(shop: Path, start_peer: Callable[...,
     began = time.monotonic()
     with pytest.raises(holdfast.Timeout) as caught:
         store.append(orders(2))
-    assert 0.19 < time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.2
     for part in (str(shop / ".store.lock"), "0.2 s", f"pid {peer.pid}", "lock_timeout"):
         assert part in str(caught.value)
     peer.do("hold.release()")
@@ -939,14 +939,17 @@ def test_the_lock_is_there_only_while_it_appends(shop: Path) -> None:
 
 
 def test_threads_share_a_sync(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one syncs until the others wait behind it. One of them then leads, for all."""
     store = EventStore(shop)
     store.append(orders(0))
-    syncs = [0]
+    syncs = []
+    at_sync, go_on = threading.Event(), threading.Event()
     real = system.fdatasync
 
     def slow(fd: int) -> None:
-        syncs[0] += 1
-        time.sleep(0.02)
+        syncs.append(fd)
+        at_sync.set()
+        assert go_on.wait(30)
         real(fd)
 
     monkeypatch.setattr(system, "fdatasync", slow)
@@ -961,12 +964,16 @@ def test_threads_share_a_sync(shop: Path, monkeypatch: pytest.MonkeyPatch) -> No
         except ConditionFailed:
             errors.append(number)
 
-    threads = [threading.Thread(target=add, args=(n,)) for n in range(1, 20)]
-    for thread in threads:
+    first, *others = threads = [threading.Thread(target=add, args=(n,)) for n in range(1, 20)]
+    first.start()
+    assert at_sync.wait(30)
+    for thread in others:
         thread.start()
+    until(lambda: len(store._committer.queue) == len(others))
+    go_on.set()
     for thread in threads:
         thread.join()
-    assert syncs[0] < 10
+    assert len(syncs) == 2
     found = {event.data["id"]: event.position for event in store.read(after=1)}
     assert found == results, "each got its own answer"
     assert sorted([*results, *errors]) == list(range(1, 20))

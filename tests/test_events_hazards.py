@@ -13,13 +13,14 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 import pytest
-from support import Child, in_child, survives, until
+from support import Child, LoopClock, in_child, survives, until
 
 import holdfast
 from holdfast import CorruptStore, Lock, system
@@ -416,26 +417,37 @@ def test_asyncios_own_timeouts_when_it_is_too_late(shop: Path, syncs: Syncs, mon
     store = EventStore(shop)
     store.append(Event("base"))
 
-    at_sync = threading.Event()
+    at_sync, go_on = threading.Event(), threading.Event()
 
     def slow(fd: int) -> None:
         at_sync.set()
-        time.sleep(0.1)
+        assert go_on.wait(30)
         syncs.real(fd)
 
     monkeypatch.setattr(system, "fdatasync", slow)
 
+    async def append_within_a_minute() -> int:
+        async with asyncio.timeout(60):
+            return await store.aappend(Event("T"))
+
     async def work() -> None:
-        assert await asyncio.wait_for(store.aappend(Event("T")), 0.02) == 2
-        at_sync.clear()
-        task = asyncio.create_task(store.aappend(Event("T")))
-        assert await asyncio.to_thread(at_sync.wait, 30)
-        task.cancel()
-        assert await task == 3
+        clock = LoopClock()
+
+        async def too_late(append: Any, stop: Callable[[asyncio.Task[int]], Any]) -> int:
+            at_sync.clear()
+            go_on.clear()
+            task = asyncio.create_task(append)
+            assert await asyncio.to_thread(at_sync.wait, 30)
+            stop(task)
+            await clock.forward(120)
+            assert not task.done()
+            go_on.set()
+            return await task
+
+        assert await too_late(asyncio.wait_for(store.aappend(Event("T")), 60), lambda task: None) == 2
+        assert await too_late(store.aappend(Event("T")), lambda task: task.cancel()) == 3
         if sys.version_info >= (3, 11):
-            async with asyncio.timeout(0.02):
-                assert await store.aappend(Event("T")) == 4
-            await asyncio.sleep(0.01)
+            assert await too_late(append_within_a_minute(), lambda task: None) == 4
 
     asyncio.run(work())
     assert store.head() in (3, 4)
@@ -554,7 +566,7 @@ def test_verify_beside_writers(shop: Path) -> None:
 def test_a_follower_begins_behind_the_end(shop: Path) -> None:
     store = EventStore(shop)
     store.append(Event("T"))
-    following = Thread("follows", lambda: [event.position for event in store.follow(after=3, timeout=0.4)])
+    following = Thread("follows", lambda: [event.position for event in islice(store.follow(after=3), 2)])
     for _ in range(4):
         store.append(Event("T"))
     assert following.outcome() == [4, 5]
@@ -915,7 +927,9 @@ def locked_by_somebody(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("rolls", [False, True])
-def test_somebody_was_stopped_while_it_wrote_into_the_ledger(rolls: bool, shop: Path) -> None:
+def test_somebody_was_stopped_while_it_wrote_into_the_ledger(
+    rolls: bool, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, other, waiting = (EventStore(shop, segment_size=1 if rolls else 1 << 20) for _ in range(3))
     store.append(Event("a"))
     assert other.append(Event("b")) == 2
@@ -923,17 +937,14 @@ def test_somebody_was_stopped_while_it_wrote_into_the_ledger(rolls: bool, shop: 
     follower = Thread("follower", lambda: [next(live).type, next(live).type])
     with locked_by_somebody(shop / "ledger"):
         beside = Thread("other", lambda: other.append(Event("x")))
-        began = time.monotonic()
         store.append(Event("x"))
-        assert time.monotonic() - began < 10
         beside.outcome()
-        began = time.monotonic()
+        monkeypatch.setattr(ledger_module, "_PATIENCE", 600.0)  # it is waited for once, not each time
         ledger = store._committer.disk._ledger
         assert ledger is not None and ledger.sleeps()
         assert store.append(Event("y")) == 5
         assert not ledger._cells[ledger_module._SLEEPERS], "whoever sleeps was woken"
         assert other.append(Event("z")) == 6
-        assert time.monotonic() - began < 1, "it is waited for once, not each time"
         store.close()
         assert [event.type for event in EventStore(shop).read()][-1] == "z"
     assert follower.outcome() == ["x", "x"]
@@ -953,15 +964,14 @@ def test_somebody_was_stopped_in_the_ledger_and_the_disk_is_broken(shop: Path, s
     assert store.append(Event("c")) == 2 and seen(shop) == ["a", "c"]
 
 
-def test_somebody_was_stopped_while_it_had_the_turn_to_sync(shop: Path) -> None:
+def test_somebody_was_stopped_while_it_had_the_turn_to_sync(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = EventStore(shop)
     store.append(Event("a"))
     with locked_by_somebody(shop / "events" / "0000000001.jsonl"):
         store.append(Event("b"))
-        began = time.monotonic()
+        monkeypatch.setattr(disk_module, "_PATIENCE", 600.0)  # it is waited for once, not each time
         for _ in range(10):
             store.append(Event("c"))
-        assert time.monotonic() - began < 1, "it is waited for once, not each time"
     assert store.append(Event("d")) == 13 and store._view.tail.turn_is_moving
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from support import Child
+from support import Child, until_below
 
 import holdfast
 from holdfast import Lock
@@ -36,10 +36,15 @@ def test_acquires_the_lock_when_nobody_holds_it(shop: Path) -> None:
 def test_fails_while_another_holds_it(timeout: float, shop: Path) -> None:
     store = EventStore(shop, lock_timeout=timeout)
     with Lock(shop / ".store.lock", keep=True):
-        began = time.monotonic()
-        (error,) = together([lambda: store.append(Event("T"))])  # by this very thread it would be a deadlock
-        assert isinstance(error, holdfast.Timeout)
-        assert timeout <= time.monotonic() - began < timeout + 0.5 + 1.0  # and how long a busy machine may take
+
+        def wait_in_vain() -> float:
+            began = time.monotonic()
+            (error,) = together([lambda: store.append(Event("T"))])  # by this very thread it would be a deadlock
+            assert isinstance(error, holdfast.Timeout)
+            assert time.monotonic() - began >= timeout
+            return time.monotonic() - began
+
+        until_below(timeout + 0.5, wait_in_vain)
     assert store.append(Event("T")) == 1
 
 
@@ -124,24 +129,26 @@ def test_two_instances_decide_at_once(shop: Path) -> None:
 
 
 def test_twelve_writers(shop: Path) -> None:
-    """Each gets its part, and none waits long, let alone for its timeout."""
+    """Each appends until all have their part. If one starved, the others would go on until it times out."""
     EventStore(shop)
-    deadline = time.monotonic() + 3
+    part = 50
 
-    def write(say: Callable[[str], None]) -> None:
-        store = EventStore(shop, lock_timeout=5)
-        count, longest = 0, 0.0
-        while time.monotonic() < deadline:
-            began = time.monotonic()
-            store.append(Event("T", count))
-            longest = max(longest, time.monotonic() - began)
-            count += 1
-        say(f"{count} {longest}")
+    def write(name: int) -> Callable[[Callable[[str], None]], None]:
+        def run(say: Callable[[str], None]) -> None:
+            store = EventStore(shop, lock_timeout=30)
+            left, seen, count = dict.fromkeys(range(12), part), 0, 0
+            while any(number > 0 for number in left.values()):
+                store.append(Event("T", name))
+                count += 1
+                reading = store.read(after=seen)
+                for event in reading:
+                    left[event.data] -= 1
+                seen = reading.head
+            say(str(count))
 
-    ends = [child.end() for child in [Child(write) for _ in range(12)]]
+        return run
+
+    ends = [child.end() for child in [Child(write(name)) for name in range(12)]]
     assert [code for code, _ in ends] == [0] * 12
-    found = [line.split() for _, lines in ends for line in lines]
-    counts = [int(count) for count, _ in found]
-    assert len(counts) == 12 and min(counts) > 0.3 * sum(counts) / 12, counts
-    assert max(float(longest) for _, longest in found) < 2.5
-    assert EventStore(shop).head() == sum(counts)
+    counts = [int(count) for _, lines in ends for count in lines]
+    assert min(counts) >= part and EventStore(shop).head() == sum(counts)

@@ -276,10 +276,11 @@ def test_nothing_is_lost_when_everybody_only_tries(path, record, fair):
 
 @pytest.mark.parametrize("keep", [False, True], ids=["ephemeral", "kept"])
 def test_nothing_is_lost_when_anybody_is_killed_anywhere(path, record, keep):
-    outcome = carry_out(Plan(path, record, acquisitions=5_000, keep=keep, kills="anywhere"))
-
-    check(outcome)
-    assert outcome.killed > 100
+    killed = 0
+    while killed <= 100:  # where the parent gets little of the processor it kills few
+        outcome = carry_out(Plan(path, record, acquisitions=5_000, keep=keep, kills="anywhere"))
+        check(outcome)
+        killed += outcome.killed
     with Lock(path, timeout=10):  # some waiters died and left their tickets: the next one clears up
         pass
     assert_nothing_left(path)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Child, all_in_children, claim_all, claimed, die_before_call, in_child, survives
+from support import Child, all_in_children, claim_all, claimed, die_before_call, in_child, survives, until
 
 from holdfast import LockLost, NotLocked, owner, system
 from holdfast.tasks import (
@@ -34,6 +34,7 @@ from holdfast.tasks import (
     sequence,
     sheets,
 )
+from holdfast.tasks import queue as queue_module
 from holdfast.tasks.putting import Putter
 from holdfast.tasks.sheets import Sheet, Sheets
 from holdfast.tasks.slots import Slot, Slots
@@ -50,7 +51,11 @@ def leave_alone(queue: TaskQueue) -> None:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A descriptor that can be read as soon as somebody, also a child, has registered for wake-ups and sleeps."""
+    """A descriptor that can be read as soon as somebody, also a child, has registered for wake-ups and sleeps.
+
+    Nothing but an event wakes it: the look every second is put off.
+    """
+    monkeypatch.setattr(idle, "SAFETY_LOOK", 600.0)
     reader, writer = os.pipe()
     wait = idle.Watches.wait
 
@@ -333,32 +338,28 @@ def test_purged_while_somebody_looks(queue: TaskQueue, jobs: Path) -> None:
 @pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
 def test_who_waits_for_the_end_is_woken(jobs: Path, queue: TaskQueue, end: str, waits: int) -> None:
     id = queue.put("x", attempts=1)
-    took: list[float] = []
-
-    def wait() -> None:
-        queue.wait([id], timeout=10)
-        took.append(time.monotonic())
-
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=lambda: queue.wait([id]), daemon=True)
     claim = claimed(TaskQueue(jobs)) if end != "cancel" else None
     thread.start()
     os.read(waits, 1)
-    began = time.monotonic()
     if claim is None:
         assert queue.cancel(id)
     else:
         claim.complete() if end == "complete" else claim.fail("no")
-    thread.join(10)
-    assert took and took[0] - began < 0.5
+    thread.join(30)
+    assert not thread.is_alive()
 
 
-def test_an_idle_worker_is_woken_when_the_last_one_is_done(jobs: Path) -> None:
+def test_an_idle_worker_is_woken_when_the_last_one_is_done(jobs: Path, waits: int) -> None:
     """It waits for what another one does, which has no file that could be closed."""
     queue = TaskQueue(jobs)
-    queue.put_all([0.4, 0])
-    began = time.monotonic()
-    summary = Worker(queue, lambda task: time.sleep(task.payload), concurrency=2).run(drain=True)
-    assert summary.done == 2 and time.monotonic() - began < 0.9
+    queue.put_all(["until the other one waits", "at once"])
+
+    def handle(task: Claim) -> None:
+        if task.payload != "at once":
+            os.read(waits, 1)
+
+    assert Worker(queue, handle, concurrency=2).run(drain=True).done == 2
     assert os.listdir(jobs / "slots") == []
 
 
@@ -509,18 +510,17 @@ def test_several_who_are_killed(jobs: Path) -> None:
             )
 
     children: list[Child] = []
-    deadline, killed = time.monotonic() + 1.5, 0
-    while time.monotonic() < deadline or children:
-        while len(children) < 3 and time.monotonic() < deadline:
+    for _ in range(30):
+        while len(children) < 3:
             children.append(Child(lambda _: work()))
-        time.sleep(0.02)  # between two deaths
-        if time.monotonic() < deadline:
-            os.kill(children[0].pid, signal.SIGKILL)
-            killed += 1
+        before = effects.stat().st_size
+        until(lambda before=before: effects.stat().st_size > before or queue.is_empty())
+        os.kill(children[0].pid, signal.SIGKILL)
         assert children.pop(0).end()[0] in (0, -signal.SIGKILL)
+    assert [child.end()[0] for child in children] == [0] * len(children)
     work()
     tasks = list(queue)
-    assert killed > 10 and len(tasks) == number and {task.state for task in tasks} == {"done"}
+    assert len(tasks) == number and {task.state for task in tasks} == {"done"}
     assert all([said.get("is") for said in task.history].count("done") == 1 for task in tasks)
     seen = Counter(map(int, effects.read_text().split()))
     assert set(seen) == set(range(number)) and states(queue) == {"done": number}
@@ -932,9 +932,9 @@ def test_thousands_of_priorities(queue: TaskQueue, jobs: Path) -> None:
     assert claimed(queue).payload == 999
     took = []
     for _ in range(100):
-        began = time.perf_counter()
+        began = time.thread_time()
         claimed(queue).complete()
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
     assert sorted(took)[50] < 0.02
 
 
@@ -1141,19 +1141,13 @@ def test_a_drain_ends_when_one_who_goes_on_has_done_the_last_one(jobs: Path, wai
     queue = TaskQueue(jobs)
     queue.put("last")
     claim = claimed(queue)
-    ended: list[float] = []
-
-    def drain() -> None:
-        Worker(TaskQueue(jobs), lambda task: None, threads=True).run(drain=True)
-        ended.append(time.monotonic())
-
-    thread = threading.Thread(target=drain)
+    worker = Worker(TaskQueue(jobs), lambda task: None, threads=True)
+    thread = threading.Thread(target=lambda: worker.run(drain=True), daemon=True)
     thread.start()
     os.read(waits, 1)
     claim.complete()
-    completed = time.monotonic()
-    thread.join(10)
-    assert ended and ended[0] - completed < 0.4
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_what_cannot_be_counted_is_no_reason_to_fail(queue: TaskQueue, jobs: Path) -> None:
@@ -1273,7 +1267,7 @@ def test_threads_that_complete_on_one_sheet_at_once(queue: TaskQueue) -> None:
         start, wrong = threading.Barrier(8), []
 
         def complete(claim: Claim, start: threading.Barrier = start, wrong: list[BaseException] = wrong) -> None:
-            start.wait(10)
+            start.wait(30)
             try:
                 claim.complete()
             except BaseException as error:
@@ -1283,7 +1277,7 @@ def test_threads_that_complete_on_one_sheet_at_once(queue: TaskQueue) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(30)
         assert wrong == []
     assert states(queue) == {"done": 240}
 
@@ -1346,12 +1340,12 @@ def test_a_slot_beside_a_file_is_removed(queue: TaskQueue, jobs: Path) -> None:
     assert lines_of(sheet(queue))[0].startswith(b"m")
 
 
-def test_cancelled_when_its_worker_is_dead(queue: TaskQueue, jobs: Path) -> None:
+def test_cancelled_when_its_worker_is_dead(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "sleep", lambda seconds: pytest.fail("it waits for one who is dead"))
     for own in (None, "own"):
         id = queue.put("x", id=own)
         assert in_child(lambda: claimed(TaskQueue(jobs)).abandon()) is None
-        began = time.monotonic()
-        assert queue.cancel(id) and time.monotonic() - began < 1
+        assert queue.cancel(id)
         assert queue.get(id).state == "cancelled" and claim_all(TaskQueue(jobs)) == []
 
 
@@ -1563,8 +1557,8 @@ def test_to_look_at_what_is_lost_takes_no_time(queue: TaskQueue, jobs: Path) -> 
     queue.put_all(range(900))
     claim_all(queue)
     shutil.rmtree(jobs / "sheets/0/done")
-    began = time.monotonic()
-    assert len(list(queue)) == 900 and time.monotonic() - began < 3
+    began = time.thread_time()
+    assert len(list(queue)) == 900 and time.thread_time() - began < 3
 
 
 def test_a_task_that_is_done_between_two_looks(queue: TaskQueue, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1668,17 +1662,16 @@ def test_threads_do_not_spoil_what_one_has_seen(queue: TaskQueue, monkeypatch: p
         claim.complete()
 
 
-def test_a_sheet_that_somebody_has_locked_holds_up_nobody(queue: TaskQueue) -> None:
+def test_a_sheet_that_somebody_has_locked_holds_up_nobody(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence, "_PATIENCE", 600.0)
     queue.put_all(range(999))
     with open(sheet(queue), "rb") as file:
         system.lock(file.fileno(), system.SH_NB)
         assert len(claim_all(queue)) == 999
         queue.put_all(range(3))
-        began = time.monotonic()
         for _ in range(3):
             queue.taker.finder.forget()
             claimed(queue).complete()
-        assert time.monotonic() - began < 0.9
 
 
 def test_a_sheet_of_which_every_byte_is_locked(queue: TaskQueue) -> None:
@@ -1779,9 +1772,8 @@ def test_interrupted_when_a_sheet_is_just_locked(queue: TaskQueue, jobs: Path, m
     with pytest.raises(KeyboardInterrupt):
         queue.put("y")
     monkeypatch.undo()
-    began = time.monotonic()
+    monkeypatch.setattr(sequence, "_PATIENCE", 600.0)
     TaskQueue(jobs).put("z")
-    assert time.monotonic() - began < 0.9
     assert claim_all(queue) == ["x", "z"]
 
 

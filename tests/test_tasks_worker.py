@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Child, descriptors, in_child, unpacked, until
+from support import Child, descriptors, in_child, is_alive, state_of, unpacked, until, until_below
 
 from holdfast import Lock, NotLocked, system
-from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, taking
+from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, idle, taking
 from holdfast.tasks.verdict import Verdict
 
 
@@ -110,26 +110,16 @@ def test_a_command(queue: TaskQueue) -> None:
 def test_a_command_that_takes_too_long_is_ended_with_all_it_started(queue: TaskQueue, in_memory: Path) -> None:
     id = queue.put("x", timeout=0.3, attempts=1)
     pids = in_memory / "pids"
-    began = time.monotonic()
-    Worker(queue, ["sh", "-c", f"echo $$ >> {pids}; sleep 60 & echo $! >> {pids}; wait"]).run(drain=True)
-    assert time.monotonic() - began < 20
+    Worker(queue, ["sh", "-c", f"echo $$ >> {pids}; sleep 600 & echo $! >> {pids}; wait"]).run(drain=True)
     assert queue.get(id).state == "failed" and queue.get(id).error == "not done within 0.3 s"
     for pid in map(int, noted(pids)):
         until(lambda pid=pid: not is_alive(pid))
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("threads", [False, True])
 def test_a_handler_that_never_ends_is_ended(queue: TaskQueue, in_memory: Path, threads: bool) -> None:
     """Also one that holds the interpreter lock. With threads, the others are given back and done."""
-    stuck = queue.put("stuck", timeout=0.3, attempts=2)
+    stuck = queue.put("stuck", timeout=2, attempts=2)
     others = [queue.put(number) for number in range(3)]
 
     def handle(task: Claim) -> None:
@@ -138,10 +128,10 @@ def test_a_handler_that_never_ends_is_ended(queue: TaskQueue, in_memory: Path, t
             while True:
                 sum(range(10**7))
         if threads:
-            time.sleep(0.05)
+            until(lambda: "stuck" in noted(in_memory / "out"))
 
     summary = Worker(queue, handle, concurrency=2, threads=threads).run(drain=True)
-    assert queue.get(stuck).state == "failed" and queue.get(stuck).error == "not done within 0.3 s"
+    assert queue.get(stuck).state == "failed" and queue.get(stuck).error == "not done within 2 s"
     assert queue.get(stuck).tried == 2 and noted(in_memory / "out").count("stuck") == 2
     assert [queue.get(id).state for id in others] == ["done"] * 3 and summary.deaths == 0
 
@@ -198,19 +188,24 @@ def test_the_second_sigterm_gives_it_back(queue: TaskQueue, in_memory: Path) -> 
 
 
 def test_who_is_killed_is_replaced_within_a_second(queue: TaskQueue, in_memory: Path) -> None:
-    id = queue.put("x")
-
-    def handle(task: Claim) -> None:
-        note(in_memory / "out", f"{os.getpid()} {time.monotonic()}")
+    def handle(task: Claim) -> float:
         if task.token == 1:
+            note(in_memory / task.id, str(os.getpid()))
             time.sleep(60)
+        return time.monotonic()
 
     worker = Running(lambda: Worker(queue, handle, concurrency=2))
-    until(lambda: noted(in_memory / "out"))
-    killed = time.monotonic()
-    os.kill(int(noted(in_memory / "out")[0].split()[0]), signal.SIGKILL)
-    assert queue.wait(id, timeout=10)[0].tried == 2
-    assert float(noted(in_memory / "out")[1].split()[1]) - killed < 1
+
+    def replaced() -> float:
+        id = queue.put("x")
+        until(lambda: noted(in_memory / id))
+        killed = time.monotonic()
+        os.kill(int(noted(in_memory / id)[0]), signal.SIGKILL)
+        (task,) = queue.wait(id, timeout=30)
+        assert task.tried == 2
+        return float(task.result) - killed
+
+    until_below(1, replaced)
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
 
@@ -280,7 +275,7 @@ def test_the_supervisor_is_killed(queue: TaskQueue, in_memory: Path) -> None:
 @pytest.mark.parametrize("kind", ["function", "coroutine", "command"])
 def test_a_late_task_is_ended_also_if_the_supervisor_is_dead(queue: TaskQueue, in_memory: Path, kind: str) -> None:
     """By the kernel: a handler may hold the interpreter lock, which `re` does for some days here."""
-    id = queue.put("x", timeout=0.3, attempts=2)
+    id = queue.put("x", timeout=2, attempts=2)  # the supervisor is dead by then
 
     def handle(task: Claim) -> None:
         note(in_memory / "pids", str(os.getpid()))
@@ -296,9 +291,8 @@ def test_a_late_task_is_ended_also_if_the_supervisor_is_dead(queue: TaskQueue, i
     worker.kill(signal.SIGKILL)
     worker.end()
     assert queue.get(id).state == "running"
-    began = time.monotonic()
-    again = queue.claim(timeout=20)
-    assert again is not None and again.token == 2 and time.monotonic() - began < 10
+    again = queue.claim(timeout=30)
+    assert again is not None and again.token == 2
     until(lambda: not is_alive(int(noted(in_memory / "pids")[0])))
     again.complete()
 
@@ -363,9 +357,9 @@ def test_an_observer_in_the_supervisor(queue: TaskQueue) -> None:
         os.read(asked, 1)  # the supervisor was woken for it
         return time.monotonic() - began < 0.4
 
-    ids = [queue.put(number) for number in range(3)]
+    ids = [queue.put(number) for number in range(20)]
     Worker(queue, handle, observer=Observer()).run(drain=True)
-    assert heard == [b"hello"] * 3 and pids == {os.getpid()} and any(queue.get(id).result for id in ids)
+    assert heard == [b"hello"] * 20 and pids == {os.getpid()} and any(queue.get(id).result for id in ids)
     for fd in (reader, writer, asked, answered):
         os.close(fd)
 
@@ -383,20 +377,15 @@ def test_what_is_printed_is_printed_once(jobs: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["before", "task a", "task b", "task c"]
 
 
-def test_an_idle_worker_wakes(queue: TaskQueue, in_memory: Path) -> None:
-    def handle(task: Claim) -> float:
-        return time.monotonic()
-
-    worker = Running(lambda: Worker(queue, handle, concurrency=2))
-    queue.wait(queue.put("warm"), timeout=10)
-    delays = []
+def test_an_idle_worker_wakes(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an event: the look every second is put off."""
+    monkeypatch.setattr(idle, "SAFETY_LOOK", 600.0)
+    worker = Running(lambda: Worker(queue, lambda task: None, concurrency=2))
     for _ in range(21):
-        time.sleep(0.02)  # until it is idle
-        began = time.monotonic()
-        delays.append(queue.wait(queue.put("x"), timeout=10)[0].result - began)
+        queue.wait(queue.put("x"), timeout=30)
+        until(lambda: all(state_of(pid) == "S" for pid in children_of(worker.pid)))
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
-    assert sorted(delays)[10] < 0.05
 
 
 def test_stopped_from_another_thread(queue: TaskQueue) -> None:
@@ -532,7 +521,8 @@ def test_a_very_long_timeout(queue: TaskQueue, timeout: float, threads: bool) ->
 
 
 def test_a_handler_that_forks_or_closes_everything(queue: TaskQueue, in_memory: Path) -> None:
-    ids = [queue.put(what, attempts=1, timeout=1) for what in ("fork and die", "close", "sleep", "good")]
+    ids = [queue.put(what, attempts=1, timeout=1) for what in ("fork and die", "close", "sleep")]
+    ids.append(queue.put("good", attempts=1))
 
     def handle(task: Claim) -> None:
         if task.payload == "fork and die":

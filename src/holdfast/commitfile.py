@@ -6,7 +6,8 @@ exchange the two names are not yet those that they should be, and nothing else w
 
 It appears whole, by a rename. What fails while its writer lives is called off, so that it does not happen later; what a
 crash interrupts is finished by the next one, however often that is interrupted in turn. It is JSON: `new` and `old` are
-names of siblings, `inode` is that of the new version. In a sticky directory a stranger's is not obeyed.
+names of siblings, `inode` is that of the new version. One that another user made in a sticky or world-writable
+directory is not obeyed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import re
 
 from . import system
+from .files import OwnedFd
 from .siblings import NUMBER
 
 TYPE_CHECKING = False
@@ -59,36 +61,34 @@ class CommitFile:
 
     def _write(self, plan: dict[str, str | int]) -> None:
         private = self.path + ".tmp"
-        fd = system.open_fd(private, system.O_NEW, 0o600)
-        try:
-            system.write(fd, json.dumps(plan).encode() + b"\n")
-            if self._place.durable:
-                system.fsync(fd)
-        except BaseException:
-            system.unlink(private)
-            raise
-        finally:
-            system.close(fd)
+        with OwnedFd(system.open_fd(private, system.O_NEW, 0o600)) as file:
+            try:
+                system.write(file.fd, json.dumps(plan).encode() + b"\n")
+                if self._place.durable:
+                    system.fsync(file.fd)
+            except BaseException:
+                system.unlink(private)
+                raise
         system.rename(private, self.path)
         self._place.sync_parent_or(lambda: system.unlink(self.path))
 
     def _read(self) -> tuple[str, str, int] | None:
         """What it says: what is to become the directory, where the one that is there goes, and an inode."""
         try:
-            fd = system.open_fd(self.path, system.O_READ)
+            file = OwnedFd(system.open_fd(self.path, system.O_READ))
         except FileNotFoundError:
             return None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise OSError(errno.EINVAL, _NOT_OURS, self.path) from None
             raise
-        with open(fd, encoding="utf-8") as file:
-            st = system.fstat(fd)
+        with file, open(file.fd, encoding="utf-8", closefd=False) as reader:
+            st = system.fstat(file.fd)
             if not self._place.trusts(st):
-                text = f"user {st.st_uid} made this, who may not replace the directory; find out why, and remove it"
+                text = f"user {st.st_uid} made this commit file, so it was not obeyed; find out why, and remove it"
                 raise PermissionError(errno.EPERM, text, self.path)
             try:
-                said = json.load(file)
+                said = json.load(reader)
                 new, old, inode = said["new"], said["old"], said.get("inode", 0)
             except (ValueError, KeyError, TypeError, AttributeError):
                 new = old = inode = None
@@ -113,7 +113,7 @@ class CommitFile:
         self._place.sync_parent()
 
     def _carry_out(self, new: str, old: str, inode: int) -> None:
-        if not os.path.lexists(new):
+        if not self._place.has(os.path.basename(new)):
             return  # done
         if self._is_there(inode):
             system.rename(new, old)  # exchanged, and then somebody crashed

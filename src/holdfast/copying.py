@@ -16,9 +16,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager
 
 from . import system
+from .files import OwnedFd
 from .trees import COMMON, TO_CHANGE, Descent
 
 TYPE_CHECKING = False
@@ -40,15 +40,8 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | COMMON
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | COMMON
 
 
-@contextmanager
-def _descent(directory: str) -> Iterator[Descent]:
-    root = os.open(directory, system.O_SYNCABLE_FOLDER)
-    place = Descent(root)
-    try:
-        yield place
-    finally:
-        place.close()
-        os.close(root)
+def _descent(directory: str) -> Descent:
+    return Descent(OwnedFd(os.open(directory, system.O_SYNCABLE_FOLDER)))
 
 
 class Copier:
@@ -97,8 +90,9 @@ class Copier:
         return deeper
 
     def _copy_file(self, name: str, way: str, source: int, target: int) -> None:
-        reader = os.open(name, _READ, dir_fd=source)
+        original = OwnedFd(os.open(name, _READ, dir_fd=source))  # `with` would cost two calls more
         try:
+            reader = original.fd
             st = os.fstat(reader)  # of what we read, whatever has that name by now
             mode = st.st_mode
             if not stat.S_ISREG(mode):
@@ -107,8 +101,9 @@ class Copier:
                 return
             mode &= 0o7777
             # Its owner may write it for now: else nobody but root could give it attributes.
-            writer = os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target)
+            copy = OwnedFd(os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target))
             try:
+                writer = copy.fd
                 size = st.st_size
                 if size > _SMALL or self._clones or st.st_blocks * 512 < size:
                     self._copy_data(reader, writer, st)
@@ -125,9 +120,9 @@ class Copier:
                     os.fchmod(writer, mode)
                 os.utime(writer, ns=(st.st_atime_ns, st.st_mtime_ns))
             finally:
-                os.close(writer)
+                copy.close()
         finally:
-            os.close(reader)
+            original.close()
 
     def _copy_special(self, name: str, way: str, source: int, target: int) -> None:
         st = os.stat(name, dir_fd=source, follow_symlinks=False)

@@ -11,7 +11,8 @@ from collections import deque
 from threading import Lock, Thread
 from time import monotonic, sleep
 
-from . import system, trees
+from . import process, system, trees
+from .files import OwnedFd
 
 GRACE = 0.2  # seconds for which a reader that took no lock finds whole what it opened just before
 
@@ -37,17 +38,15 @@ def drop(path: str) -> None:
 def remove_unused(gone: str) -> None:
     """Remove what was a version, unless a snapshot uses it."""
     try:
-        fd = system.open_fd(gone, system.O_SYNCABLE_FOLDER)
+        folder = OwnedFd(system.open_fd(gone, system.O_SYNCABLE_FOLDER))
     except (FileNotFoundError, NotADirectoryError):
         return
     except (PermissionError, IsADirectoryError):  # the second on Windows, which opens no directory
-        fd = -1  # nobody could have a snapshot of it either
-    try:
-        if fd < 0 or try_lock(fd, system.EX_NB):
+        discard(gone)  # nobody could have a snapshot of it either
+        return
+    with folder:
+        if try_lock(folder.fd, system.EX_NB):
             discard(gone)
-    finally:
-        if fd >= 0:
-            system.close(fd)
 
 
 def try_lock(fd: int, op: int) -> bool:
@@ -112,5 +111,4 @@ def _forget_thread() -> None:
     later = Later()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_thread)
+process.after_fork_in_child(_forget_thread)

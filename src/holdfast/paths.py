@@ -10,6 +10,7 @@ know byte ranges but not flock, or one that is known to grant the same lock twic
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from time import monotonic
@@ -36,6 +37,7 @@ _LOCAL_ONLY_OPTIONS = {
 _LEASES = "without the mount option nolease locks may stay on the client"
 _DIRECTORY = 0o04  # the type in st_mode, above its 12 permission bits
 _SEPARATORS = (os.sep, os.altsep or os.sep)
+_MAX_LINKS = 40  # as Linux has it
 _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used again after an unmount
 
 
@@ -148,6 +150,48 @@ def is_trusted(entry: os.stat_result, parent: os.stat_result) -> bool:
     if not parent.st_mode & 0o1002 or not hasattr(os, "geteuid"):
         return True
     return entry.st_uid in (0, os.geteuid(), parent.st_uid)
+
+
+def follow_links(path: str) -> str:
+    """Return an absolute path without its symlinks, as `os.path.realpath` does. The target need not exist.
+
+    Raises UnsafePath for a symlink that is not trusted, at the end of the path or on the way.
+    """
+    if os.name == "nt":
+        return os.path.realpath(path)
+    parts, real, links = path.split("/")[::-1], "", 0
+    while parts:
+        part = parts.pop()
+        if part == "..":
+            real = real.rpartition("/")[0]
+        elif part not in ("", "."):
+            entry = f"{real}/{part}"
+            if not _is_link(entry, real or "/", path):
+                real = entry
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = os.readlink(entry)
+            real = "" if target.startswith("/") else real
+            parts += target.split("/")[::-1]
+    return real or "/"
+
+
+def _is_link(entry: str, parent: str, path: str) -> bool:
+    try:
+        st = system.stat(entry, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISLNK(st.st_mode):
+        return False
+    if not is_trusted(st, system.stat(parent)):
+        raise UnsafePath(
+            f"{path}: {entry} is a symlink that user {st.st_uid} made in a directory that others can write to. It was "
+            "not followed. Remove the symlink, or give the path of its target.",
+            path=path,
+        )
+    return True
 
 
 def check_link(path: str) -> None:

@@ -8,23 +8,28 @@
     site.commit           what is to happen (`commitfile`)
     site.lock             what writers hold exclusively and readers share
 
-What is found of the first and of `site.commit` under the lock was left by the dead. A directory that has such a name
-and no such number is somebody's own, and is left alone.
+Under the lock, `site.new-…` and `site.commit` were left by a dead writer. A directory that has the name of a version
+and does not carry its number belongs to the user and is left alone. So is every sibling that another user made in a
+sticky or world-writable directory.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 
 from . import system, trees
 from .disposal import discard, drop
+from .files import OwnedFd
+from .paths import follow_links, is_trusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _VERSION = "user.holdfast.version"
+_MARK_SIZE = 32  # bytes, more than a number of an inode has
 NUMBER = r"[1-9]\d{0,17}"
 
 
@@ -32,7 +37,7 @@ class Siblings:
     """The directory, where it really is, with its siblings. Whatever changes something needs the exclusive lock."""
 
     def __init__(self, path: str, durable: bool) -> None:
-        self.path = os.path.realpath(path)  # a symlink: its target is replaced, which need not exist yet
+        self.path = follow_links(path)  # a symlink: its target is replaced, which need not exist yet
         self.parent, self.name = os.path.split(self.path)
         self.durable = durable
 
@@ -46,28 +51,30 @@ class Siblings:
 
     @property
     def lock_file(self) -> str:
-        return self.path + ".lock"
+        return follow_links(self.path + ".lock")
 
     def siblings(self, pattern: str) -> list[re.Match[str]]:
+        """The siblings by such a name, but for those of other users in a directory that others can write to."""
         shape = re.compile(re.escape(self.name) + pattern)
-        return [found for found in map(shape.fullmatch, os.listdir(self.parent)) if found is not None]
+        matches = map(shape.fullmatch, os.listdir(self.parent))
+        return [found for found in matches if found is not None and self.has(found[0])]
+
+    def has(self, name: str) -> bool:
+        """Is there a trusted sibling by this name?"""
+        try:
+            return self.trusts(os.lstat(os.path.join(self.parent, name)))
+        except FileNotFoundError:
+            return False
 
     def leftovers(self) -> list[str]:
         """What is being built, or is not needed any more: of the dead, for who holds the lock exclusively."""
         return [os.path.join(self.parent, found[0]) for found in self.siblings(r"\.(?:new-[0-9a-f]{16}|commit\.tmp)")]
 
     def trusts(self, st: os.stat_result) -> bool:
-        """In a sticky directory everybody may make something by our names. What others made there means nothing.
-
-        In one that is not, whoever may write it may as well replace the directory itself.
-        """
-        above = os.stat(self.parent)
-        if not above.st_mode & 0o1000 or not hasattr(os, "geteuid"):
+        """Versions have the owner of the directory, also those that root made. So its owner is trusted, too."""
+        if is_trusted(st, os.stat(self.parent)):
             return True
-        owners = {0, os.geteuid(), above.st_uid}
-        if os.path.lexists(self.path):
-            owners.add(os.lstat(self.path).st_uid)
-        return st.st_uid in owners
+        return os.path.lexists(self.path) and os.lstat(self.path).st_uid == st.st_uid
 
     # Numbers.
 
@@ -87,7 +94,7 @@ class Siblings:
             st = os.lstat(path)
         except FileNotFoundError:
             return False
-        if st.st_mode >> 12 != 0o4 or not self.trusts(st):
+        if not stat.S_ISDIR(st.st_mode):
             return False
         return number_of(path) == number or self.marks().get(st.st_ino) == number
 
@@ -96,9 +103,8 @@ class Siblings:
         marks = {}
         for found in self.siblings(rf"\.old-({NUMBER})\.mark"):
             try:
-                with open(os.path.join(self.parent, found[0]), encoding="utf-8") as file:
-                    if self.trusts(os.fstat(file.fileno())):
-                        marks[int(file.read())] = int(found[1])
+                with OwnedFd(system.open_fd(os.path.join(self.parent, found[0]), system.O_READ)) as file:
+                    marks[int(system.read(file.fd, _MARK_SIZE))] = int(found[1])
             except (OSError, ValueError):
                 continue  # removed meanwhile, or cut short by a power failure
         return marks
@@ -114,13 +120,10 @@ class Siblings:
     def _mark(self, path: str, number: int) -> None:
         mark = self.old_name(number) + ".mark"
         discard(mark)
-        fd = system.open_fd(mark, system.O_NEW, 0o644)
-        try:
-            system.write(fd, b"%d\n" % os.lstat(path).st_ino)
+        with OwnedFd(system.open_fd(mark, system.O_NEW, 0o644)) as file:
+            system.write(file.fd, b"%d\n" % os.lstat(path).st_ino)
             if self.durable:
-                system.fsync(fd)
-        finally:
-            system.close(fd)
+                system.fsync(file.fd)
 
     def sweep_marks(self) -> None:
         for found in self.siblings(rf"\.old-({NUMBER})\.mark"):

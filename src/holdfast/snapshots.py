@@ -5,7 +5,8 @@ that lock exclusively, so this one stays whole and stays itself, whatever name i
 late: it counts only if it is still the current one afterwards (docs/concepts.md has the timeline).
 
 The last one to close a version that was replaced meanwhile removes it, if it may; else the next writer does. A process
-that dies leaves nothing but that. Where directories cannot be locked (NFS, SMB) there are none: `Unsupported`.
+that dies leaves nothing but that. A forked child has no snapshot: it opens its own. Where directories cannot be locked
+(NFS, SMB) there are none: `Unsupported`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from time import monotonic
 from . import system, wait
 from .disposal import try_lock
 from .errors import Busy, HoldfastError, NotLocked, Timeout, Unsupported
+from .files import OwnedFd, named
 from .locks.kernel import Lock
 from .offload import in_thread
 from .paths import mount_at
@@ -38,14 +40,14 @@ class Snapshot:
         """`read` gives the block in which nobody commits: for waiting until there is a version."""
         self._named, self._timeout = path, timeout
         self._site, self._read = site, read
-        self._fd = -1
+        self._folder: OwnedFd | None = None
         self.version = 0  # its number, once it is open
 
     @property
     def fd(self) -> int:
-        if self._fd < 0:
-            raise NotLocked(f"{self._named}: this snapshot is not open: with site.snapshot() as snap: …")
-        return self._fd
+        if self._folder is None or not self._folder.is_open:
+            raise NotLocked(f"{self._named}: this snapshot is not open here; use: with site.snapshot() as snap: …")
+        return self._folder.fd
 
     @property
     def path(self) -> Path:
@@ -106,29 +108,27 @@ class Snapshot:
         self._locked_out = False
         while not self._locked_out:
             try:
-                fd = system.open_fd(place.path, system.O_SYNCABLE_FOLDER)
+                folder = OwnedFd(system.open_fd(place.path, system.O_SYNCABLE_FOLDER))
             except FileNotFoundError:
                 return False
             # Whoever removes an old version has an exclusive lock on it. If it is still the current one afterwards, it
             # was not old when we locked it.
-            locked = try_lock(fd, system.SH_NB)
+            locked = try_lock(folder.fd, system.SH_NB)
             version = place.version()
-            current = _names(place.path, fd)
+            current = _names(place.path, folder)
             if locked and current:
-                self._fd, self.version = fd, version
+                self._folder, self.version = folder, version
                 return True
             self._locked_out = current
-            system.close(fd)
+            folder.close()
         return False
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd < 0:
+        folder, self._folder = self._folder, None
+        if folder is None or not folder.is_open:  # in a forked child, the snapshot is its parent's
             return
-        try:
-            current = _names(self._named, fd)
-        finally:
-            system.close(fd)
+        with folder:
+            current = _names(self._named, folder)  # not unlocked: a program that was given a copy has it, too
         if not current:
             self._tidy()
 
@@ -149,18 +149,11 @@ class Snapshot:
     async def __aexit__(self, *_: object) -> None:
         await in_thread(self.close)
 
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            system.close(self._fd)
-
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - monotonic())
 
 
-def _names(path: str, fd: int) -> bool:
-    try:
-        named, opened = os.stat(path), system.fstat(fd)
-    except FileNotFoundError:
-        return False
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+def _names(path: str, folder: OwnedFd) -> bool:
+    st = system.fstat(folder.fd)
+    return named(path, (st.st_dev, st.st_ino)) is not None

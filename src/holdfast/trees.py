@@ -12,6 +12,7 @@ import stat
 from contextlib import suppress
 
 from . import system
+from .files import OwnedFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ class Descent:
     are kept open: who goes up further begins again at the root.
     """
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: OwnedFd) -> None:
         self._root = root
         self._names: list[str] = []
-        self._fds: list[int] = []  # -1: not open any more
+        self._folders: list[OwnedFd] = []
 
     def go(self, way: str) -> int:
         """The descriptor of the directory there, good until the next call."""
@@ -46,27 +47,31 @@ class Descent:
                 break
             shared += 1
         self._go_up(shared)
-        if self._fds and self._fds[-1] < 0:
+        if self._folders and not self._folders[-1].is_open:
             self._go_up(0)
-        for name in names[len(self._fds) :]:
-            fd = os.open(name, _FOLDER, dir_fd=self._fds[-1] if self._fds else self._root)
+        for name in names[len(self._folders) :]:
+            folder = OwnedFd(os.open(name, _FOLDER, dir_fd=self._fd))
             self._names.append(name)
-            self._fds.append(fd)
-            if len(self._fds) > _KEPT:
-                os.close(self._fds[-1 - _KEPT])
-                self._fds[-1 - _KEPT] = -1
-        return self._fds[-1] if self._fds else self._root
+            self._folders.append(folder)
+            if len(self._folders) > _KEPT:
+                self._folders[-1 - _KEPT].close()
+        return self._fd
+
+    @property
+    def _fd(self) -> int:
+        return (self._folders[-1] if self._folders else self._root).fd
 
     def _go_up(self, level: int) -> None:
-        while len(self._fds) > level:
+        while len(self._folders) > level:
             self._names.pop()
-            fd = self._fds.pop()
-            if fd >= 0:
-                os.close(fd)
+            self._folders.pop().close()
 
-    def close(self) -> None:
-        """All but the root, which is the caller's."""
+    def __enter__(self) -> Descent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._go_up(0)
+        self._root.close()
 
 
 def sync(directory: str) -> None:
@@ -76,21 +81,16 @@ def sync(directory: str) -> None:
         return
     opened: list[tuple[str, int]] = []
     above, name = os.path.split(directory)
-    root = os.open(above, system.O_FOLDER)
-    place = Descent(root)
-    try:
-        ways = [name]
-        while ways:
-            ways += _sync_folder(place, ways.pop(), opened)
-    finally:
+    with Descent(OwnedFd(os.open(above, system.O_FOLDER))) as place:
         try:
+            ways = [name]
+            while ways:
+                ways += _sync_folder(place, ways.pop(), opened)
+        finally:
             for way, mode in reversed(opened):
                 fd = place.go(way)
                 os.fchmod(fd, mode)
                 system.fsync(fd)
-        finally:
-            place.close()
-            os.close(root)
 
 
 def _writable_files(directory: str) -> Iterator[str]:
@@ -114,11 +114,8 @@ def _writable_files(directory: str) -> Iterator[str]:
 
 def _sync_by_paths(directory: str) -> None:
     for path in _writable_files(directory):
-        fd = system.open_fd(path, system.O_EXISTING)
-        try:
-            system.fsync(fd)
-        finally:
-            system.close(fd)
+        with OwnedFd(system.open_fd(path, system.O_EXISTING)) as file:
+            system.fsync(file.fd)
 
 
 def _remove_by_paths(directory: str) -> None:
@@ -136,69 +133,58 @@ def _sync_folder(place: Descent, way: str, opened: list[tuple[str, int]]) -> lis
     `opened` gets those whose owner might not look into them, with their modes: for the moment it may.
     """
     above, _, name = way.rpartition("/")
-    fd, mode = _open_as_owner(name, place.go(above), _TO_READ)
+    folder, mode = _open_as_owner(name, place.go(above), _TO_READ)
     deeper = []
-    try:
+    with folder:
         if mode is not None:
             opened.append((way, mode))
-        with os.scandir(fd) as entries:
+        with os.scandir(folder.fd) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
-                    _sync_file(entry.name, fd)
+                    _sync_file(entry.name, folder.fd)
                 elif entry.is_dir(follow_symlinks=False):
                     deeper.append(f"{way}/{entry.name}")
-        system.fsync(fd)
-    finally:
-        os.close(fd)
+        system.fsync(folder.fd)
     return deeper
 
 
 def _sync_file(name: str, folder: int | None = None) -> None:
+    mode = None
     try:
-        fd = system.open_fd(name, system.O_READ, dir_fd=folder)
-    except PermissionError:
-        fd = _open_unreadable(name, folder)
-    try:
-        system.fsync(fd)
-    finally:
-        system.close(fd)
-
-
-def _open_unreadable(name: str, folder: int | None) -> int:
-    """Open a file that its owner may not read: for the moment it may."""
-    mode = _allow(name, folder, 0o400, kind=0)
-    fd = system.open_fd(name, system.O_READ, dir_fd=folder)
-    system.fchmod(fd, mode)
-    return fd
+        file = OwnedFd(system.open_fd(name, system.O_READ, dir_fd=folder))
+    except PermissionError:  # its owner may not read it: for the moment it may
+        mode = _allow(name, folder, 0o400, kind=0)
+        file = OwnedFd(system.open_fd(name, system.O_READ, dir_fd=folder))
+    with file:
+        if mode is not None:
+            system.fchmod(file.fd, mode)
+        system.fsync(file.fd)
 
 
 def sync_folder(path: str) -> None:
     """Make the names in a directory durable, and its own attributes."""
     if not system.HAS_FOLDERS:
         return
-    fd = system.open_fd(path, system.O_SYNCABLE_FOLDER)
-    try:
-        system.fsync(fd)
-    finally:
-        system.close(fd)
+    with OwnedFd(system.open_fd(path, system.O_SYNCABLE_FOLDER)) as folder:
+        system.fsync(folder.fd)
 
 
-def _open_as_owner(name: str, folder: int | None, rights: int) -> tuple[int, int | None]:
+def _open_as_owner(name: str, folder: int | None, rights: int) -> tuple[OwnedFd, int | None]:
     """Open a directory, with these rights for its owner. Gives the descriptor, and the mode if it had another one."""
     try:
-        fd = os.open(name, _FOLDER, dir_fd=folder)
+        opened = OwnedFd(os.open(name, _FOLDER, dir_fd=folder))
     except PermissionError as error:
         try:
             mode = _allow(name, folder, rights)
         except PermissionError:  # it is another one's
             raise error from None
-        return os.open(name, _FOLDER, dir_fd=folder), mode
-    st = os.fstat(fd)
+        return OwnedFd(os.open(name, _FOLDER, dir_fd=folder)), mode
+    st = os.fstat(opened.fd)
     mode = st.st_mode & 0o7777
     if mode & rights == rights or st.st_uid != os.geteuid():
-        return fd, None
-    os.fchmod(fd, mode | rights)
-    return fd, mode
+        return opened, None
+    os.fchmod(opened.fd, mode | rights)
+    return opened, mode
 
 
 def _allow(name: str, folder: int | None, rights: int, kind: int = _DIRECTORY) -> int:
@@ -207,13 +193,10 @@ def _allow(name: str, folder: int | None, rights: int, kind: int = _DIRECTORY) -
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & 0o7777
         os.chmod(name, mode | rights, dir_fd=folder, follow_symlinks=False)
         return mode
-    fd = os.open(name, os.O_PATH | kind | COMMON, dir_fd=folder)
-    try:
-        mode = os.fstat(fd).st_mode & 0o7777
-        os.chmod(f"/proc/self/fd/{fd}", mode | rights)
+    with OwnedFd(os.open(name, os.O_PATH | kind | COMMON, dir_fd=folder)) as entry:
+        mode = os.fstat(entry.fd).st_mode & 0o7777
+        os.chmod(f"/proc/self/fd/{entry.fd}", mode | rights)
         return mode
-    finally:
-        os.close(fd)
 
 
 def remove(directory: str) -> None:
@@ -227,19 +210,13 @@ def remove(directory: str) -> None:
         return
     if _remove_empty(directory, None):
         return
-    top, _ = _open_as_owner(directory, None, TO_CHANGE)
-    try:
-        names = _empty(top, top)
+    with _open_as_owner(directory, None, TO_CHANGE)[0] as top:
+        names = _empty(top.fd, top.fd)
         while names:
             name = names.pop()
-            fd, _ = _open_as_owner(name, top, TO_CHANGE)
-            try:
-                names += _empty(fd, top)
-            finally:
-                os.close(fd)
-            os.rmdir(name, dir_fd=top)
-    finally:
-        os.close(top)
+            with _open_as_owner(name, top.fd, TO_CHANGE)[0] as folder:
+                names += _empty(folder.fd, top.fd)
+            os.rmdir(name, dir_fd=top.fd)
     os.rmdir(directory)
 
 

@@ -318,6 +318,13 @@ def _fsync(room: str) -> bool:
     return True
 
 
+def _protected(room: str) -> Finding:
+    if os.stat(os.path.dirname(room)).st_mode & 0o1002 != 0o002:
+        return Finding("", True)
+    text = "every user can remove and replace them. Set the sticky bit (chmod +t), or use a directory of your own"
+    return Finding("", False, text)
+
+
 # The locks themselves.
 
 
@@ -350,6 +357,7 @@ CHECKS: dict[str, Callable[[str], Finding | bool | None]] = {
     "events tell of a close": _events,
     "FIFOs, for the queue": _fifo,
     "fsync of file and directory": _fsync,
+    "lock files are safe from other users": _protected,
 }
 KINDS: dict[str, Callable[[str], Finding | bool | None]] = {
     "Lock": _kind(Lock),

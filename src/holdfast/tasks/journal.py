@@ -275,8 +275,9 @@ def _seconds(value: object) -> float:
 
 
 def _datetime(text: object) -> datetime | None:
+    if not isinstance(text, str):
+        return None
     try:
-        assert isinstance(text, str)
         return datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except (AssertionError, ValueError):
+    except ValueError:
         return None
