@@ -61,11 +61,11 @@ def shape_of(node: Any, nodes: dict[str, Any]) -> Any:
 
 def standard_function(node: Any) -> Any:
     """`os.read`, `fcntl.flock` and the like, also as `getattr(os, "link", …)`."""
-    match = re.match(r"""(os|fcntl)\.(\w+)$|getattr\((os), ['"](\w+)['"]""", ast.unparse(node))
+    match = re.match(r"""(os|unpatched|fcntl)\.(\w+)$|getattr\((os), ['"](\w+)['"]""", ast.unparse(node))
     if match is None:
         return None
     module, name, other_module, other_name = match.groups()
-    found = getattr({"os": os, "fcntl": fcntl}[module or other_module], name or other_name, None)
+    found = getattr({"os": os, "unpatched": os, "fcntl": fcntl}[module or other_module], name or other_name, None)
     return found if callable(found) else None
 
 

@@ -194,21 +194,6 @@ def _is_link(entry: str, parent: str, path: str) -> bool:
     return True
 
 
-def check_link(path: str) -> None:
-    """Refuse a symlink that another user made in a directory that others can write to."""
-    try:
-        entry = system.stat(path, follow_symlinks=False)
-        parent = system.stat(os.path.dirname(path))
-    except OSError:
-        return  # gone: whatever opens the path next finds out
-    if stat.S_ISLNK(entry.st_mode) and not is_trusted(entry, parent):
-        raise UnsafePath(
-            f"{path} is a symlink that user {entry.st_uid} made in a directory that others can write to; it was not "
-            "followed. Remove it, or use another directory.",
-            path=path,
-        )
-
-
 def mount_at(device: int, path: str) -> Mount:
     """The mount that `path` is on; `device` is the `st_dev` of its file."""
     global _good_until

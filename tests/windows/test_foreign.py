@@ -10,7 +10,7 @@ from peers import ALL, LOCK_VIOLATION, NONE, SHARING_VIOLATION, close_handle, lo
 
 import holdfast
 from holdfast import Lock, Semaphore, process
-from holdfast.locks import inode, semaphore
+from holdfast.locks import path_lock
 from holdfast.system import windows
 
 TAKE = {
@@ -53,7 +53,7 @@ def no_patience(monkeypatch):
     def pause(seconds):
         raise AssertionError("paused")
 
-    for module in (windows, inode, semaphore):
+    for module in (windows, path_lock):
         monkeypatch.setattr(module, "sleep", pause)
 
 

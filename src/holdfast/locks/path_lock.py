@@ -31,7 +31,7 @@ from time import monotonic, sleep, time
 from .. import process, system
 from ..errors import HoldfastError, NotALockFile, WouldDeadlock
 from ..files import OwnedFd, named
-from ..paths import LOCAL, check_directory, check_link, mount_of
+from ..paths import LOCAL, check_directory, follow_links, mount_of
 from ..wait import Pause, Run, check_deadline, sooner
 from ..watch import Waiting
 from . import base
@@ -280,8 +280,7 @@ class PathLock(QueuedLock[PathHoldType]):
 
     def _follow_link(self) -> None:
         """The path is a symlink, which may have been changed since."""
-        check_link(self.path)
-        self._locate(os.path.realpath(self.path))
+        self._locate(follow_links(self.path))
 
     def _open(self) -> OpenFile | None:
         """Open the file, and make it if it is not there. None: it vanished meanwhile."""
@@ -337,6 +336,8 @@ class PathLock(QueuedLock[PathHoldType]):
                     continue
                 except FileNotFoundError:
                     break  # just removed, or never there
+                except OSError as other:
+                    return self._open_otherwise(other)
             else:
                 raise error
             try:

@@ -85,7 +85,7 @@ class Watch:
         """Take the events off. True: there was one."""
         any_news = False
         try:
-            while os.read(self.fd, 4096):
+            while read(self.fd, 4096):
                 any_news = True
         except BlockingIOError:
             pass

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import posix as unpatched
 import struct
 import sys
 
@@ -54,8 +55,9 @@ rmdir = os.rmdir
 mkfifo = getattr(os, "mkfifo", _unsupported)
 link = getattr(os, "link", _unsupported)  # Python on Android has none
 rename = os.rename
-read = os.read
-write = os.write
+# Not those of os: eventlet replaces them by ones that wait where these raise BlockingIOError.
+read = unpatched.read
+write = unpatched.write
 pread = os.pread
 pwrite = os.pwrite
 fsync = os.fsync

@@ -1,0 +1,133 @@
+"""Rule 10: a path is one kind of lock. No two kinds on one path ever have a holder each, in any order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast import Lock, LockFile, NotALockFile, Semaphore, TaskLocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FLOCK = shutil.which("flock")
+TWO_HOURS = 7200
+
+
+class FlockHold:
+    """What flock(1) holds while its command runs."""
+
+    def __init__(self, path: str) -> None:
+        self._process = subprocess.Popen(
+            [str(FLOCK), path, "sh", "-c", "echo held; read line"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None and self._process.stdout.readline() == "held\n"
+
+    def check(self) -> None:
+        assert self._process.poll() is None
+
+    def release(self) -> None:
+        self._process.communicate("\n")
+
+
+def try_flock(path: str) -> FlockHold | None:
+    return None if subprocess.run([str(FLOCK), "-n", path, "true"], check=False).returncode else FlockHold(path)
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "lock": lambda path: Lock(path).try_acquire(),
+    "shared": lambda path: Lock(path, shared=True).try_acquire(),
+    "kept": lambda path: Lock(path, keep=True).try_acquire(),
+    "semaphore": lambda path: Semaphore(path, 2).try_acquire(),
+    "file": lambda path: LockFile(path, durable=False).try_acquire(),
+    "task": lambda path: TaskLocks(os.path.dirname(path), "w").claim(os.path.basename(path).removesuffix(".lock")),
+    "flock": try_flock,
+}
+SHARE = {("shared", "shared"), ("semaphore", "semaphore")}
+PAIRS = [
+    pytest.param(
+        one,
+        other,
+        marks=pytest.mark.skipif(FLOCK is None and "flock" in (one, other), reason="flock(1) is not installed"),
+    )
+    for one in KINDS
+    for other in KINDS
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "x.lock")
+
+
+def tries(kind: str, path: str) -> Any:
+    """The hold, or None if the path is refused or held."""
+    try:
+        return KINDS[kind](path)
+    except NotALockFile:
+        return None
+
+
+@contextmanager
+def held(kind: str, path: str) -> Iterator[Any]:
+    hold = KINDS[kind](path)
+    assert hold is not None
+    yield hold
+    hold.release()
+
+
+def make_old(path: str) -> None:
+    """As old as it takes for a file to count as stale."""
+    long_ago = time.time() - TWO_HOURS
+    if os.path.exists(path):
+        os.utime(path, (long_ago, long_ago))
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["fresh", "old"])
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_path_that_is_held_as_one_kind_is_not_granted_as_another(one: str, other: str, old: bool, path: str) -> None:
+    with held(one, path) as hold:
+        if old:
+            make_old(path)
+        before = os.stat(path).st_ino
+        second = tries(other, path)
+        if (one, other) in SHARE:
+            assert second is not None
+            second.release()
+        else:
+            assert second is None
+        assert os.stat(path).st_ino == before, "the file of the holder was replaced"
+        if (one, one) not in SHARE:
+            assert tries(one, path) is None
+        hold.check()
+    again = KINDS[one](path)
+    assert again is not None
+    again.release()
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["fresh", "old"])
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_path_that_was_used_as_one_kind_has_one_holder_as_another(one: str, other: str, old: bool, path: str) -> None:
+    with held(one, path):
+        pass
+    if old:
+        make_old(path)
+    second = tries(other, path)
+    if second is None:
+        return  # refused, or counted as held: the file stays what it was
+    first = tries(one, path)
+    assert first is None or (one, other) in SHARE
+    second.check()
+    for hold in (first, second):
+        if hold is not None:
+            hold.release()
