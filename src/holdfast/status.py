@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from . import system
+from .files import OwnedFd
 from .owner import command_of, describe, sees_everybody
 from .paths import major_and_minor, mount_at
 
@@ -220,14 +221,12 @@ def _waiters(file: str) -> tuple[Holder, ...]:
     device = None
     for name in names:
         try:
-            fd = system.open_fd(f"{queue}/{name}", system.O_READ)
+            ticket = OwnedFd(system.open_fd(f"{queue}/{name}", system.O_READ))
         except OSError:
             continue
-        try:
-            st = system.fstat(fd)
-            device = device or _place(fd, st)[0]
-        finally:
-            system.close(fd)
+        with ticket:
+            st = system.fstat(ticket.fd)
+            device = device or _place(ticket.fd, st)[0]
         pid = owners.get((device, st.st_ino))
         if pid is not None:
             known = pid if pid > 0 else None
@@ -240,21 +239,19 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
     file = os.path.realpath(path)
     waiters = _waiters(file)
     try:
-        fd = system.open_fd(file, system.O_READ)
+        opened = OwnedFd(system.open_fd(file, system.O_READ))
     except BlockingIOError:  # Windows: opened by somebody who shares it with nobody
         return Status(path, "lock", held=True, holders=(Holder(None),), waiters=waiters)
     except OSError:
         return Status(path, "lock", held=False, waiters=waiters)
-    try:
-        st = system.fstat(fd)
+    with opened:
+        fd, st = opened.fd, system.fstat(opened.fd)
         holders = _holders(fd, st, _KERNEL_LOCKS)
         if not holders:
             ranged = mount_at(st.st_dev, path).ranged  # other machines' locks, which /proc does not show
             if system.range_taken(fd) if ranged else not _is_free(fd):
                 # In a container, /proc/locks is silent about a lock whose taker is gone, its descriptor inherited.
                 holders = _search(_place(fd, st), _KERNEL_LOCKS) or (Holder(None),)
-    finally:
-        system.close(fd)
     return Status(
         path,
         "lock",
@@ -285,17 +282,15 @@ def of_semaphore(path: str, permits: int) -> Status:
     file = os.path.realpath(path)
     waiters = _waiters(file)
     try:
-        fd = system.open_fd(file, system.O_READ)
+        opened = OwnedFd(system.open_fd(file, system.O_READ))
     except BlockingIOError:
         return Status(path, "semaphore", held=True, holders=(Holder(None),), waiters=waiters, permits=permits)
     except OSError:
         return Status(path, "semaphore", held=False, waiters=waiters, permits=permits)
-    try:
-        holders = _holders(fd, system.fstat(fd), ("OFDLCK",), first=system.FIRST_SLOT)
-        if not holders and system.slots_taken(fd, permits):
+    with opened:
+        holders = _holders(opened.fd, system.fstat(opened.fd), ("OFDLCK",), first=system.FIRST_SLOT)
+        if not holders and system.slots_taken(opened.fd, permits):
             holders = (Holder(None, shared=True),)
-    finally:
-        system.close(fd)
     return Status(path, "semaphore", held=bool(holders), holders=holders, waiters=waiters, permits=permits)
 
 
