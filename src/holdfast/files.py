@@ -6,18 +6,27 @@
 An `OwnedFd` closes its descriptor once: by `close`, at the end of its `with` block, or when it is collected. In a
 forked child it is inert: the fork hook (`process`) has closed the child's copy, and `close` does nothing, whatever the
 child has opened under the same number since. No other code closes a descriptor by its number.
+
+A file that is written as a whole is written in one of three ways. If that fails, nothing is left of it:
+
+    create_file     a new name, seen from the first byte on
+    publish_file    a new name, which appears together with the content
+    replace_file    a name that may exist: readers see the old content or the new content
 """
 
 from __future__ import annotations
+
+import os
 
 from . import process, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
     from typing import TypeVar
 
     Owner = TypeVar("Owner", bound="OwnedFd")
+
+_FIRST_READ, _NEXT_READ = 1 << 12, 1 << 20  # Python allocates a buffer of this size for each call
 
 
 class OwnedFd:
@@ -90,3 +99,93 @@ def named(
     except (FileNotFoundError, NotADirectoryError):
         return None
     return st if (st[2], st[1]) == inode else None
+
+
+def pipe(reader: type[OwnedFd] = OwnedFd, writer: type[OwnedFd] = OwnedFd) -> tuple[OwnedFd, OwnedFd]:
+    """The two ends of a pipe. A forked child keeps those of an `InheritedFd`."""
+    one, other = os.pipe()
+    return reader(one), writer(other)
+
+
+def read_open(fd: int) -> bytes:
+    """The content of an open file, from its beginning."""
+    text = system.pread(fd, _FIRST_READ, 0)
+    if len(text) < _FIRST_READ:
+        return text
+    parts, size = [text], len(text)
+    while text := system.pread(fd, _NEXT_READ, size):
+        parts.append(text)
+        size += len(text)
+    return b"".join(parts)
+
+
+def read_all(path: str) -> bytes:
+    """The content of a file. A symlink is not followed."""
+    with OwnedFd(system.open_fd(path, system.O_READ)) as file:
+        return read_open(file.fd)
+
+
+def write_all(fd: int, content: bytes) -> None:
+    done = system.write(fd, content)
+    while done < len(content):  # the disk is full: the next call raises ENOSPC
+        done += system.write(fd, content[done:])
+
+
+def write_at(fd: int, content: bytes, at: int) -> None:
+    done = system.pwrite(fd, content, at)
+    while done < len(content):  # the disk is full: the next call raises ENOSPC
+        done += system.pwrite(fd, content[done:], at + done)
+
+
+def create_file(path: str, content: bytes, mode: int, *, sync: bool = False) -> None:
+    """Write a new file. FileExistsError: the name is taken. `sync` waits for the content, not for the name."""
+    with OwnedFd(system.open_fd(path, system.O_NEW, mode)) as file:
+        try:
+            if content:
+                write_all(file.fd, content)
+            if sync:
+                system.fsync(file.fd)
+        except BaseException:
+            remove(path)
+            raise
+
+
+def publish_file(path: str, content: bytes, mode: int, *, sync: bool = False) -> None:
+    """Write a new file that appears with its content. FileExistsError: the name is taken."""
+    private = private_name(path)
+    create_file(private, content, mode, sync=sync)
+    try:
+        system.link(private, path)
+    finally:
+        remove(private)  # on Windows a link is a move, and the private name is gone
+
+
+def replace_file(path: str, content: bytes, mode: int, *, sync: bool = False) -> None:
+    """Write a file that appears with its content, in place of the old one."""
+    private = private_name(path)
+    create_file(private, content, mode, sync=sync)
+    try:
+        system.rename(private, path)
+    except BaseException:
+        remove(private)
+        raise
+
+
+def private_name(path: str) -> str:
+    """A name beside `path`, for a file that is not complete yet."""
+    return f"{path}.{os.urandom(8).hex()}.tmp"
+
+
+def remove(path: str) -> None:
+    """Remove a file if it exists."""
+    try:
+        system.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def sync_directory(path: str) -> None:
+    """Names that were added to the directory, or removed from it, are on disk. Windows has no such call."""
+    if system.HAS_FOLDERS:
+        with OwnedFd(system.open_fd(path, system.O_SYNCABLE_FOLDER)) as file:
+            system.fsync(file.fd)

@@ -8,10 +8,11 @@ system: `export_prometheus()` needs the extra `holdfast[prometheus]`, `export_op
 
 from __future__ import annotations
 
-import os
 from _thread import allocate_lock as Lock
 from collections import deque
 from itertools import count
+
+from . import process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,8 +138,7 @@ def _begin_anew() -> None:
         one._mutex = Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+process.after_fork_in_child(_begin_anew)
 
 
 def _all_kinds() -> list[Kind]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from time import time
 
-from . import system
+from . import process, system
 from .record import sanitise
 
 
@@ -45,8 +45,7 @@ def _forget_me() -> None:
     _me = None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_me)
+process.after_fork_in_child(_forget_me)
 
 
 def boot_id() -> str | None:

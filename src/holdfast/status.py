@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from . import system
+from .files import OwnedFd
 from .owner import command_of, describe, sees_everybody
 from .paths import major_and_minor, mount_at
 
@@ -228,14 +229,12 @@ def _waiters(file: str) -> tuple[Holder, ...]:
     device = None
     for name in names:
         try:
-            fd = system.open_fd(f"{queue}/{name}", system.O_READ)
+            ticket = OwnedFd(system.open_fd(f"{queue}/{name}", system.O_READ))
         except OSError:
             continue
-        try:
-            st = system.fstat(fd)
-            device = device or _place(fd, st)[0]
-        finally:
-            system.close(fd)
+        with ticket:
+            st = system.fstat(ticket.fd)
+            device = device or _place(ticket.fd, st)[0]
         pid = owners.get((device, st.st_ino))
         if pid is not None:
             known = pid if pid > 0 else None
@@ -248,13 +247,13 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
     file = os.path.realpath(path)
     waiters = _waiters(file)
     try:
-        fd = system.open_fd(file, system.O_READ)
+        opened = OwnedFd(system.open_fd(file, system.O_READ))
     except BlockingIOError:  # Windows: opened by somebody who shares it with nobody
         return Status(path, "lock", held=True, holders=(Holder(None),), waiters=waiters)
     except OSError:
         return Status(path, "lock", held=False, waiters=waiters)
-    try:
-        st = system.fstat(fd)
+    with opened:
+        fd, st = opened.fd, system.fstat(opened.fd)
         ranged = mount_at(st.st_dev, path).ranged
         families = _RANGES if ranged or sys.platform == "darwin" else _FLOCKS
         holders = _holders(fd, st, families)
@@ -262,8 +261,6 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
         # is gone, its descriptor inherited.
         if not holders and (system.range_taken(fd) if ranged else not _is_free(fd)):
             holders = _search(_place(fd, st), families) or (Holder(None),)
-    finally:
-        system.close(fd)
     return Status(
         path,
         "lock",
@@ -295,13 +292,13 @@ def of_semaphore(path: str, permits: int) -> Status:
     file = os.path.realpath(path)
     waiters = _waiters(file)
     try:
-        fd = system.open_fd(file, system.O_READ)
+        opened = OwnedFd(system.open_fd(file, system.O_READ))
     except BlockingIOError:
         return Status(path, "semaphore", held=True, holders=(Holder(None),), waiters=waiters, permits=permits)
     except OSError:
         return Status(path, "semaphore", held=False, waiters=waiters, permits=permits)
-    try:
-        st = system.fstat(fd)
+    with opened:
+        fd, st = opened.fd, system.fstat(opened.fd)
         holders = _holders(fd, st, ("OFDLCK",), first=system.FIRST_SLOT)
         if not holders and system.slots_taken(fd, permits):
             holders = (Holder(None, shared=True),)
@@ -309,8 +306,6 @@ def of_semaphore(path: str, permits: int) -> Status:
         if not held:
             others = tuple(holder for holder in _holders(fd, st, _FLOCKS) if not holder.shared)
             held, holders = bool(others), holders or others  # an exclusive lock on the whole file: flock(1)
-    finally:
-        system.close(fd)
     return Status(path, "semaphore", held=held, holders=holders, waiters=waiters, permits=permits)
 
 

@@ -13,7 +13,7 @@ import sys
 
 from .. import Lock, LockFile, Semaphore, system
 from ..errors import HoldfastError, Unsupported
-from ..files import OwnedFd
+from ..files import InheritedFd, OwnedFd, create_file, pipe, sync_directory
 from ..locks.publish import Place, publish
 from ..paths import find_mount
 from . import arguments, output
@@ -139,30 +139,28 @@ class Other:
         self._action = action
 
     def __enter__(self) -> Other:
-        ready, told = os.pipe()
-        go_on, self._go_on = os.pipe()
+        ready, told = pipe(writer=InheritedFd)
+        go_on, self._go_on = pipe(reader=InheritedFd)
         self._pid = os.fork()
         if self._pid == 0:
             code = 1
             try:
-                os.close(ready)
-                os.close(self._go_on)
                 kept = self._action()  # until it ends: the kernel lets go of it then
-                os.write(told, b"1")
-                os.read(go_on, 1)
+                os.write(told.fd, b"1")
+                os.read(go_on.fd, 1)
                 code = 0 if kept is not None else 1
             except BaseException:
                 pass
             finally:
                 os._exit(code)
-        os.close(told)
-        os.close(go_on)
-        self.did = os.read(ready, 1) == b"1"
-        os.close(ready)
+        told.close()
+        go_on.close()
+        with ready:
+            self.did = os.read(ready.fd, 1) == b"1"
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._go_on)
+        self._go_on.close()
         os.waitpid(self._pid, 0)
 
 
@@ -170,20 +168,20 @@ def _excluded(room: str, name: str, lock: Callable[[int], Any]) -> bool:
     """Does a lock of another process keep us out, and let us in when it has gone?"""
     path = os.path.join(room, name)
 
-    def take() -> int:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        lock(fd)
-        return fd
+    def take() -> OwnedFd:
+        file = OwnedFd(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        lock(file.fd)
+        return file
 
     with Other(take) as other:
         if not other.did:
             raise OSError(errno.ENOLCK, "not even the first lock was granted")
         try:
-            os.close(take())
+            take().close()
             return False
         except BlockingIOError:
             pass
-    os.close(take())
+    take().close()
     return True
 
 
@@ -200,9 +198,9 @@ def _ranges(room: str) -> bool:
 
 def _exclusive_create(room: str) -> bool:
     path = os.path.join(room, "exclusive")
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    create_file(path, b"", 0o600)
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        create_file(path, b"", 0o600)
     except FileExistsError:
         return True
     return False
@@ -211,7 +209,7 @@ def _exclusive_create(room: str) -> bool:
 def _link(room: str) -> Finding:
     one, other = os.path.join(room, "one"), os.path.join(room, "other")
     for path in (one, other):
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        create_file(path, b"", 0o600)
     try:
         os.link(one, other)
         return Finding("", False, "a link replaced a file that was there")
@@ -227,13 +225,11 @@ def _link(room: str) -> Finding:
 
 def _nameless(room: str) -> Finding:
     try:
-        fd = system.open_fd(room, system.O_TMPFILE, 0o600)
+        file = OwnedFd(system.open_fd(room, system.O_TMPFILE, 0o600))
     except OSError:
         return Finding("", None, "a private file does its work; a crash may leave one")
-    try:
-        system.link_open_file(fd, None, os.path.join(room, "named"))
-    finally:
-        system.close(fd)
+    with file:
+        system.link_open_file(file.fd, None, os.path.join(room, "named"))
     return Finding("", True)
 
 
@@ -253,7 +249,7 @@ def _exchange(room: str) -> Finding:
 def _rename(room: str) -> Finding:
     one, other = os.path.join(room, "from"), os.path.join(room, "to")
     for path in (one, other):
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        create_file(path, b"", 0o600)
     try:
         system.rename_new(one, other)
     except FileExistsError:
@@ -303,18 +299,8 @@ def _fifo(room: str) -> Finding:
 
 
 def _fsync(room: str) -> bool:
-    fd = os.open(os.path.join(room, "synced"), os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        os.write(fd, b"x")
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    if system.HAS_FOLDERS:
-        fd = os.open(room, system.O_SYNCABLE_FOLDER)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    create_file(os.path.join(room, "synced"), b"x", 0o600, sync=True)
+    sync_directory(room)
     return True
 
 

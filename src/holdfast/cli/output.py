@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from ..files import OwnedFd
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from io import TextIOWrapper
@@ -34,10 +36,9 @@ def prepare() -> None:
 
 def _fill_standard_descriptors() -> None:
     """Where the caller has closed 0, 1 or 2, a lock file must not get that number: a command would write into it."""
-    fd = os.open(os.devnull, os.O_RDWR)  # closed again by exec
-    while fd <= 2:
-        fd = os.open(os.devnull, os.O_RDWR)
-    os.close(fd)
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # closed again by exec
+        pass
+    OwnedFd(fd).close()
 
 
 def say(text: str) -> bool:
@@ -83,12 +84,11 @@ def _write(stream: TextIOWrapper | object, text: str | bytes) -> bool:
 
 def _discard(stream: object) -> None:
     """Send what is still to come nowhere, so that it does not fail again when Python ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, stream.fileno())  # type: ignore[attr-defined]
-    except (OSError, ValueError):
-        pass
-    os.close(nowhere)
+    with OwnedFd(os.open(os.devnull, os.O_WRONLY)) as nowhere:
+        try:
+            os.dup2(nowhere.fd, stream.fileno())  # type: ignore[attr-defined]
+        except (OSError, ValueError):
+            pass
 
 
 def finish() -> None:

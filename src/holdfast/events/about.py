@@ -11,6 +11,7 @@ import msgspec
 
 from .. import system
 from ..errors import CorruptStore, UnsafePath, Unsupported
+from ..files import publish_file, read_all, sync_directory
 from . import log
 
 TYPE_CHECKING = False
@@ -44,11 +45,7 @@ def open_directory(path: str, mode: int) -> str:
 
 def read_id(path: str) -> str:
     about = f"{path}/store.json"
-    fd = system.open_fd(about, system.O_READ)
-    try:
-        text = system.read(fd, 1 << 16)
-    finally:
-        system.close(fd)
+    text = read_all(about)
     try:
         said = msgspec.json.decode(text)
         number, name = said["format"], said["id"]
@@ -76,22 +73,12 @@ def _make(path: str, mode: int) -> None:
         if not os.path.exists(f"{path}/store.json"):  # else another process has made the store meanwhile
             raise error
         return
-    private = f"{path}/store.json.{os.urandom(8).hex()}.tmp"
-    fd = system.open_fd(private, system.O_NEW, mode)
-    try:
-        system.write(fd, msgspec.json.encode({"format": FORMAT, "id": os.urandom(16).hex()}) + b"\n")
-        system.fsync(fd)  # also if nobody waits for the disk later: without it, nobody knows whose events these are
-    finally:
-        system.close(fd)
-    try:
-        system.link(private, f"{path}/store.json")
-    except FileExistsError:
-        pass  # another process was quicker
-    finally:
-        with suppress(FileNotFoundError):  # on Windows a link is a move, which has used the name up
-            system.unlink(private)
+    text = msgspec.json.encode({"format": FORMAT, "id": os.urandom(16).hex()}) + b"\n"
+    with suppress(FileExistsError):  # another process was quicker
+        # Synced also if the store is not durable: without this file, the events have no owner.
+        publish_file(f"{path}/store.json", text, mode, sync=True)
     for folder in (path, *made):
-        log.sync_folder(folder)
+        sync_directory(folder)
 
 
 def _missing(path: str) -> list[str]:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 from .. import owner, system
+from ..files import sync_directory
 from . import log
 from .ledger import STUCK, Ledger, Stuck
 
@@ -113,11 +114,11 @@ class Disk:
     def sync_names(self, tail: Tail) -> None:
         """Whoever made the segment may not have cared, or may have died before it could."""
         if self.durable:
-            log.sync_folder(self.view.events)
+            sync_directory(self.view.events)
             if not self.named:
-                log.sync_folder(self._root)
+                sync_directory(self._root)
                 with suppress(PermissionError):
-                    log.sync_folder(os.path.dirname(self._root))
+                    sync_directory(os.path.dirname(self._root))
         self.named = tail.first
 
     def sync_or_undo(self, written: Written, head: int) -> None:

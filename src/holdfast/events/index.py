@@ -14,7 +14,6 @@ made again.
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from array import array
@@ -23,7 +22,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from zlib import crc32
 
-from .. import system
+from .. import files, system
 from .model import QueryItem
 
 _MAGIC = b"holdfast run 1\n\0"
@@ -132,25 +131,11 @@ def merge(runs: list[Run]) -> Run:
 
 
 def write_run(folder: str, run: Run, store: bytes, mode: int) -> None:
-    path = run_path(folder, run.first, run.last)
     offsets = bytes(run.offsets)
     offsets += b"\0" * (-len(offsets) % 8)
     body = offsets + bytes(run.pairs)
     header = _HEADER.pack(_MAGIC, store, run.first, run.last, len(run.pairs), crc32(body), run.last_sum)
-    private = f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
-    fd = system.open_fd(private, system.O_NEW, mode)
-    try:
-        text = memoryview(header + body)
-        while text:
-            text = text[system.write(fd, text) :]
-        system.close(fd)
-        fd = -1
-        system.rename(private, path)
-    except BaseException:
-        if fd >= 0:
-            system.close(fd)
-        system.unlink(private)
-        raise
+    files.replace_file(run_path(folder, run.first, run.last), header + body, mode)
 
 
 def read_run(folder: str, first: int, last: int, store: bytes) -> Run | None:
@@ -184,10 +169,7 @@ def belongs_to(folder: str, first: int, last: int, store: bytes) -> bool:
 
 
 def remove(folder: str, first: int, last: int) -> None:
-    try:
-        system.unlink(run_path(folder, first, last))
-    except FileNotFoundError:
-        pass
+    files.remove(run_path(folder, first, last))
 
 
 def code_of(key: str) -> int:

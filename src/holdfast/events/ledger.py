@@ -24,13 +24,13 @@ call, so that at least one of them sees what the other wrote. (To touch it every
 from __future__ import annotations
 
 import mmap
-import os
 from threading import Lock
 from time import monotonic, sleep
 from zlib import crc32
 
 from .. import owner, system
 from ..errors import Timeout
+from ..files import OwnedFd, create_file, private_name
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
 _INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE = range(1, 12)
@@ -60,34 +60,24 @@ class Ledger:
 
     def __init__(self, path: str, *, writable: bool) -> None:
         self.path = path
-        self._fd = system.open_fd(path, system.O_EXISTING if writable else system.O_READ)
-        try:
-            st = system.fstat(self._fd)
-            if st.st_size < _SIZE:
-                raise ValueError("too short")
-            self.inode = (st.st_dev, st.st_ino)
-            self._number = _number_of(self._fd, st.st_ino)
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            self._memory = mmap.mmap(self._fd, _SIZE, access=access)
-            self._cells = memoryview(self._memory).cast("Q")
-        except BaseException:
-            system.close(self._fd)
-            raise
+        self._file = OwnedFd(system.open_fd(path, system.O_EXISTING if writable else system.O_READ))
+        self._fd = self._file.fd
+        st = system.fstat(self._fd)
+        if st.st_size < _SIZE:
+            raise ValueError("too short")
+        self.inode = (st.st_dev, st.st_ino)
+        self._number = _number_of(self._fd, st.st_ino)
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self._memory = mmap.mmap(self._fd, _SIZE, access=access)
+        self._cells = memoryview(self._memory).cast("Q")
         self._mutex = Lock()
         self._is_moving = True
 
     @classmethod
     def make(cls, path: str, head: int, segment: int, store: bytes, mode: int) -> Ledger:
         """A new one, in place of what is there. For who holds the store's lock, and has synced everything."""
-        private = f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
-        fd = system.open_fd(private, system.O_NEW, mode)
-        try:
-            system.write(fd, b"\0" * _SIZE)
-        except BaseException:
-            system.unlink(private)
-            raise
-        finally:
-            system.close(fd)
+        private = private_name(path)
+        create_file(private, b"\0" * _SIZE, mode)
         ledger = cls(private, writable=True)
         cells = ledger._cells
         cells[_INODE], cells[_BOOT], cells[_STORE] = ledger._number, _boot(), int(store, 16)
@@ -283,7 +273,3 @@ class Ledger:
         except TypeError:  # we may only read it
             return False
         return True
-
-    def __del__(self) -> None:
-        if hasattr(self, "_mutex"):
-            system.close(self._fd)

@@ -19,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 
+from .. import process
 from ..record import depth_of
 from .model import Event, StoredEvent
 
@@ -131,8 +132,7 @@ def _forget_id() -> None:
     _id_begin = b""
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_id)
+process.after_fork_in_child(_forget_id)
 
 
 def now() -> datetime:

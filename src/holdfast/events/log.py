@@ -18,12 +18,11 @@ import errno
 import os
 from array import array
 from bisect import bisect_right
-from contextlib import suppress
 from time import time
 
 from .. import system
 from ..errors import CorruptStore
-from ..files import OwnedFd
+from ..files import InheritedFd, OwnedFd, create_file, replace_file, sync_directory
 from . import lines
 
 TYPE_CHECKING = False
@@ -58,7 +57,7 @@ class Tail:
         self.first = first
         self._writable = writable
         self._anew = anew
-        self.fd = open_segment(self.path, writable=writable, anew=anew)
+        self._open()
         self._tag = tag
         self.head = first - 1  # the last event that was read
         self.end = 0  # the first byte behind it
@@ -72,16 +71,16 @@ class Tail:
         self._last = b""  # the last bytes of the last line
         self._turn: OwnedFd | None = None
 
-    def __del__(self) -> None:
-        # Not before: somebody may be syncing it while somebody else goes on to the next segment.
-        if getattr(self, "fd", -1) >= 0:
-            system.close(self.fd)
+    def _open(self) -> None:
+        # It is closed when this object is collected: a thread may sync it while another one uses the next segment.
+        self._file = OwnedFd(open_segment(self.path, writable=self._writable, anew=self._anew))
+        self.fd = self._file.fd
 
     def reopen(self) -> None:
         """Ask the server: other machines may have written to what this one remembers of the file."""
-        system.close(self.fd)
         self.fd = -1
-        self.fd = open_segment(self.path, writable=self._writable, anew=self._anew)
+        self._file.close()
+        self._open()
 
     @property
     def last_sum(self) -> bytes:
@@ -247,11 +246,7 @@ class Tail:
         rest = self._all_behind_end()
         if not _good_heads(rest, self._tag):
             return
-        fd = system.open_fd(f"{self.path}.cut-{self.end}-{os.urandom(4).hex()}", system.O_NEW, 0o600)
-        try:
-            system.write(fd, rest.rstrip(b"\n") + b"\n")
-        finally:
-            system.close(fd)
+        create_file(f"{self.path}.cut-{self.end}-{os.urandom(4).hex()}", rest.rstrip(b"\n") + b"\n", 0o600)
 
     def check_rest(self, known_safe: int = 0) -> bool:
         """Is there something behind the end that a crash may have left? Raises if it was no crash."""
@@ -293,17 +288,13 @@ class Tail:
         )
 
 
-class Segment:
-    """One that may have ended, open for reading until nobody reads it any more."""
+class Segment(InheritedFd):
+    """A segment that may have ended, open for reading. A reader in a forked child goes on with its copy."""
 
     def __init__(self, folder: str, first: int, *, anew: bool) -> None:
         self.path = segment_path(folder, first)
         self.first = first
-        self.fd = open_segment(self.path, writable=False, anew=anew)
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            system.close(self.fd)
+        super().__init__(open_segment(self.path, writable=False, anew=anew))
 
     def end_of_line(self, start: int) -> int:
         """The byte behind the newline of the line that begins there."""
@@ -382,27 +373,9 @@ def open_segment(path: str, *, writable: bool, anew: bool) -> int:
 def make_segment(folder: str, first: int, mode: int, *, durable: bool, anew: bool = False) -> None:
     """An empty one. If somebody died after making it, it is there already. `anew`: in place of that."""
     path = segment_path(folder, first)
-    private = f"{path}.{os.urandom(8).hex()}.tmp" if anew else path
     try:
-        system.close(system.open_fd(private, system.O_NEW, mode))
-        if anew:
-            system.rename(private, path)
+        (replace_file if anew else create_file)(path, b"", mode)
     except FileExistsError:
         pass
-    except BaseException:
-        if anew:
-            with suppress(FileNotFoundError):
-                system.unlink(private)
-        raise
     if durable:
-        sync_folder(folder)
-
-
-def sync_folder(path: str) -> None:
-    if not system.HAS_FOLDERS:
-        return
-    fd = system.open_fd(path, system.O_SYNCABLE_FOLDER)
-    try:
-        system.fsync(fd)
-    finally:
-        system.close(fd)
+        sync_directory(folder)

@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from .. import system
 from ..errors import CorruptStore, UnsafePath
+from ..files import replace_file
 from ..locks.kernel import Lock
 from .model import Query, StoredEvent
 
@@ -95,17 +95,4 @@ def _save(path: str, position: int, state: Any, query: Query, durable: bool) -> 
             f"{path}: the state of a projection is JSON (dicts with text keys, lists, texts, numbers). This one would "
             f"come back as another one: {state!r:.200}"
         )
-    private = f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
-    fd = system.open_fd(private, system.O_NEW, 0o644)
-    try:
-        text = memoryview(saved + b"\n")
-        while text:
-            text = text[system.write(fd, text) :]
-        if durable:
-            system.fsync(fd)
-        system.rename(private, path)
-    except BaseException:
-        system.unlink(private)
-        raise
-    finally:
-        system.close(fd)
+    replace_file(path, saved + b"\n", 0o644, sync=durable)

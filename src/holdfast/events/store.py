@@ -14,7 +14,6 @@ back.
 from __future__ import annotations
 
 import errno
-import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from time import monotonic
@@ -22,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .. import system, wait
+from .. import process, system, wait
 from ..errors import CorruptStore
 from ..locks import base
 from ..paths import mount_at
@@ -420,5 +419,4 @@ def _begin_again() -> None:
         store._committer.begin_again()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_again)
+process.after_fork_in_child(_begin_again)

@@ -8,7 +8,7 @@ import os
 
 from .. import owner
 from ..errors import CorruptStore, Unsupported
-from .openfile import publish
+from ..files import replace_file
 from .places import Places, listed, make, sync_folders
 
 FORMAT = 2
@@ -58,12 +58,12 @@ def _make(places: Places, about: str, *, durable: bool, mode: int) -> None:
 
 def write_boot(places: Places, mode: int) -> None:
     """That since the machine was started it was looked whether something was lost before (`lines`)."""
-    publish(f"{places.root}/boot", (owner.boot_id() or "").encode() + b"\n", mode)
+    replace_file(f"{places.root}/boot", (owner.boot_id() or "").encode() + b"\n", mode)
 
 
 def _write(about: str, *, durable: bool, mode: int) -> None:
     text = json.dumps({"format": FORMAT, "what": "tasks of Holdfast"}).encode() + b"\n"
-    publish(about, text, mode, sync=True)  # also if nobody waits for the disk later: without it, this is no queue
+    replace_file(about, text, mode, sync=True)  # also if nobody waits for the disk later: without it, this is no queue
     if durable:
         root = os.path.dirname(about)
         sync_folders(root, os.path.dirname(root))

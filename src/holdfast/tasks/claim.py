@@ -21,7 +21,7 @@ from types import TracebackType
 
 from .. import process, system
 from ..errors import LockLost, NotLocked
-from ..files import OwnedFd
+from ..files import OwnedFd, read_open
 from . import journal
 from .journal import Task
 from .places import Places, move, move_over, name_of
@@ -452,7 +452,7 @@ class Desk:
         claim = None
         try:
             self.lock(file.fd, system.EX_NB)
-            text = journal.read(file.fd)
+            text = read_open(file.fd)
             claim = Claim(self, file, place, journal.parse(text, path), text)
         except BlockingIOError:
             pass

@@ -8,12 +8,12 @@ believed instead: then it was wrong before.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from math import isfinite
 from zlib import crc32
 
-from .. import owner, system
+from .. import owner
+from ..files import publish_file, read_all
 
 _A_DAY = 86_400.0
 _ticks = getattr(time, "CLOCK_BOOTTIME", None)
@@ -41,33 +41,18 @@ class Clock:
 
     def _read(self) -> float | None:
         try:
-            fd = system.open_fd(self._path, system.O_READ)
-        except FileNotFoundError:
+            offset = float(read_all(self._path))
+        except (FileNotFoundError, ValueError):
             return None
-        try:
-            offset = float(system.read(fd, 64))
-            return offset if isfinite(offset) else None
-        except ValueError:
-            return None
-        finally:
-            system.close(fd)
+        return offset if isfinite(offset) else None
 
     def _write(self, offset: float) -> float:
-        private = f"{self._path}.{os.urandom(8).hex()}.tmp"
         try:
-            fd = system.open_fd(private, system.O_NEW, 0o644)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                return offset  # this process may only look, and so tells nobody
-            raise
-        try:
-            system.write(fd, b"%.6f\n" % offset)
-        finally:
-            system.close(fd)
-        try:
-            system.link(private, self._path)
+            publish_file(self._path, b"%.6f\n" % offset, 0o644)
         except FileExistsError:
             pass  # another process was quicker, or what is there says nothing
-        finally:
-            system.unlink(private)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return offset  # this process may only look, and so tells nobody
         return self._read() or offset

@@ -19,13 +19,13 @@ from datetime import datetime
 from time import gmtime, strftime, time_ns
 from typing import Any
 
-from .. import owner, system
+from .. import owner
 from ..errors import CorruptStore
+from ..files import read_all
 from ..record import depth_of
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
 _decode = json.JSONDecoder().raw_decode  # the other one looks for blanks first, which takes as long again
-_A_CHUNK = 1 << 12  # more than most have; a buffer as large is made for each
 
 LARGEST = 10**9  # priority
 LONGEST = 9e9  # seconds: what the kernel can count in nanoseconds
@@ -150,25 +150,9 @@ def is_done_line(line: bytes) -> bool:
     return said is not None and said.get("is") == "done"
 
 
-def read(fd: int) -> bytes:
-    """All of it."""
-    text = system.pread(fd, _A_CHUNK, 0)
-    if len(text) < _A_CHUNK:
-        return text
-    parts = [text]
-    while text:
-        text = system.pread(fd, _A_CHUNK * 256, sum(map(len, parts)))
-        parts.append(text)
-    return b"".join(parts)
-
-
 def read_file(path: str) -> Task:
     """What is known of a task by its file."""
-    fd = system.open_fd(path, system.O_READ)
-    try:
-        return parse(read(fd), path)
-    finally:
-        system.close(fd)
+    return parse(read_all(path), path)
 
 
 def has_begun(text: bytes) -> bool:
@@ -178,11 +162,7 @@ def has_begun(text: bytes) -> bool:
 
 def was_never_put(path: str) -> bool:
     """Is it not even one line? Then the power failed before it was on disk, and nobody was told that it is there."""
-    fd = system.open_fd(path, system.O_READ)
-    try:
-        return b"\n" not in read(fd).strip(b"\0")
-    finally:
-        system.close(fd)
+    return b"\n" not in read_all(path).strip(b"\0")
 
 
 def parse(text: bytes, path: str) -> Task:

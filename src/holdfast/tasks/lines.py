@@ -18,8 +18,7 @@ from ..files import OwnedFd
 from . import journal
 from .about import write_boot
 from .claim import Claim, Desk
-from .openfile import read_all
-from .places import Places, make, move, move_over, number_of, sync_folders
+from .places import Places, content, make, move, move_over, number_of, sync_folders
 from .sheet import LONGEST, MOVED, ONLY_THIS_FILE, PURGED, TAKEN, WAITS, Entry, Sheet
 from .sheets import Sheets
 from .slots import Slot, Slots
@@ -193,7 +192,7 @@ class Lines:
 
     def _last_boot(self) -> str:
         try:
-            return read_all(f"{self._places.root}/boot").decode(errors="replace").strip()
+            return content(f"{self._places.root}/boot").decode(errors="replace").strip()
         except OSError as error:
             if error.errno not in ONLY_THIS_FILE:
                 raise

@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterator
 
 from .. import system
+from ..files import read_all, remove, sync_directory
 from ..locks.tasks import file_name_of, task_id_of
 
 _TRIES = 3
@@ -135,6 +136,14 @@ def listed(folder: str) -> list[str]:
     return names
 
 
+def content(path: str) -> bytes:
+    """What is in a file; nothing if it is gone."""
+    try:
+        return read_all(path)
+    except FileNotFoundError:
+        return b""
+
+
 def remove_empty(folder: str) -> None:
     try:
         system.rmdir(folder)
@@ -142,21 +151,9 @@ def remove_empty(folder: str) -> None:
         pass  # somebody has put something in, or was quicker
 
 
-def remove(path: str) -> None:
-    """If it is there."""
-    try:
-        system.unlink(path)
-    except FileNotFoundError:
-        pass
-
-
 def sync_folders(*paths: str) -> None:
     for path in paths:
-        fd = system.open_fd(path, system.O_SYNCABLE_FOLDER)
-        try:
-            system.fsync(fd)
-        finally:
-            system.close(fd)
+        sync_directory(path)
 
 
 def count(folder: str, depth: int) -> int:

@@ -7,12 +7,13 @@ from time import time
 
 from .. import system
 from ..errors import CorruptStore, UnsafePath
+from ..files import remove
 from . import journal
 from .claim import Desk
 from .inventory import Inventory
 from .journal import Task
 from .lines import Lines
-from .places import Places, listed, remove
+from .places import Places, listed
 from .sheet import PURGED, TAKEN, Sheet, is_on_sheet
 from .sheets import Sheets
 

@@ -18,12 +18,13 @@ from time import monotonic, sleep
 
 from .. import process, system
 from ..errors import CorruptStore
+from ..files import OwnedFd, read_open, remove, write_all
 from ..wait import FIRST_PAUSE, MAX_PAUSE
 from . import journal
 from .claim import Claim
 from .clock import Clock
 from .errors import QueueFull
-from .places import IN_A_BUCKET, Places, file_name, listed, make, move, name_of, number_of, remove, sync_folders
+from .places import IN_A_BUCKET, Places, file_name, listed, make, move, name_of, number_of, sync_folders
 from .sequence import Sequence
 from .sheet import Sheet, new_id, on_sheet
 from .sheets import Sheets
@@ -121,19 +122,17 @@ class Putter:
         name = file_name(id)
         private = self._private()
         try:
-            fd = system.open_fd(private, system.O_NEW, self._mode)
+            file = OwnedFd(system.open_fd(private, system.O_NEW, self._mode))
         except FileNotFoundError:
             for folder in self._places.folders:  # somebody has tidied up
                 make(folder)
-            fd = system.open_fd(private, system.O_NEW, self._mode)
+            file = OwnedFd(system.open_fd(private, system.O_NEW, self._mode))
         try:
-            rest = line
-            while rest:
-                rest = rest[system.write(fd, rest) :]
-            folders = self._put_file(fd, private, name, priority, delay)
+            write_all(file.fd, line)
+            folders = self._put_file(file.fd, private, name, priority, delay)
             if sync and self._durable:
                 if folders:
-                    system.fsync(fd)
+                    system.fsync(file.fd)
                     sync_folders(self._places.tasks, *folders)
                 else:  # whoever put it may have died before it did, and who knows in which place it is
                     (system.sync_file_system or sync_folders)(self._places.tasks)
@@ -141,7 +140,7 @@ class Putter:
             remove(private)
             raise
         finally:
-            system.close(fd)
+            file.close()
 
     def _private(self) -> str:
         if self._registry is not process.registry:  # this is another process
@@ -163,7 +162,7 @@ class Putter:
             return self.enqueue(private, name, priority, delay)
         except FileNotFoundError:
             # Somebody who put the same, or looked for what the dead have left, has helped us. It may be over by now.
-            if not system.access(own, 0) and not journal.has_begun(journal.read(fd)):
+            if not system.access(own, 0) and not journal.has_begun(read_open(fd)):
                 raise
             return []
 
@@ -212,17 +211,15 @@ class Putter:
         """
         own = f"{self._places.tasks}/{name}"
         try:
-            fd = system.open_fd(own, system.O_READ)
+            file = OwnedFd(system.open_fd(own, system.O_READ))
         except OSError:
             return False
-        try:  # as long as it is open, no other file has its number
+        with file:  # as long as it is open, no other file has its inode number
             try:
-                task = journal.parse(journal.read(fd), own)
+                task = journal.parse(read_open(file.fd), own)
             except (OSError, CorruptStore):
                 return False
-            return self._rescue(name, system.fstat(fd), task)
-        finally:
-            system.close(fd)
+            return self._rescue(name, system.fstat(file.fd), task)
 
     def _rescue(self, name: str, st: os.stat_result, task: journal.Task) -> bool:
         own = f"{self._places.tasks}/{name}"

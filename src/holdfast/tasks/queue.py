@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import process, system
 from ..errors import CorruptStore, HoldfastError, NotLocked, UnsafePath
+from ..files import remove
 from ..locks import base
 from ..paths import mount_at
 from . import about, journal
@@ -30,7 +31,7 @@ from .journal import Task
 from .limits import Limits
 from .lines import Lines
 from .looking import Looker
-from .places import Places, file_name, listed, make, remove, task_id
+from .places import Places, file_name, listed, make, task_id
 from .putting import Putter, check_options, check_settings
 from .schedule import OPTIONS, Schedules, id_of, last_due, timing
 from .sequence import Sequence

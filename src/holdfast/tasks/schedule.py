@@ -16,8 +16,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from .. import system
-from .journal import LONGEST, read
-from .openfile import publish
+from ..files import read_all, replace_file
+from .journal import LONGEST
 from .places import file_name, listed, make, sync_folders
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -144,7 +144,7 @@ class Schedules:
         timing(said)  # what is wrong is told at once
         text = json.dumps(said, ensure_ascii=False).encode() + b"\n"
         make(self.folder)
-        publish(f"{self.folder}/{file_name(name)}.json", text, self._mode, sync=True)
+        replace_file(f"{self.folder}/{file_name(name)}.json", text, self._mode, sync=True)
         sync_folders(self.folder)
 
     def remove(self, name: str) -> bool:
@@ -181,11 +181,7 @@ class Schedules:
 
     def _read(self, name: str) -> None:
         try:
-            fd = system.open_fd(f"{self.folder}/{name}", system.O_READ)
-            try:
-                said = json.loads(read(fd))
-            finally:
-                system.close(fd)
+            said = json.loads(read_all(f"{self.folder}/{name}"))
             timing(said)
             complete = isinstance(said["since"], int | float) and "payload" in said and set(said["options"]) <= OPTIONS
             if not complete or not isinstance(said["name"], str):

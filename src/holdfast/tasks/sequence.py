@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic, sleep
 
 from .. import process, system
-from .openfile import OpenFile
+from ..files import OwnedFd
 from .places import IN_A_BUCKET, Places, listed, number_of
 
 LATER = "later"
@@ -32,7 +32,7 @@ class Sequence:
         self._mode = mode
         self._set_lock = system.lock_past_end if ranged else system.lock
         self._mutex = RLock()  # whoever has it may drop a claim, at any time, by the collector of garbage
-        self._file: OpenFile | None = None
+        self._file: OwnedFd | None = None
         self._registry = process.registry
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class Sequence:
             if self._registry is not process.registry:
                 self._mutex = RLock()  # a thread that is not in this process may have had it
             self._registry = process.registry
-            file = self._file = OpenFile(self.path, system.O_LOCK, self._mode)
+            file = self._file = OwnedFd(system.open_fd(self.path, system.O_LOCK, self._mode))
         return file.fd
 
     def look_again(self) -> bool:

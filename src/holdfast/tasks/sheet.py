@@ -33,10 +33,10 @@ from typing import NamedTuple
 
 from .. import system
 from ..errors import CorruptStore
+from ..files import OwnedFd, read_open, remove, write_at
 from . import journal
 from .journal import Task
-from .openfile import OpenFile, read_all, read_open, write_at
-from .places import NUMBER_DIGITS, make, remove, sync_folders
+from .places import NUMBER_DIGITS, content, make, sync_folders
 from .sequence import lock_patiently
 
 TYPE_CHECKING = False
@@ -117,7 +117,7 @@ class Sheet:
         if self._named.endswith((" (deleted)", f"/past/{name}")) and state != "past":
             raise FileNotFoundError(errno.ENOENT, "moved while it was opened", self.path)
         self._sure_at = -1.0
-        self._done: OpenFile | None = None
+        self._done: OwnedFd | None = None
         self._done_mutex = Lock()
         self._mutex = Lock()  # the threads of a process have the same locks
         self._end = 0  # what is before is written
@@ -414,16 +414,16 @@ class Sheet:
         if sync:
             system.fdatasync(file.fd)
 
-    def _open_done(self, sync: bool) -> OpenFile:
+    def _open_done(self, sync: bool) -> OwnedFd:
         with self._done_mutex:
             if self._done is None or not self._done.is_open:
                 path = f"{self.folder}/done/{self.name}"
                 flags = system.O_LOCK | os.O_APPEND
                 try:
-                    self._done = OpenFile(path, flags, self._mode)
+                    self._done = OwnedFd(system.open_fd(path, flags, self._mode))
                 except FileNotFoundError:
                     make(f"{self.folder}/done")  # somebody has tidied up
-                    self._done = OpenFile(path, flags, self._mode)
+                    self._done = OwnedFd(system.open_fd(path, flags, self._mode))
                 if sync:
                     sync_folders(f"{self.folder}/done")
             return self._done
@@ -441,7 +441,7 @@ class Sheet:
     def done(self) -> dict[str, bytes]:
         """By id, what is to be read behind the line."""
         found: dict[str, bytes] = {}
-        for line in read_all(self.watched[1]).splitlines(keepends=True):
+        for line in content(self.watched[1]).splitlines(keepends=True):
             name, _, rest = line.partition(b" ")
             _add_record(found, name.decode("latin-1"), rest)
         return {id: text for id, text in found.items() if text.count(b"\n") > 1}
@@ -458,7 +458,7 @@ class Sheet:
 
     def history(self, id: str) -> bytes:
         """The same of one; nothing if it is not done."""
-        text, before, found = read_all(self.watched[1]), b"\n%s " % id.encode(), {id: b""}
+        text, before, found = content(self.watched[1]), b"\n%s " % id.encode(), {id: b""}
         at = text.find(before)
         while at >= 0:
             end = text.find(b"\n", at + 1)
@@ -467,14 +467,14 @@ class Sheet:
         return found[id] if found[id].count(b"\n") > 1 else b""
 
 
-def _open(path: str, mode: int, *, create: bool) -> tuple[OpenFile, bool]:
+def _open(path: str, mode: int, *, create: bool) -> tuple[OwnedFd, bool]:
     """The file, and whether one may do more than look."""
     try:
-        return OpenFile(path, system.O_LOCK if create else system.O_EXISTING, mode), True
+        return OwnedFd(system.open_fd(path, system.O_LOCK if create else system.O_EXISTING, mode)), True
     except OSError as error:
         if create or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return OpenFile(path, system.O_READ), False
+        return OwnedFd(system.open_fd(path, system.O_READ)), False
 
 
 def _is_closed(line: bytes) -> bool:

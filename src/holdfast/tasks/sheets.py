@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import system
-from .places import IN_A_BUCKET, Places, listed, make, remove, sync_folders
+from ..files import remove
+from .places import IN_A_BUCKET, Places, listed, make, sync_folders
 from .sheet import LONGEST, ONLY_THIS_FILE, TAKEN, WAITS, Entry, Sheet, is_on_sheet
 
 _KEPT = 8  # sheets, each of another priority, that one who puts has open

@@ -15,10 +15,10 @@ import re
 
 from .. import system
 from ..errors import CorruptStore
+from ..files import OwnedFd, read_open, remove
 from . import journal
 from .journal import Task
-from .openfile import OpenFile
-from .places import Places, listed, make, remove
+from .places import Places, listed, make
 from .sheet import TAKEN, is_on_sheet
 
 _EMPTY = b"\n"
@@ -28,7 +28,7 @@ _NAME = re.compile("[0-9a-f]{16}")
 class Slot:
     """One that is locked."""
 
-    def __init__(self, path: str, name: str, file: OpenFile) -> None:
+    def __init__(self, path: str, name: str, file: OwnedFd) -> None:
         self.path, self.name, self.file = path, name, file
         self.mark = TAKEN + name.encode()  # of the line that is in it
         self.length = 0
@@ -39,7 +39,7 @@ class Slot:
         while True:
             name = os.urandom(8).hex()
             path = f"{folder}/{name}"
-            file = OpenFile(path, system.O_NEW, mode)
+            file = OwnedFd(system.open_fd(path, system.O_NEW, mode))
             try:
                 system.lock(file.fd, system.EX_NB)
                 if system.access(path, 0):
@@ -51,7 +51,7 @@ class Slot:
     @staticmethod
     def existing(path: str, name: str) -> Slot:
         """Raises FileNotFoundError, or BlockingIOError if somebody has it."""
-        file = OpenFile(path, system.O_EXISTING)
+        file = OwnedFd(system.open_fd(path, system.O_EXISTING))
         system.lock(file.fd, system.EX_NB)
         system.stat(path)  # whoever had it may have removed it
         return Slot(path, name, file)
@@ -60,8 +60,8 @@ class Slot:
         """If somebody has removed it."""
         if system.access(self.path, 0):
             return
-        text = journal.read(self.file.fd)
-        old, self.file = self.file, OpenFile(self.path, system.O_NEW, mode)
+        text = read_open(self.file.fd)
+        old, self.file = self.file, OwnedFd(system.open_fd(self.path, system.O_NEW, mode))
         self.length = 0
         system.lock(self.file.fd, system.EX_NB)
         self.fill(text)
@@ -141,10 +141,10 @@ class Slots:
     def text(self, name: str) -> bytes:
         """What is in it; nothing if it is empty, or gone."""
         try:
-            file = OpenFile(self.path(name), system.O_READ)
+            file = OwnedFd(system.open_fd(self.path(name), system.O_READ))
         except FileNotFoundError:
             return b""
-        text = journal.read(file.fd)
+        text = read_open(file.fd)
         file.close()
         return b"" if text.startswith((_EMPTY, b"\0")) else text
 

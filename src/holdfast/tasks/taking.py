@@ -13,13 +13,14 @@ from time import monotonic, sleep
 
 from .. import owner, system
 from ..errors import CorruptStore, UnsafePath
+from ..files import remove
 from . import journal
 from .claim import Claim, Desk
 from .finder import Finder
 from .journal import Task
 from .limits import Limits
 from .lines import Lines
-from .places import Places, file_name, listed, move_over, name_of, remove
+from .places import Places, file_name, listed, move_over, name_of
 from .sheet import ONLY_THIS_FILE, Entry, place_of
 from .verdict import Verdict
 

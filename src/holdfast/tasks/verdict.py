@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 
-from .. import system
+from ..files import create_file, read_all, remove
 from . import journal
 from .journal import Task
-from .places import Places, file_name, make, move, remove
+from .places import Places, file_name, make, move
 
 
 class Verdict:
@@ -25,31 +25,20 @@ class Verdict:
         name = file_name(task.id)
         private = f"{places.new}/{os.getpid()}.{os.urandom(8).hex()}"
         make(places.new)
-        fd = system.open_fd(private, system.O_NEW, 0o644)
+        said = {"is": self.state, "because": self.because, "token": task.token, "put": task.put}
+        create_file(private, journal.line(said, "said"), 0o644)
         try:
-            system.write(
-                fd,
-                journal.line({"is": self.state, "because": self.because, "token": task.token, "put": task.put}, "said"),
-            )
             move(private, f"{places.ending}/{name}")
         except BaseException:
             remove(private)
             raise
-        finally:
-            system.close(fd)
 
     @staticmethod
     def of(places: Places, task: Task) -> Verdict | None:
         try:
-            fd = system.open_fd(f"{places.ending}/{file_name(task.id)}", system.O_READ)
-        except OSError:  # none, or something that is none
-            return None
-        try:
-            said = json.loads(journal.read(fd))
+            said = json.loads(read_all(f"{places.ending}/{file_name(task.id)}"))
             if said["token"] == task.token and said["put"] == task.put:  # of this task, not of one of the same id
                 return Verdict(said["is"], str(said["because"]))
-        except (ValueError, KeyError, TypeError, OSError):
+        except (ValueError, KeyError, TypeError, OSError):  # none, or something that is none
             pass
-        finally:
-            system.close(fd)
         return None

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 from .. import system
 from ..errors import HoldfastError, Unsupported
-from ..files import InheritedFd, OwnedFd
+from ..files import InheritedFd, OwnedFd, pipe
 from .child import PASSING, Child, Counts, work
 from .errors import WorkerFailed
 from .handler import Command, Handler, runner
@@ -178,7 +178,7 @@ class Worker:
 
     def _start(self) -> None:
         assert self._pipes is not None
-        reader, writer = _pipe(writer=InheritedFd)
+        reader, writer = pipe(writer=InheritedFd)
         threads = self.concurrency if self.threads else 1
         counts = Counts(threads)
         self._starts.append(monotonic())
@@ -372,18 +372,12 @@ class Worker:
                     system.touch(f"{self.queue._places.running}/{place}")
 
 
-def _pipe(reader: type[OwnedFd] = OwnedFd, writer: type[OwnedFd] = OwnedFd) -> tuple[OwnedFd, OwnedFd]:
-    """The two ends of a pipe. Every forked child closes its copies, but for those of an `InheritedFd`."""
-    one, other = os.pipe()
-    return reader(one), writer(other)
-
-
 class _Pipes:
     """How the supervisor is woken, and how it tells its children to stop: by closing `stop_writer`."""
 
     def __init__(self) -> None:
-        self.wake_reader, self.wake_writer = _pipe()
-        self.stop_reader, self.stop_writer = _pipe(reader=InheritedFd)
+        self.wake_reader, self.wake_writer = pipe()
+        self.stop_reader, self.stop_writer = pipe(reader=InheritedFd)
         os.set_blocking(self.wake_writer.fd, False)
 
     def close(self) -> None:

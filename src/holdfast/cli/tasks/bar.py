@@ -74,7 +74,7 @@ class Board:
 
     def __enter__(self) -> Board:
         terminals = [fd for fd, stream in ((1, sys.stdout), (2, sys.stderr)) if output.on_terminal(stream)]
-        if self._live:
+        if self._lines.writer is not None:
             self._teller.redirect(terminals, self._lines.writer)
             self._draw()
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from ...files import InheritedFd, OwnedFd, pipe
 from .. import output
 
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
@@ -17,13 +18,16 @@ class Lines:
         self._live = live
         self._drawn: list[str] = []
         self._rest = b""
-        self.reader, self.writer = os.pipe() if live else (-1, -1)
+        self._reader: OwnedFd | None = None
+        self.writer: OwnedFd | None = None  # children of the worker print there
         if live:
-            os.set_blocking(self.reader, False)
+            # A child keeps the reader, too: if the supervisor is killed, what a handler prints must not fail its task.
+            self._reader, self.writer = pipe(reader=InheritedFd, writer=InheritedFd)
+            os.set_blocking(self._reader.fd, False)
 
     @property
     def fds(self) -> tuple[int, ...]:
-        return (self.reader,) if self._live else ()
+        return () if self._reader is None else (self._reader.fd,)
 
     @property
     def are_drawn(self) -> bool:
@@ -58,9 +62,9 @@ class Lines:
 
     def hear(self) -> None:
         """What handlers print while they run."""
-        while self._live:
+        while self._reader is not None:
             try:
-                data = os.read(self.reader, 1 << 16)
+                data = os.read(self._reader.fd, 1 << 16)
             except BlockingIOError:
                 return
             whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
@@ -70,6 +74,6 @@ class Lines:
         self.hear()
         self.print(self._rest, to_stderr=True)
         self._clear()
-        if self._live:
-            os.close(self.reader)
-            os.close(self.writer)
+        for file in (self._reader, self.writer):
+            if file is not None:
+                file.close()

@@ -12,8 +12,11 @@ import threading
 from binascii import b2a_base64
 from time import monotonic
 
+from ...files import InheritedFd, pipe
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ...files import OwnedFd
     from ...tasks import Claim
 
 _A_PIECE = 2000  # bytes of what a command printed, in one message
@@ -23,18 +26,23 @@ class Teller:
     """What the children of a worker call."""
 
     def __init__(self) -> None:
-        self.reader, self._writer = os.pipe()
-        os.set_blocking(self.reader, False)
-        self._instead: list[tuple[int, int]] = []
+        # A child closes its copy of the reader when it is forked: a write fails when the supervisor is gone.
+        self._reader, self._writer = pipe(writer=InheritedFd)
+        os.set_blocking(self._reader.fd, False)
+        self._instead: list[tuple[OwnedFd, int]] = []
         self._pid = os.getpid()
         self._mutex = threading.Lock()
         self._here = threading.local()
 
-    def close(self) -> None:
-        os.close(self.reader)
-        os.close(self._writer)
+    @property
+    def reader(self) -> int:
+        return self._reader.fd
 
-    def redirect(self, fds: list[int], writer: int) -> None:
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+    def redirect(self, fds: list[int], writer: OwnedFd) -> None:
         """What else a child prints on these goes into a pipe, too."""
         self._instead = [(writer, fd) for fd in fds]
 
@@ -48,9 +56,8 @@ class Teller:
     def _settle_in(self) -> None:
         """This is a new process."""
         self._pid = os.getpid()
-        os.close(self.reader)  # or nobody would notice that the supervisor is gone
-        for pipe, fd in self._instead:
-            os.dup2(pipe, fd)
+        for writer, fd in self._instead:
+            os.dup2(writer.fd, fd)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 # A line at a time, also with PYTHONUNBUFFERED: pieces of lines would meet those of other children.
@@ -70,6 +77,6 @@ class Teller:
 
     def _tell(self, kind: str, claim: Claim, *rest: object) -> None:
         try:
-            os.write(self._writer, json.dumps([kind, claim.id, claim.token, *rest]).encode() + b"\n")
+            os.write(self._writer.fd, json.dumps([kind, claim.id, claim.token, *rest]).encode() + b"\n")
         except OSError:
             pass  # the supervisor is gone; the task goes on
