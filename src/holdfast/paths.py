@@ -10,7 +10,9 @@ know byte ranges but not flock, or one that is known to grant the same lock twic
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from time import monotonic
 
 from . import system
@@ -33,7 +35,7 @@ _LOCAL_ONLY_OPTIONS = {
 # Linux's client keeps locks to itself while it is alone with a file, and hands them to the server when another machine
 # comes. With such leases a lock was granted twice, without them never; where in the client is not known (guarantees).
 _LEASES = "without the mount option nolease locks may stay on the client"
-_DIRECTORY = 0o04  # the type in st_mode, above its 12 permission bits
+_MAX_LINKS = 40  # as the kernel has it
 _SEPARATORS = (os.sep, os.altsep or os.sep)
 _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used again after an unmount
 
@@ -135,10 +137,47 @@ def cannot_be_swapped(directory: str) -> bool:
         path += "/" + part
         here = system.stat(path, follow_symlinks=False)
         others_write = above.st_mode & 0o022 and not (above.st_mode & 0o1000 and here.st_uid in trusted)
-        if others_write or above.st_uid not in trusted or here.st_mode >> 12 != _DIRECTORY:
+        if others_write or above.st_uid not in trusted or not stat.S_ISDIR(here.st_mode):
             return False
         above = here
     return True
+
+
+def is_trusted(entry: os.stat_result, parent: os.stat_result) -> bool:
+    """May a symlink, or a file that gives orders, be obeyed? Not if a stranger can have made it.
+
+    In a directory that is sticky or writable for all, only an entry of root, of this user or of the directory's owner
+    is trusted.
+    """
+    if not parent.st_mode & 0o1002 or not hasattr(os, "geteuid"):
+        return True
+    return entry.st_uid in (0, os.geteuid(), parent.st_uid)
+
+
+def follow_links(path: str) -> str:
+    """Resolve `path`, also if it names nothing yet. Raises UnsafePath for a link at its end that a stranger made.
+
+    (The kernel itself refuses such links on the way there, with fs.protected_symlinks.)
+    """
+    here = path
+    for _ in range(_MAX_LINKS):
+        directory, name = os.path.split(here)
+        directory = os.path.realpath(directory)
+        here = os.path.join(directory, name)
+        try:
+            entry = system.stat(here, follow_symlinks=False)
+        except FileNotFoundError:
+            return here
+        if not stat.S_ISLNK(entry.st_mode):
+            return here
+        if not is_trusted(entry, system.stat(directory)):
+            raise UnsafePath(
+                f"{path}: {here} is a symlink that user {entry.st_uid} made in a directory that others can write to. "
+                "It was not followed. Remove the link, or keep the lock in a directory of your own.",
+                path=path,
+            )
+        here = os.path.join(directory, os.readlink(here))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def mount_at(device: int, path: str) -> Mount:

@@ -22,7 +22,7 @@ from time import sleep
 
 from .. import record, system
 from ..errors import NotALockFile, NotLocked, NotOwner, UnsafePath
-from ..paths import cannot_be_swapped, mount_at
+from ..paths import cannot_be_swapped, follow_links, mount_at
 from . import base, tokens
 from .judge import POLICIES, judge
 from .publish import Place, private_files
@@ -90,10 +90,7 @@ class FileLock(QueuedLock[HoldType]):
 
     def _resolve(self) -> None:
         """The path is a symlink, and may have been changed since: find out what it stands for."""
-        before = self._file
-        self._locate(os.path.realpath(self.path))
-        if self._file == before and os.path.islink(self._file):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
+        self._locate(follow_links(self.path))
 
     def _open_place(self) -> Place:
         """The directory, by descriptor where it could be swapped: we stay in it, whatever happens to the path."""
