@@ -3,33 +3,43 @@
 The file is the `sema` format (`record`), whole from its first moment (`publish`). Two bytes far past its content
 (docs/formats.md) carry what no content can:
 
-* the *liveness byte*, locked by the holder's process as long as it lives. Whoever finds it free knows that the holder
-  is gone: no pid to be reused, no hour to wait. Locks of other tools, and of commands that have exited, have none
-* the *removal byte*, locked by whoever removes the file: the holder, a waiter that found it stale, `break_`, `clean`.
-  Finding, judging and removing are in `removal`
+* the *liveness byte*, locked by the holder's process as long as it lives. A process that finds it free knows that the
+  holder is gone: no pid to be reused, no hour to wait. Locks of other tools and of commands that have exited have none
+* the *removal byte*, locked by the process that removes the file: the holder, a waiter that found it stale, `break_`,
+  `clean`. Finding, judging and removing are in `removal`
 
-A hold can be lost: somebody may break the lock of a stopped process. `check`, the heartbeat and `release` compare what
+The holder also has the kernel lock of its file, so that `Lock` and flock(1) on the same path wait for it.
+
+A hold can be lost: a user may break the lock of a stopped process. `check`, the heartbeat and `release` compare what
 the path names with what was published, and never remove anything else.
+
+Taking over a stale file exchanges its name with that of a new one. Another tool may have replaced the stale file just
+before, so that the exchange displaced a lock that is held. It is put back. A process killed before that leaves its own
+record in place, whose content leads to the displaced file (`publish.displaced_name`): the next process that is about to
+remove the record puts the file back, and the holder of the file finds it there in the meantime.
 
 What is not promised: that tools which unlink without these rules leave ours alone; `check` tells.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
+from _thread import allocate_lock
 from contextlib import suppress
 from time import monotonic, sleep, time_ns
 
 from .. import gate, owner, record, system
 from ..errors import LockLost
+from ..paths import mount_at
 from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, check_deadline, drive, sooner
 from . import base, heartbeat, tokens
 from .inode import Waiting, would_deadlock
-from .publish import NOT_HERE, exchange, publish
+from .publish import NOT_HERE, displaced_name, exchange, publish
 from .queue import Queue, remove_queue
-from .removal import FileLock, IsLink, leave_place, take_removal_right
+from .removal import FileLock, IsLink, Unreadable, leave_place, take_removal_right
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +57,7 @@ _SOME_TRIES, _MANY_TRIES = 5, 60
 class FileHold(base.Hold):
     """A held `LockFile`. `token` is greater than that of every earlier hold on the path."""
 
-    __slots__ = ("_called_at", "_content", "_lost", "_place", "token")
+    __slots__ = ("_called_at", "_content", "_lost", "_place", "_renewing", "token")
 
     lock: LockFile
     token: int
@@ -62,6 +72,7 @@ class FileHold(base.Hold):
         self._place = place
         self._content = content
         self._lost = False
+        self._renewing = allocate_lock()
         self._called_at = 0.0
         self._book = book = gate.book
         if place.folder is not None:
@@ -70,9 +81,15 @@ class FileHold(base.Hold):
         self._serial = book.write_down(fd, inode, False)
 
     def _still_named(self) -> bool:
-        if not self._lost and not base.Hold._still_named(self):
-            entry = self._book.holds.get(self._serial)
-            self._lost = entry is None or not self.lock._says(self._place, entry[1], self._content)
+        if self._lost or base.Hold._still_named(self):
+            return not self._lost
+        entry = self._book.holds.get(self._serial)
+        name = None if entry is None else self.lock._name_now(self._place, entry[1], self._content)
+        if entry is None or name is None:
+            self._lost = True
+        elif name == self._place.name and mount_at(entry[1][0], name).has_inodes:
+            # It was put back in between, or the path is a link that leads elsewhere now.
+            self._lost = not base.Hold._still_named(self)
         return not self._lost
 
     @property
@@ -92,11 +109,11 @@ class FileHold(base.Hold):
             raise
         finally:
             if self.lock.heartbeat is not None:
-                heartbeat.end(self)
-            # Who renews it has the mutex, and whoever comes later finds no entry. When the interpreter goes down,
+                heartbeat.end(self, inode[0])
+            # A thread that renews it has the mutex, and a later one finds no entry. When the interpreter goes down,
             # threads stop with what they have.
             if not sys.is_finalizing():
-                with self._book.mutex:
+                with self._renewing:
                     pass
             self._is_closed = True
             system.close(fd)
@@ -109,21 +126,22 @@ class FileHold(base.Hold):
 
     def _remove(self, fd: int, inode: gate.Inode) -> bool:
         """False: it was lost before, now or earlier."""
-        dev, ino = inode
-        name, folder = self._place.name, self._place.folder
+        place = self._place
         if not take_removal_right(fd):
-            # Whoever has it removes the file; if not, everybody finds that we are gone.
+            # The process that has it removes the file; if not, everybody finds that we are gone.
             self.lock._metrics.cleanups_skipped.bump()
             return not self._lost and self.lock._names(inode)
-        try:
-            st = system.stat(name, dir_fd=folder, follow_symlinks=False)
-            if (st.st_ino == ino and st.st_dev == dev) or self.lock._says(self._place, inode, self._content):
-                system.unlink(name, dir_fd=folder)
-                return not self._lost  # who lost it once may have had a successor meanwhile
-        except FileNotFoundError:
-            pass
-        self._lost = True
-        return False
+        removed = False
+        # More than once, if a takeover had given it another name and has put it back in the moment of the removal.
+        for _ in range(_SOME_TRIES):
+            name = self.lock._name_now(place, inode, self._content)
+            if name is None:
+                break
+            removed = place.remove(name) or removed
+            if removed and name == place.name:
+                break
+        self._lost = self._lost or not removed
+        return not self._lost  # who lost it once may have had a successor meanwhile
 
     def leave_standing(self) -> None:
         """Let go of the lock file without removing it: it is held in the name of another process from now on."""
@@ -131,7 +149,7 @@ class FileHold(base.Hold):
         if entry is None:
             raise self._not_held()
         if self.lock.heartbeat is not None:
-            heartbeat.end(self)
+            heartbeat.end(self, entry[1][0])
         system.close(entry[0])
         if self._place.folder is not None:
             self._book.open_fds.discard(self._place.folder)
@@ -142,11 +160,11 @@ class FileHold(base.Hold):
     def renew(self) -> None:
         """Set the timestamp to now, in place: as many digits as before, in one write. Raises LockLost."""
         self.check()
-        with self._book.mutex:  # `_release` waits for it before it closes the descriptor
+        with self._renewing:  # `_release` waits for it before it closes the descriptor
             entry = self._book.holds.get(self._serial)
             if entry is None:
                 return
-            start, text = self.lock.format.renewal(self._content, int(time.time()))
+            start, text = self.lock.format.renewal(self._content, time.time())
             system.pwrite(entry[0], text, start)
 
 
@@ -214,27 +232,28 @@ class LockFile(FileLock[FileHold]):
         if not self.fair or not system.access(self._queue, 0):
             return self._attempt()
         turn = gate.book.turns.get(self._file)
-        return self._attempt(queued=True) if turn is not None and turn.take() else None
+        return self._attempt() if turn is not None and turn.take() else None
+
+    def _try_despite_queue(self) -> FileHold | None:
+        """Only where there is a queue: else `_try` has tried."""
+        return FileLock._try_despite_queue(self) if system.access(self._queue, 0) else None
 
     def _attempt(self, queued: bool = False) -> FileHold | None:
+        """Look, then publish or take over. A lock that is held costs a look, and no fsync."""
         if self._file is not self.path:
             self._resolve()
-        while True:
-            place = self._safe_place or self._open_place()
+        for tries in range(_MANY_TRIES):
+            if tries > _SOME_TRIES:
+                # Others are at it too, and where a name stays until all have closed the file (Windows) we are in each
+                # other's way. Not all of us pause equally long.
+                sleep(0.000_1 * tries * (os.getpid() % 7 + 1))
+            place = self._open_place()
             hold = None
             try:
-                # Who waits has seen a lock file, and looks at it before trying.
-                hold = None if queued else self._publish(place)
-                tries = 0
-                while hold is None and tries < _MANY_TRIES:
-                    hold = self._publish_after_look(place)
-                    tries += 1
-                    if hold is None and tries > _SOME_TRIES:
-                        # Others are at it too, and where a name stays until all have closed the file (Windows) we are
-                        # in each other's way. Not all of us pause equally long.
-                        sleep(0.000_1 * tries * (os.getpid() % 7 + 1))
-                return hold
-            except _StillHeld:
+                hold = self._publish_after_look(place)
+                if hold is not None:
+                    return hold
+            except (_StillHeld, Unreadable):
                 return None
             except IsLink:
                 self._resolve()
@@ -243,6 +262,7 @@ class LockFile(FileLock[FileHold]):
             finally:
                 if hold is None:
                     leave_place(place)
+        return None
 
     def _publish_after_look(self, place: Place) -> FileHold | None:
         """Take the name if it is free, or its lock file is stale. None: something changed meanwhile, so look again."""
@@ -282,23 +302,31 @@ class LockFile(FileLock[FileHold]):
             raise _StillHeld
         if found is True:
             return None
-        if found.foreign:
-            self._put_away(place, found)
-            return None
         content = self._compose()
+        private = displaced_name(place.name, self.format.parse(content))
         try:
-            made = exchange(place, content, self.mode, self.durable, system.fstat(stale))
+            made = exchange(place, private or "", content, self.mode, self.durable, system.fstat(stale))
         except FileNotFoundError:
             return None
         except OSError as error:
             if error.errno not in NOT_HERE:
                 raise self._by_path(error) from None
-            self._put_away(place, found)
+            self._remove_stale(place, found)
             return None
         if made is None:
             return None
         self._count_break(found)
         return self._begin(made, content)
+
+    def _remove_stale(self, place: Place, found: Judgement) -> None:
+        """Where two names cannot be exchanged."""
+        try:
+            if place.remove(place.name):
+                self._count_break(found)
+        except PermissionError as error:
+            if error.errno == errno.EPERM:  # another user's file in a sticky directory
+                raise _StillHeld from None
+            raise self._by_path(error) from None
 
     def _compose(self) -> bytes:
         """The record of a new hold; what stays the same is put together once in a process."""
@@ -307,7 +335,7 @@ class LockFile(FileLock[FileHold]):
             mine = record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "", 0)
             self._template = self.format.template(mine)
             self._composed_for = me
-        return self.format.fill(self._template, time_ns() // 1_000_000_000, me.random, gate.book.new_serial())
+        return self.format.fill(self._template, time_ns() / 1e9, me.random, gate.book.new_serial())
 
     def _begin(self, made: Published, content: bytes) -> FileHold:
         """The name is ours, so what has to be greater than in every earlier hold is settled now."""
@@ -320,7 +348,7 @@ class LockFile(FileLock[FileHold]):
             gate.book.open_fds.discard(fd)
             token = tokens.new(self._file)
             if self.fence:
-                # Nobody takes the lock away from who has the removal byte, so nobody else writes the fence.
+                # Nobody takes the lock away from the process with the removal byte, so nobody else writes the fence.
                 if not take_removal_right(fd) or not self._is_at(place, fd, st):
                     raise _Robbed
                 token = tokens.advance_fence(place, self._file, token, self.mode, self.durable)
@@ -332,7 +360,7 @@ class LockFile(FileLock[FileHold]):
             if not self._is_at(place, fd, st):
                 raise _Robbed
             if self.heartbeat is not None:
-                heartbeat.beat(hold, self.heartbeat)
+                heartbeat.beat(hold, st.st_dev, self.heartbeat)
         except BaseException:
             try:
                 if hold._has_begun:
@@ -402,14 +430,14 @@ class LockFile(FileLock[FileHold]):
         hold = None
         try:
             while True:
-                hold = self._attempt(queued=not slept)
+                hold = self._attempt()
                 if hold is not None:
                     return hold
                 check_deadline(deadline)
                 slept = yield from self._wait_for_change(waiting, deadline)
                 waiting.move(self._file)
                 in_vain = 0 if slept else in_vain + 1
-                if in_vain > _MANY_IN_VAIN:  # it is stale, and we may not remove it
+                if in_vain > _MANY_IN_VAIN:  # it is stale, and in use as another kind of lock, or not ours to remove
                     yield waiting.backoff.pause(deadline)
         finally:
             waiting.end(reuse=hold is not None)
@@ -445,6 +473,10 @@ class LockFile(FileLock[FileHold]):
         except IsLink:
             self._resolve()
             return slept
+        except Unreadable:
+            check_deadline(deadline)
+            yield waiting.backoff.pause(deadline)
+            return True
         finally:
             gate.book.open_fds -= fds
             for fd in fds:

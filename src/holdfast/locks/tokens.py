@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from time import time_ns
 
-from .. import system
-from ..errors import CorruptLock
+from .. import gate, system
+from ..errors import CorruptLock, UnsafePath
 from .publish import replace
 
 TYPE_CHECKING = False
@@ -24,24 +24,27 @@ _last: dict[str, int] = {}
 
 
 def note(path: str, token: int) -> None:
-    """Give out nothing smaller from now on."""
-    if token > _last.get(path, 0):
-        _last[path] = token
-        if len(_last) > _MANY:
-            _last.pop(next(iter(_last)), None)
+    """Return nothing smaller from `new` from now on."""
+    with gate.book.mutex:
+        _note(path, token)
 
 
 def new(path: str) -> int:
     token = time_ns()
-    last = _last.get(path, 0)
-    if token <= last:
-        token = last + 1
-    note(path, token)
+    with gate.book.mutex:
+        token = max(token, _last.get(path, 0) + 1)
+        _note(path, token)
     return token
 
 
+def _note(path: str, token: int) -> None:
+    _last[path] = max(token, _last.pop(path, 0))  # to the end: the first are those not used for longest
+    if len(_last) > _MANY:
+        del _last[next(iter(_last))]
+
+
 def advance_fence(place: Place, path: str, token: int, mode: int, durable: bool) -> int:
-    """A token past the one in the fence file, and written there. Only for who holds the lock and its removal byte."""
+    """A token past the one in the fence file, and written there. Only for the holder that has the removal byte."""
     last = _read_fence(place, path)
     token = max(token, last + 1)
     replace(place, ".fence", b"%d\n" % token, mode, durable)
@@ -55,6 +58,12 @@ def _read_fence(place: Place, path: str) -> int:
     except FileNotFoundError:
         return 0
     try:
+        if not place.trusts(system.fstat(fd)):
+            raise UnsafePath(
+                f"{path}.fence was made by another user in a directory that others can write to, so it is ignored. "
+                "Remove it, or keep the lock in a directory of your own.",
+                path=path,
+            )
         digits = system.read(fd, 64).strip()
     finally:
         system.close(fd)
