@@ -35,7 +35,7 @@ def kind_of(path: str, locked: set[int] | None = None) -> str | None:
     """
     try:
         fd = system.open_fd(os.path.realpath(path), system.O_READ)
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
         return None
     try:
         st = system.fstat(fd)
