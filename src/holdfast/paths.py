@@ -49,6 +49,7 @@ class Mount:
         "has_inodes",
         "is_ours",
         "kind",
+        "lets_read",
         "ranged",
         "reads_old",
         "refusal",
@@ -77,6 +78,8 @@ class Mount:
             self.refusal = next((why for option, why in _LOCAL_ONLY_OPTIONS.items() if option in given), None)
             if kind in ("cifs", "smb3") and "nolease" not in given:
                 self.refusal = self.refusal or _LEASES
+        # Can others read a file on which there is a kernel lock that reaches them? Then a lock file may have one.
+        self.lets_read = os.name != "nt" and kind not in _SMB and self.refusal is None
 
     def check_reading(self, path: str) -> None:
         """Raise Unsupported where what another machine wrote under a lock may not be seen by who has it next."""

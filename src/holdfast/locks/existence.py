@@ -131,6 +131,8 @@ class FileHold(base.Hold):
             # The process that has it removes the file; if not, everybody finds that we are gone.
             self.lock._metrics.cleanups_skipped.bump()
             return not self._lost and self.lock._names(inode)
+        if place.inode(place.name) == inode and place.remove(place.name):
+            return not self._lost  # who lost it once may have had a successor meanwhile
         removed = False
         # More than once, if a takeover had given it another name and has put it back in the moment of the removal.
         for _ in range(_SOME_TRIES):
@@ -141,7 +143,7 @@ class FileHold(base.Hold):
             if removed and name == place.name:
                 break
         self._lost = self._lost or not removed
-        return not self._lost  # who lost it once may have had a successor meanwhile
+        return not self._lost
 
     def leave_standing(self) -> None:
         """Let go of the lock file without removing it: it is held in the name of another process from now on."""
@@ -229,18 +231,22 @@ class LockFile(FileLock[FileHold]):
     # Acquiring.
 
     def _try(self) -> FileHold | None:
-        if not self.fair or not system.access(self._queue, 0):
+        location = self._location
+        if not self.fair or not system.access(location.queue, 0):
             return self._attempt()
-        turn = gate.book.turns.get(self._file)
-        return self._attempt() if turn is not None and turn.take() else None
+        turn = gate.book.turns.get(location.file)
+        return self._attempt(queued=True) if turn is not None and turn.take() else None
 
     def _try_despite_queue(self) -> FileHold | None:
         """Only where there is a queue: else `_try` has tried."""
         return FileLock._try_despite_queue(self) if system.access(self._queue, 0) else None
 
     def _attempt(self, queued: bool = False) -> FileHold | None:
-        """Look, then publish or take over. A lock that is held costs a look, and no fsync."""
-        if self._file is not self.path:
+        """Look, then publish or take over. A lock that is held costs a look, and no fsync.
+
+        Without an fsync to save, and not having seen a lock file (`queued`), it is quicker to publish at once.
+        """
+        if self._location.file is not self.path:
             self._resolve()
         for tries in range(_MANY_TRIES):
             if tries > _SOME_TRIES:
@@ -250,7 +256,8 @@ class LockFile(FileLock[FileHold]):
             place = self._open_place()
             hold = None
             try:
-                hold = self._publish_after_look(place)
+                at_once = not (tries or queued or self.durable)
+                hold = self._publish(place) if at_once else self._publish_after_look(place)
                 if hold is not None:
                     return hold
             except (_StillHeld, Unreadable):
@@ -430,7 +437,7 @@ class LockFile(FileLock[FileHold]):
         hold = None
         try:
             while True:
-                hold = self._attempt()
+                hold = self._attempt(queued=not slept)
                 if hold is not None:
                     return hold
                 check_deadline(deadline)

@@ -18,7 +18,6 @@ from ..paths import is_trusted, mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..paths import Mount
     from ..record import Record
 
     Inode = tuple[int, int]
@@ -54,8 +53,11 @@ class Place:
             return None
 
     def inode(self, name: str) -> Inode | None:
-        st = self.stat(name)
-        return None if st is None else inode_of(st)
+        try:
+            st = system.stat(name, dir_fd=self.folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return st.st_dev, st.st_ino
 
     def remove(self, name: str) -> bool:
         """False: there was nothing to remove."""
@@ -99,20 +101,16 @@ class Published:
 
     def fill(self, content: bytes, durable: bool) -> None:
         system.lock_liveness(self.fd)
-        self._keep_flock_away()
-        if system.write(self.fd, content) < len(content):  # the disk is full, or the file may not be so large
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.place.name)
-        if durable:
-            system.fsync(self.fd)
-
-    def _keep_flock_away(self) -> None:
-        """Take the kernel lock of the file, which nobody else knows yet, so that `Lock` and flock(1) wait for it."""
         mount = mount_at(self.st.st_dev, self.place.path)
-        if kernel_lock_is_advisory(mount):
+        if mount.lets_read:  # so that `Lock` and flock(1) wait for the holder
             try:
                 (system.lock_range if mount.ranged else system.lock)(self.fd, system.EX_NB)
             except OSError:
                 pass  # a file system without such locks
+        if system.write(self.fd, content) < len(content):  # the disk is full, or the file may not be so large
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.place.name)
+        if durable:
+            system.fsync(self.fd)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -257,8 +255,8 @@ def exchange(
         if displaced not in (stale, None) and not _put_back(place, private, ours, displaced):
             made.close()
             return None
-        system.unmark_removal(made.fd)
         place.remove(private)
+        system.unmark_removal(made.fd)
         made.private = ""
         return made
     except BaseException:
@@ -293,11 +291,6 @@ def _put_back(place: Place, private: str, ours: Inode, displaced: Inode | None) 
 
 def inode_of(st: os.stat_result) -> Inode:
     return st.st_dev, st.st_ino
-
-
-def kernel_lock_is_advisory(mount: Mount) -> bool:
-    """Can a locked file be read by others, and does the lock reach them? Not on Windows, CIFS and sshfs."""
-    return system.HAS_FOLDERS and mount.blocks and mount.refusal is None
 
 
 def _publish_in_place(place: Place, content: bytes, mode: int, durable: bool) -> Published:

@@ -26,7 +26,7 @@ from ..errors import HoldfastError, NotALockFile, NotLocked, NotOwner, UnsafePat
 from ..paths import cannot_be_swapped, follow_links, mount_at
 from . import base, tokens
 from .judge import POLICIES, Judgement, judge, not_a_lock_file
-from .publish import Place, displaced_name, inode_of, kernel_lock_is_advisory, private_files
+from .publish import Place, displaced_name, inode_of, private_files
 from .queue import QueuedLock
 from .semaphore import MOST_PERMITS
 
@@ -206,7 +206,7 @@ class FileLock(QueuedLock[HoldType]):
     def _take_kernel_lock(self, fd: int, found: Judgement) -> bool:
         """Keep `Lock`, `Semaphore` and flock(1) away until the descriptor is closed. False: one of them has it."""
         mount = mount_at(system.fstat(fd).st_dev, self.path)
-        if found.record is not None and not kernel_lock_is_advisory(mount):
+        if found.record is not None and not mount.lets_read:
             return True
         try:
             (system.lock_range if mount.ranged else system.lock)(fd, system.EX_NB)
@@ -222,10 +222,13 @@ class FileLock(QueuedLock[HoldType]):
         entry = None if private is None else place.stat(private)
         if private is None or entry is None or not place.trusts(entry):
             return False
-        if inode_of(entry) == inode_of(system.fstat(fd)) or self._is_stale(place, private):
-            place.remove(private)
-            return False
-        place.rename(private, place.name)
+        try:
+            if inode_of(entry) == inode_of(system.fstat(fd)) or self._is_stale(place, private):
+                place.remove(private)
+                return False
+            place.rename(private, place.name)
+        except FileNotFoundError:
+            return False  # its holder has released it
         return True
 
     def _is_stale(self, place: Place, name: str) -> bool:

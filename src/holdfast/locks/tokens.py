@@ -26,21 +26,28 @@ _last: dict[str, int] = {}
 def note(path: str, token: int) -> None:
     """Return nothing smaller from `new` from now on."""
     with gate.book.mutex:
-        _note(path, token)
+        if token > _last.get(path, 0):
+            _last[path] = token
+            if len(_last) > _MANY:
+                _forget_oldest()
 
 
 def new(path: str) -> int:
     token = time_ns()
     with gate.book.mutex:
-        token = max(token, _last.get(path, 0) + 1)
-        _note(path, token)
+        last = _last.get(path, 0)
+        if token <= last:
+            token = last + 1
+        _last[path] = token
+        if len(_last) > _MANY:
+            _forget_oldest()
     return token
 
 
-def _note(path: str, token: int) -> None:
-    _last[path] = max(token, _last.pop(path, 0))  # to the end: the first are those not used for longest
-    if len(_last) > _MANY:
-        del _last[next(iter(_last))]
+def _forget_oldest() -> None:
+    """The smallest tokens are those that the clock is furthest past."""
+    for path in sorted(_last, key=_last.__getitem__)[: _MANY // 2]:
+        del _last[path]
 
 
 def advance_fence(place: Place, path: str, token: int, mode: int, durable: bool) -> int:
