@@ -4,7 +4,7 @@
 acquired and written before it is released. The critical section is otherwise empty, which is the worst case for
 whoever hands the lock over in order.
 
-`waiters`: 8, 50 and 200 processes wait for one lock. Each holds it longer than a turn lasts (`gate.Turn`), so that
+`waiters`: 8, 50 and 200 processes wait for one lock. Each holds it longer than a turn lasts (`process.Turn`), so that
 every acquisition is a hand-off to another process. CPU time is what all of them used, user and system.
 """
 

@@ -580,8 +580,8 @@ def test_release_by_force_and_of_the_dead(path: str, start_peer: Callable[..., P
     assert holdfast("release", path).stdout == f"Lock released: {path}\n"
 
 
-@pytest.mark.parametrize("content", [b"", b"pid=x\ntimestamp=1\n", b"\xff\xff", b"pid=1"])
-def test_a_corrupt_file_is_held(content: bytes, path: str) -> None:
+@pytest.mark.parametrize("content", [b"", b"pid=1\ntimestamp=x\n", b"pid=1\n\xff\xff", b"pid=1"])
+def test_an_empty_or_damaged_file_is_held(content: bytes, path: str) -> None:
     Path(path).write_bytes(content)
     done = holdfast("status", path)
     assert done.returncode == 1 and "LOCKED" in done.stdout and "corrupt" in done.stdout

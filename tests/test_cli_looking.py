@@ -42,7 +42,9 @@ def test_every_kind_and_state_is_listed(tmp_path: Path, start_peer: Callable[...
         "notes": b"pid=once upon a time\n",
         "kept.lock": b"",
         "empty": b"",
-        "broken.lock": b"\xff",
+        "broken.lock": b"pid=1\n\xff",
+        "task.lock": b'{"worker_id": "w1", "started_at": "2020-01-01T00:00:00+00:00", "task_id": "t"}',
+        "half.lock": b"{",
     }.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "deep").mkdir()
@@ -64,8 +66,9 @@ def test_every_kind_and_state_is_listed(tmp_path: Path, start_peer: Callable[...
         "file": ("held", "file"),
         "foreign": ("held", "file"),
         "stale": ("stale", "file"),
-        "kept.lock": ("free", "lock"),
+        "kept.lock": ("corrupt", "file"),
         "broken.lock": ("corrupt", "file"),
+        "task.lock": ("stale", "task"),
     }
     assert [holder["pid"] for holder in found["sem"]["holders"]] == [peer.pid] * 2
     assert found["sem"]["permits"] == 3
@@ -74,7 +77,7 @@ def test_every_kind_and_state_is_listed(tmp_path: Path, start_peer: Callable[...
     assert [one["pid"] for one in found["exclusive"]["waiters"]] == [waiter.pid]
     assert 99 < time.time() - found["foreign"]["since"] < 200
     assert "below.lock" in listed("-r", tmp_path) and "below.lock" in listed(tmp_path / "deep")
-    assert listed("--held", tmp_path).keys() == found.keys() - {"kept.lock"}
+    assert listed("--held", tmp_path).keys() == found.keys()
     text = holdfast("ls", ".", cwd=tmp_path).stdout
     assert text.splitlines()[0].split() == ["STATE", "KIND", "AGE", "WAITING", "PID", "USER", "LOCK", "HOLDER"]
     row = next(line for line in text.splitlines() if " exclusive " in line)
@@ -177,7 +180,7 @@ def test_wait_for_sharers_and_semaphores_and_what_is_free_already(
 # clean and break
 
 
-@pytest.mark.parametrize("command", ["clean", "try"])
+@pytest.mark.parametrize("command", ["clean", "try", "break"])
 @pytest.mark.parametrize(
     "content", ["pid /run/nginx.pid;\n", "timestamp,value\n1,2\n", "pid=/run/x.pid\n", "pid=1 2 3\n", "# pid=1\n"]
 )
@@ -185,8 +188,8 @@ def test_data_is_never_deleted(content: str, command: str, tmp_path: Path) -> No
     path = tmp_path / "data"
     path.write_text(content)
     os.utime(path, (1, 1))
-    holdfast(command, path)
-    assert content in [file.read_text() for file in tmp_path.iterdir()]
+    assert holdfast(command, path).returncode == 3
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("data", content)]
 
 
 def test_clean_of_a_directory_leaves_what_is_no_lock(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def locks(tmp_path: Path, start_peer: Callable[..., Peer]) -> Iterator[Path]:
     pytest.importorskip("textual")
     room = tmp_path / "room"
     room.mkdir()
-    (room / "free.lock").touch()
+    (room / "free.lock").write_bytes(b"permits=3\n")
     (room / "old.lock").write_bytes(b"pid=%d\ntimestamp=1\ntag=crashed\n" % NO_PROCESS)
     holder = start_peer(at=f"{room}/")
     holder.do("a = holdfast.Lock(at + 'build.lock').acquire()")

@@ -61,8 +61,12 @@ class Interrupt:
         return self._line
 
     def _is_nothing(self, frame: Any) -> bool:
-        """Handlers run when a call has ended, a function begins or a loop goes round: not before these lines."""
-        return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() in ("try:", "system.close(fd)")
+        """Handlers run when a call has ended, a function begins or a loop goes round: not before these lines.
+
+        The line of a `with` is reported again when its block is left, before the mutex is released.
+        """
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        return line in ("try:", "system.close(fd)", "with process.registry.mutex:")
 
     def _line(self, frame: Any, event: str, argument: object) -> Any:
         if event == "line" and not self.came and not self._is_nothing(frame):

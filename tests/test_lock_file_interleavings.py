@@ -12,6 +12,8 @@ import os
 import random
 import re
 import time
+from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +24,7 @@ from explorer import Failure, Oracle, Run, explore, replay, wander  # noqa: E402
 from support import NO_PROCESS  # noqa: E402
 
 from holdfast import LockFile, LockLost, NotLocked, Timeout, owner, record, system  # noqa: E402
-from holdfast.locks import existence, publish, removal  # noqa: E402
+from holdfast.locks import existence, removal  # noqa: E402
 from holdfast.locks import tokens as giving_out  # noqa: E402
 from holdfast.record import Record  # noqa: E402
 
@@ -55,7 +57,7 @@ IN_PLACE: dict[str, Callable[[], bytes | None]] = {
     "absent": lambda: None,
     "dead": of_the_dead,
     "foreign": lambda: FOREIGN,
-    "corrupt": lambda: b"pid=",
+    "damaged": lambda: b"pid=12",
 }
 
 
@@ -125,21 +127,22 @@ class Pids:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run: Run | None = None
-        name = publish.private_name
+        me = owner.me
         exists = system.process_exists
 
-        def private_name(path: str) -> str:
+        def actor_as_owner() -> owner.Identity:
             actor = self.run.current if self.run is not None else None
             if actor is None:
-                return name(path)
-            # With its dots: a short pid is found among the random digits too.
-            return name(path).replace(f".{os.getpid()}.", f".{FIRST_PID + actor.number}.")
+                return me()
+            identity = copy(me())
+            identity.pid = FIRST_PID + actor.number
+            return identity
 
         def process_exists(pid: int) -> bool:
             assert self.run is not None
             return exists(pid) if pid < FIRST_PID else not self.run.actors[pid - FIRST_PID].killed
 
-        monkeypatch.setattr(publish, "private_name", private_name)
+        monkeypatch.setattr(owner, "me", actor_as_owner)
         monkeypatch.setattr(system, "process_exists", process_exists)
 
 
@@ -251,7 +254,8 @@ def test_of_two_that_try_exactly_one_gets_it(way: str, content: str, preemptions
     further = way == "nameless"
     seen = explore(triers(2, IN_PLACE[content]), tmp_path, preemptions=preemptions + further)
     assert seen["runs"] > 5
-    assert bool(seen["link"]) == (way in ("private", "no_links"))
+    if content == "absent":  # else a stale file is exchanged
+        assert bool(seen["link"]) == (way in ("private", "no_links"))
 
 
 @pytest.mark.parametrize("preemptions", FURTHER)
@@ -629,7 +633,8 @@ def test_death_of_one_that_is_alone(content: str, policy: str, way: str, tmp_pat
         return lambda: next_one_gets_it(run, policy, whole=way != "no_links")
 
     died = deaths(explore(scenario, tmp_path, preemptions=0, kills=1))
-    assert died >= CALLS[way] | ({"pread"} if content == "foreign" else set())
+    taking_over = LOCK_FILE_CALLS | {"pread", "exchange", "lock"}
+    assert died >= (taking_over if content == "foreign" else CALLS[way])
 
 
 @pytest.mark.parametrize("what", ["break", "clean"])
@@ -714,7 +719,11 @@ def test_death_beside_another(
     """The other one is woken by the death, or finds the dead one's lock: there is nobody else to help it."""
     scenario = beside(other, victim=victim, content=content, policy="proof", whole=True, pids=pids)
     died = deaths(explore(scenario, tmp_path, preemptions=preemptions, kills=1))
-    assert died >= CALLS["nameless"] | {"pread", "liveness_locked"}
+    assert died >= LOCK_FILE_CALLS | {
+        "pread",
+        "liveness_locked",
+        "link_open_file" if content == "absent" else "exchange",
+    }
 
 
 @pytest.mark.parametrize("seeds", LONGER, ids=LONGER_IDS)
@@ -760,6 +769,102 @@ def test_deaths_among_robbers(seeds: range, tmp_path: Path, pids: Pids, removals
         return check
 
     wander(scenario, tmp_path, seeds=seeds, kills=2)
+
+
+# A takeover that comes too late: another tool replaces the stale file just before.
+
+
+def replace_stale(run: Run, make: Callable[[], Any]) -> Any:
+    """What a tool does that knows no removal byte: unlink the stale file, then make its own. None: another was quicker.
+
+    What such a tool would unlink if it came even later is not ours to promise.
+    """
+    run.pause()
+    if os.path.exists(run.path) and os.stat(run.path).st_mtime == LONG_AGO:
+        os.unlink(run.path)
+    run.pause()
+    return make()
+
+
+def taken_too_late(held: Callable[[Run], Any], pids: Pids, removals: Removals) -> Any:
+    """Actor 0 takes over the stale file, and may be killed. Actor 1 replaces it. Actor 2 comes after it."""
+
+    def scenario(run: Run) -> Callable[[], None]:
+        pids.run = run
+        removals.tags.clear()
+        put(run, FOREIGN)
+        run.killable = {VICTIM}
+        oracle = Oracle(run)
+        done: list[bool] = []
+
+        def try_it() -> None:
+            oracle.use(LockFile(run.path, durable=False, fair=False).try_acquire())
+
+        def replace() -> None:
+            with held(run) as has_it:
+                if has_it:
+                    with oracle.holding():
+                        run.until(lambda: bool(done))
+
+        def come_next() -> None:
+            run.until(lambda: run.actors[VICTIM].done)
+            try_it()
+            try_it()
+            done.append(True)
+
+        run.spawn(try_it)
+        run.spawn(replace)
+        run.spawn(come_next)
+
+        def check() -> None:
+            lock = LockFile(run.path, durable=False, timeout=1)
+            hold = lock.acquire()
+            lock.clean()
+            hold.release()
+            nothing_left(run)
+
+        return check
+
+    return scenario
+
+
+@contextmanager
+def as_foreign_tool(run: Run) -> Iterator[bool]:
+    def make() -> bool:
+        try:
+            fd = os.open(run.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return False
+        os.write(fd, b"pid=%d\ntimestamp=%d\n" % (os.getpid(), time.time()))
+        os.close(fd)
+        return True
+
+    made = replace_stale(run, make)
+    yield made
+    if made:
+        os.unlink(run.path)
+
+
+@contextmanager
+def as_lock_file(run: Run) -> Iterator[bool]:
+    hold = replace_stale(run, LockFile(run.path, durable=False, fair=False).try_acquire)
+    if hold is None:
+        yield False
+        return
+    for _ in range(3):
+        hold.check()
+    yield True
+    hold.check()
+    hold.release()
+
+
+@pytest.mark.parametrize("preemptions", FURTHER)
+@pytest.mark.parametrize("held", [as_foreign_tool, as_lock_file])
+def test_a_fresh_lock_displaced_by_a_takeover_excludes_others_although_the_taker_is_killed(
+    held: Any, preemptions: int, tmp_path: Path, pids: Pids, removals: Removals
+) -> None:
+    seen = explore(taken_too_late(held, pids, removals), tmp_path, preemptions=preemptions, kills=1)
+    assert "exchange" in deaths(seen), "killed before it could put back what it displaced"
 
 
 # Whoever comes, in whatever way.

@@ -7,6 +7,7 @@ cores make them up. Rounds are kept together by shared memory, not by a lock of 
 from __future__ import annotations
 
 import errno
+import glob
 import mmap
 import os
 import re
@@ -235,13 +236,16 @@ def test_beside_a_foreign_tool_who_has_company_is_told_of_its_loss(
     foreign: int, ours: int, content: str, tool: str, path: str
 ) -> None:
     """Foreign processes may take the lock away from ours, which are then told, and from each other."""
-    arena = Arena(path, [tool] * foreign + [OURS] * ours, content, ROUNDS)
-    arena.run()
-    rounds = arena.stays()
-    untold = [pair for stays in rounds for pair in overlaps(stays) if not excused(pair, stays)]
-    assert not untold, f"{len(untold)} times two holders and nobody was told, in {ROUNDS} rounds: {untold[:3]}"
-    members = {stay.member for stays in rounds for stay in stays if stay.came}
-    assert members == {tool, OURS} or content == "dead"
+    members: set[str] = set()
+    while members < {tool, OURS}:
+        arena = Arena(path, [tool] * foreign + [OURS] * ours, content, ROUNDS)
+        arena.run()
+        rounds = arena.stays()
+        untold = [pair for stays in rounds for pair in overlaps(stays) if not excused(pair, stays)]
+        assert not untold, f"{len(untold)} times two holders and nobody was told, in {ROUNDS} rounds: {untold[:3]}"
+        members |= {stay.member for stays in rounds for stay in stays if stay.came}
+        if content == "dead":  # the tool may never get it
+            break
 
 
 # Stopped processes.
@@ -407,14 +411,13 @@ def died(pid: int) -> bool:
 
 
 def grow_old(path: str) -> None:
-    """As if it had all happened long ago."""
-    try:
-        with open(path, "r+b") as file:
-            start = file.read().index(b"timestamp=") + len(b"timestamp=")
-            file.seek(start)
-            file.write(b"%d" % LONG_AGO)
-    except FileNotFoundError:
-        pass
+    """As if it had all happened long ago: the lock file, and one that a takeover displaced."""
+    for name in glob.glob(path) + glob.glob(f"{path}.*.tmp"):
+        with open(name, "r+b") as file:
+            start = file.read().find(b"timestamp=")
+            if start >= 0:
+                file.seek(start + len(b"timestamp="))
+                file.write(b"%d" % LONG_AGO)
 
 
 @pytest.mark.parametrize("policy", ["proof", "old", "dead-and-old"])

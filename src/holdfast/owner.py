@@ -78,6 +78,17 @@ def namespace_of(start: str) -> str:
     return start.rpartition(":")[2]
 
 
+def is_visible(host: str | None, start: str | None) -> bool:
+    """Does a pid in a record mean a process that we can see? Not on another host or in another pid namespace.
+
+    Other tools write neither host nor start; their records count as those of processes beside us.
+    """
+    mine = me()
+    if host not in (None, mine.host):
+        return False
+    return start is None or mine.start is None or namespace_of(start) == namespace_of(mine.start)
+
+
 def sees_everybody() -> bool:
     """Are we in the first pid namespace, whose /proc shows the processes of all others too?"""
     return _namespace() == _FIRST_NAMESPACE

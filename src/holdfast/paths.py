@@ -35,7 +35,6 @@ _LOCAL_ONLY_OPTIONS = {
 # Linux's client keeps locks to itself while it is alone with a file, and hands them to the server when another machine
 # comes. With such leases a lock was granted twice, without them never; where in the client is not known (guarantees).
 _LEASES = "without the mount option nolease locks may stay on the client"
-_DIRECTORY = 0o04  # the type in st_mode, above its 12 permission bits
 _SEPARATORS = (os.sep, os.altsep or os.sep)
 _MAX_LINKS = 40  # as Linux has it
 _TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used again after an unmount
@@ -50,6 +49,7 @@ class Mount:
         "has_inodes",
         "is_ours",
         "kind",
+        "lets_read",
         "ranged",
         "reads_old",
         "refusal",
@@ -78,6 +78,8 @@ class Mount:
             self.refusal = next((why for option, why in _LOCAL_ONLY_OPTIONS.items() if option in given), None)
             if kind in ("cifs", "smb3") and "nolease" not in given:
                 self.refusal = self.refusal or _LEASES
+        # Can others read a file on which there is a kernel lock that reaches them? Then a lock file may have one.
+        self.lets_read = os.name != "nt" and kind not in _SMB and self.refusal is None
 
     def check_reading(self, path: str) -> None:
         """Raise Unsupported where what another machine wrote under a lock may not be seen by who has it next."""
@@ -138,7 +140,7 @@ def cannot_be_swapped(directory: str) -> bool:
         path += "/" + part
         here = system.stat(path, follow_symlinks=False)
         others_write = above.st_mode & 0o022 and not (above.st_mode & 0o1000 and here.st_uid in trusted)
-        if others_write or above.st_uid not in trusted or here.st_mode >> 12 != _DIRECTORY:
+        if others_write or above.st_uid not in trusted or not stat.S_ISDIR(here.st_mode):
             return False
         above = here
     return True

@@ -14,7 +14,8 @@ Lines end in LF, and may end in CRLF when read. A line is split at its first '='
 not count; empty lines, lines without '=' and unknown keys are ignored; of two lines with one key the last counts. `pid`
 and `timestamp` are needed, and are plain decimal numbers.
 
-Whatever cannot be understood is `CorruptLock`, and nothing else: these bytes may come from anybody.
+Content that cannot be parsed raises `CorruptLock`, and nothing else: any program may have written it. An empty file and
+one whose first line is `pid=` and digits, count as a damaged lock. Any other content is the user's data (rule 8).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Record:
     def __init__(
         self,
         pid: int,
-        timestamp: int,
+        timestamp: float,
         tag: str | None = None,
         host: str | None = None,
         boot: str | None = None,
@@ -111,15 +112,6 @@ def parse(content: bytes) -> Record:
     )
 
 
-def looks_foreign(content: bytes) -> bool:
-    """Does it say anything, and nothing like a record? Then it is somebody's data, not a damaged lock file."""
-    lines = content.split(None, 1)[:1] and content.lstrip().split(b"\n", 1)[:1]
-    if not lines:
-        return False
-    key, equals, value = lines[0].partition(b"=")
-    return not equals or key.strip() not in (b"pid", b"timestamp", b"tag") or len(value.split()) > 1 or b"/" in value
-
-
 def _printable(text: str | None) -> str | None:
     return None if text is None else sanitise(text)
 
@@ -167,21 +159,33 @@ def compose(record: Record) -> bytes:
 class Format:
     """How the content of a lock file is written and read; this one is sema's, `taskrecord` has another."""
 
+    kind = "file"
+    whole_seconds = True  # the time in a record is rounded down, and ages count in whole seconds
+
     def parse(self, content: bytes) -> Record:
         """Raises CorruptLock, and nothing else."""
         return parse(content)
 
-    def looks_foreign(self, content: bytes) -> bool:
-        return looks_foreign(content)
+    def other_kind(self, content: bytes) -> str:
+        """What a file is that `parse` cannot read; empty if it counts as a lock of this format, empty or damaged."""
+        if not content or _is_damaged(content):
+            return ""
+        from .taskrecord import is_task
+
+        return "the lock of a task" if is_task(content) else other_kind(content)
+
+    def corrupt_after(self, stale_after: float | None) -> float | None:
+        """How old a damaged lock must be to be stale, by the modification time of its file."""
+        return stale_after
 
     def template(self, record: Record) -> bytes:
         """What stays the same of the records of a process, for `fill`."""
         return template(record)
 
-    def fill(self, template: bytes, seconds: int, random: bytes, serial: int) -> bytes:
+    def fill(self, template: bytes, seconds: float, random: bytes, serial: int) -> bytes:
         return template % (seconds, random, serial)
 
-    def renewal(self, content: bytes, seconds: int) -> tuple[int, bytes]:
+    def renewal(self, content: bytes, seconds: float) -> tuple[int, bytes]:
         """Where the time stands, and what to write there: as many bytes as before."""
         return content.index(b"timestamp=") + len(b"timestamp="), b"%010d" % seconds
 
@@ -195,6 +199,16 @@ class Format:
             return (mine.owner or mine.call) is not None and (mine.owner, mine.call) == (theirs.owner, theirs.call)
         except CorruptLock:
             return False
+
+
+def _is_damaged(content: bytes) -> bool:
+    """Does it begin as a record does, with a line of `pid=` and digits?"""
+    first = content.split(b"\n", 1)[0].rstrip(b"\r")
+    return first.startswith(b"pid=") and first[len(b"pid=") :].isdigit()
+
+
+def other_kind(content: bytes) -> str:
+    return "the file of a semaphore" if content.startswith(b"permits=") else "a file with other content"
 
 
 SEMA = Format()

@@ -59,6 +59,7 @@ class Status:
     holders: tuple[Holder, ...] = ()
     waiters: tuple[Holder, ...] = ()
     since: float | None = None
+    timestamp: int | None = None  # as the record of a lock file has it; a heartbeat renews it
     permits: int | None = None
     tag: str | None = None
     token: int | None = None
@@ -87,7 +88,7 @@ class Status:
         others = sum(waiter.pid != os.getpid() for waiter in self.waiters)
         if others:
             text += f", {others} more waiting"
-        if self.kind == "file" and self.alive is None and not self.stale:
+        if self.kind in ("file", "task") and self.alive is None and not self.stale:
             text += ". Whether that one lives cannot be known here, so it counts as held" + self._until_stale()
         return text
 
@@ -309,11 +310,11 @@ def of_semaphore(path: str, permits: int) -> Status:
     return Status(path, "semaphore", held=held, holders=holders, waiters=waiters, permits=permits)
 
 
-def of_lock_file(path: str, found: Judgement | None) -> Status:
+def of_lock_file(path: str, found: Judgement | None, kind: str = "file") -> Status:
     waiters = _waiters(os.path.realpath(path))
     if found is None:
-        return Status(path, "file", held=False, waiters=waiters)
+        return Status(path, kind, held=False, waiters=waiters)
     facts = found.facts()
     holder = Holder(facts.pop("pid"), False, facts.pop("command"), facts.pop("host"))
     holders = () if found.record is None else (holder,)
-    return Status(path, "file", held=True, holders=holders, waiters=waiters, **facts)
+    return Status(path, kind, held=True, holders=holders, waiters=waiters, **facts)

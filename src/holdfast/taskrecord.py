@@ -1,6 +1,6 @@
 """The lock files of task workers: a JSON object, with what the other workers write and read first (docs/formats.md).
 
-    {"worker_id": "w1", "started_at": "2026-01-31T12:00:00+00:00", "task_id": "resize-7", "pid": 4711, …, "token": "…"}
+    {"worker_id": "w1", "started_at": "2026-01-31T12:00:00.123456+00:00", "task_id": "resize-7", "pid": 4711, …}
 
 `started_at` is when the task was begun, or when the lease on it was last renewed. What others wrote may be anything:
 `[]`, a time without a zone (which means UTC), half an object. Whatever cannot be understood is `CorruptLock`.
@@ -12,28 +12,29 @@ import json
 from datetime import datetime, timezone
 
 from .errors import CorruptLock
-from .record import MOST_BYTES, TOKEN_DIGITS, Format, Record, sanitise
+from .record import MOST_BYTES, SEMA, TOKEN_DIGITS, Format, Record, other_kind, sanitise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _END = '"}\n'
 _OURS = ("host", "boot", "start", "owner")
+TIME_TO_WRITE = 5.0  # seconds; other workers create the file first and then write it
 
 
 class TaskFormat(Format):
     """Of one task and one worker, which is the `tag` of the record."""
 
-    def __init__(self, task_id: str, worker_id: str) -> None:
+    kind = "task"
+    whole_seconds = False
+
+    def __init__(self, task_id: str = "", worker_id: str = "") -> None:
         self._task_id = task_id
         self._worker_id = worker_id
 
     def parse(self, content: bytes) -> Record:
-        if len(content) > MOST_BYTES:
-            raise CorruptLock(f"more than {MOST_BYTES} bytes")
-        try:
-            said = json.loads(content)
-        except (ValueError, RecursionError):
-            raise CorruptLock("no JSON") from None
-        if not isinstance(said, dict):
-            raise CorruptLock("no JSON object")
+        said = _object(content)
         ours = {key: said.get(key) for key in _OURS}
         return Record(
             said["pid"] if _is_pid(said.get("pid")) else 0,
@@ -43,9 +44,16 @@ class TaskFormat(Format):
             **{key: sanitise(value) if isinstance(value, str) else None for key, value in ours.items()},
         )
 
-    def looks_foreign(self, content: bytes) -> bool:
-        """Other workers take over what they cannot read, and so do we."""
-        return False
+    def other_kind(self, content: bytes) -> str:
+        """In a directory of task locks the names are ours, so only the locks of other kinds are refused."""
+        try:
+            SEMA.parse(content)
+        except CorruptLock:
+            return other_kind(content) if content.startswith(b"permits=") else ""
+        return "a lock file of the sema format"
+
+    def corrupt_after(self, stale_after: float | None) -> float | None:
+        return TIME_TO_WRITE if stale_after is None else min(TIME_TO_WRITE, stale_after)
 
     def template(self, record: Record) -> bytes:
         said = {"worker_id": self._worker_id, "started_at": "\0time", "task_id": self._task_id, "pid": record.pid}
@@ -54,10 +62,10 @@ class TaskFormat(Format):
         text = text.replace("%", "%%").replace('"\\u0000time"', '"%b"').replace('"\\u0000owner"', '"%b%x"')
         return text.encode()
 
-    def fill(self, template: bytes, seconds: int, random: bytes, serial: int) -> bytes:
+    def fill(self, template: bytes, seconds: float, random: bytes, serial: int) -> bytes:
         return template % (_moment(seconds), random, serial)
 
-    def renewal(self, content: bytes, seconds: int) -> tuple[int, bytes]:
+    def renewal(self, content: bytes, seconds: float) -> tuple[int, bytes]:
         text = _moment(seconds)
         return content.index(b'"started_at": "') + len(b'"started_at": "'), text
 
@@ -65,19 +73,40 @@ class TaskFormat(Format):
         return len(content) - TOKEN_DIGITS - len(_END)
 
 
-def _moment(seconds: int) -> bytes:
-    """Always as long."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").encode()
-
-
-def _seconds(text: object) -> int:
+def is_task(content: bytes) -> bool:
+    """Is this the record of a task, of ours or of another worker?"""
     try:
-        assert isinstance(text, str)
+        return {"worker_id", "started_at"} <= _object(content).keys()
+    except CorruptLock:
+        return False
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    if len(content) > MOST_BYTES:
+        raise CorruptLock(f"more than {MOST_BYTES} bytes")
+    try:
+        said = json.loads(content)
+    except (ValueError, RecursionError):
+        raise CorruptLock("no JSON") from None
+    if not isinstance(said, dict):
+        raise CorruptLock("no JSON object")
+    return said
+
+
+def _moment(seconds: float) -> bytes:
+    """The text of a time, always of the same length."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds").encode()
+
+
+def _seconds(text: object) -> float:
+    if not isinstance(text, str):
+        raise CorruptLock("no time at which it was started")
+    try:
         moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=timezone.utc)
-        return int(moment.timestamp())
-    except (AssertionError, ValueError, OverflowError):
+        return moment.timestamp()
+    except (ValueError, OverflowError):
         raise CorruptLock("no time at which it was started") from None
 
 

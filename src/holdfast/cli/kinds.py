@@ -1,17 +1,22 @@
 """What kind of lock is a file?
 
-One that says `pid=` and `timestamp=` is a lock file, one that says `permits=` a semaphore, and one on which somebody
-has a kernel lock, or for which somebody queues, a kernel lock; in a list also an empty one that is called `….lock`.
+file       it begins with `pid=` and digits, or is a whole record of the sema format; in a list also an empty file
+           that is called `….lock`
+task       a JSON object with `worker_id` and `started_at`
+semaphore  it begins with `permits=`
+lock       it is empty, and a process has a kernel lock on it or queues for it
 """
 
 from __future__ import annotations
 
 import os
+import stat
 
 from .. import record, system
 from ..errors import CorruptLock
+from ..files import OwnedFd
 
-_HEAD = 32  # bytes that tell what a file is
+_HEAD = 64  # bytes that tell whether the rest has to be read
 
 
 def kernel_locked_inodes() -> set[int]:
@@ -25,34 +30,43 @@ def kernel_locked_inodes() -> set[int]:
 
 
 def kind_of(path: str, locked: set[int] | None = None) -> str | None:
-    """What kind of lock a file is: lock, file, semaphore. None: none that can be told."""
+    """What kind of lock a file is: lock, file, task, semaphore. None: none that can be told.
+
+    `locked` is what `kernel_locked_inodes` returned, for a list of files.
+    """
     try:
-        fd = system.open_fd(os.path.realpath(path), system.O_READ)
-    except (FileNotFoundError, IsADirectoryError):
+        file = OwnedFd(system.open_fd(os.path.realpath(path), system.O_READ))
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
         return None
-    try:
-        st = system.fstat(fd)
-        if st.st_mode >> 12 != 0o10:
+    with file:
+        st = system.fstat(file.fd)
+        if not stat.S_ISREG(st.st_mode):
             return None
-        head = system.read(fd, _HEAD)
-        if head.startswith(b"permits="):
-            return "semaphore"
-        named_so = locked is not None and path.endswith((".lock", ".lck"))
+        head = system.read(file.fd, _HEAD)
         if head:
-            return "file" if named_so or _is_record(fd, head) else None
-    finally:
-        system.close(fd)
+            return _kind_by_content(file.fd, head)
     if st.st_ino in (kernel_locked_inodes() if locked is None else locked) or os.path.isdir(path + ".queue"):
         return "lock"
-    # Nobody holds it: the empty file of a kernel lock that is kept, or one that a foreign tool is about to write.
-    return "lock" if named_so else None
+    # It counts as held until it is old: another tool may be about to write it.
+    return "file" if locked is not None and path.endswith((".lock", ".lck")) else None
 
 
-def _is_record(fd: int, head: bytes) -> bool:
-    if b"pid" not in head and b"timestamp" not in head and b"tag" not in head:
-        return False
+def _kind_by_content(fd: int, head: bytes) -> str | None:
+    if head.startswith(b"permits="):
+        return "semaphore"
+    if head.lstrip().startswith(b"{"):
+        from ..taskrecord import is_task
+
+        return "task" if is_task(_content(fd)) else None
+    if not any(key in head for key in (b"pid", b"timestamp", b"tag")):
+        return None
+    content = _content(fd)
     try:
-        record.parse(system.pread(fd, record.MOST_BYTES + 1, 0))
+        record.parse(content)
     except CorruptLock:
-        return False
-    return True
+        return None if record.SEMA.other_kind(content) else "file"
+    return "file"
+
+
+def _content(fd: int) -> bytes:
+    return system.pread(fd, record.MOST_BYTES + 1, 0)

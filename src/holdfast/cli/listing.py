@@ -1,4 +1,4 @@
-"""`holdfast ls`: every lock in some directories, of both kinds, and how it stands."""
+"""`holdfast ls`: every lock in some directories, of all kinds, and its state."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def _colour(status: Status) -> str:
 
 
 def state_of(status: Status) -> str:
-    if status.corrupt:
-        return "corrupt"
     if not status.held:
         return "free"
     if status.stale:
         return "stale"
+    if status.corrupt:
+        return "corrupt"
     return "shared" if status.kind == "lock" and any(holder.shared for holder in status.holders) else "held"
 
 
 def kind_name(status: Status) -> str:
     if status.kind == "semaphore":
         return f"{len(status.holders)} of {status.permits}"
-    return {"lock": "kernel", "file": "file"}.get(status.kind, status.kind)
+    return "kernel" if status.kind == "lock" else status.kind
 
 
 def _row(status: Status) -> tuple[str, ...]:

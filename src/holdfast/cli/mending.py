@@ -9,7 +9,7 @@ from .. import LockFile
 from ..errors import NotLocked
 from . import arguments, output
 from .kinds import kind_of
-from .sema import HELD, POLICY_HELP, STALE_HELP
+from .sema import HELD, POLICY_HELP, STALE_HELP, lock_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,10 +76,11 @@ def _lock_files(path: str) -> list[str]:
 
 
 def break_(options: argparse.Namespace) -> int:
-    lock = LockFile(options.path)
-    found = lock.status()
-    if found.held and found.corrupt and kind_of(options.path) in ("lock", "semaphore"):
+    kind = kind_of(options.path)
+    if kind in ("lock", "semaphore"):
         return _is_kernel_lock(options)
+    lock = lock_at(options.path, kind)
+    found = lock.status()
     if not found.held:
         return _not_held(options)
     who = "its record could not be read" if found.corrupt else output.shown(found.explain())

@@ -69,6 +69,15 @@ def lock_of(options: argparse.Namespace, **more: Any) -> LockFile:
     return LockFile(options.path, stale_after=options.stale or None, stale=options.policy, **more)
 
 
+def lock_at(path: str, kind: str | None, stale_after: float | None = 3600, policy: Any = "proof") -> LockFile:
+    """The lock file that is there. The lock of a task is judged as `TaskLocks` does, whatever the options."""
+    if kind != "task":
+        return LockFile(path, stale_after=stale_after, stale=policy)
+    from ..locks.tasks import TaskLock
+
+    return TaskLock(path, "", "", stale_after=300)
+
+
 def try_(options: argparse.Namespace) -> int:
     return _acquire(options, 0)
 
@@ -111,7 +120,7 @@ def _acquire_now(lock: LockFile, pid: int, timeout: float | None, options: argpa
 def _say_held(found: Status, timeout: float | None, options: argparse.Namespace) -> None:
     pid = found.holders[0].pid if found.holders else None
     if options.json:
-        since = None if found.since is None else int(found.since)
+        since = found.timestamp if found.since is None or found.timestamp is not None else int(found.since)
         output.say_json(_more(found, {"locked": True, "pid": pid, "since": since, "acquired": False}))
     elif options.quiet:
         pass
@@ -126,7 +135,7 @@ def _say_held(found: Status, timeout: float | None, options: argparse.Namespace)
 
 
 def release(options: argparse.Namespace) -> int:
-    lock = lock_of(options)
+    lock = lock_at(options.path, kind_of(options.path), options.stale or None, options.policy)
     code, text = 0, f"Lock released: {output.shown(options.path)}"
     answer: dict[str, object] = {"released": True}
     try:
@@ -155,7 +164,7 @@ def _caller(lock: LockFile) -> int:
 
 
 def _way_out(found: Status) -> str:
-    if found.kind != "file":
+    if found.kind not in ("file", "task"):
         return "A kernel lock cannot be taken away; it is free when the process that holds it has ended."
     return "-f releases it all the same; holdfast break also says whose it was."
 
@@ -197,7 +206,7 @@ def status_of(path: str, kind: str | None, stale_after: float | None, policy: An
         from .. import Lock
 
         return _without_old_time(Lock(path).status())
-    return LockFile(path, stale_after=stale_after, stale=policy).status()
+    return lock_at(path, kind, stale_after, policy).status()
 
 
 def _semaphore_status(path: str) -> Status:
@@ -228,9 +237,14 @@ def _as_json(facts: dict[str, Any]) -> dict[str, object]:
     """The keys of sema first: pid, timestamp and tag are there, null or not, whenever it is locked."""
     if not facts["held"]:
         return {"locked": False, "path": facts["path"], "kind": facts["kind"]}
-    since = None if facts["since"] is None else int(facts["since"])
-    first = {"locked": True, "pid": facts["pid"], "timestamp": since, "tag": facts["tag"]}
+    first = {"locked": True, "pid": facts["pid"], "timestamp": _timestamp(facts), "tag": facts["tag"]}
     return first | {key: value for key, value in facts.items() if key not in first and key != "held"}
+
+
+def _timestamp(facts: dict[str, Any]) -> int | None:
+    """As the file has it; of a kernel lock, since when it is held."""
+    found = facts["since"] if facts["timestamp"] is None else facts["timestamp"]
+    return None if found is None else int(found)
 
 
 def _more(found: Status, first: dict[str, object]) -> dict[str, object]:
@@ -246,8 +260,8 @@ def _lines(path: str, facts: dict[str, Any]) -> list[str]:
         lines.append(f"  Record: corrupt. {_CORRUPT}")
     if facts["pid"] is not None:
         lines.append(f"  PID: {facts['pid']}")
-    if facts["since"] is not None:
-        lines.append(f"  Timestamp: {int(facts['since'])}")
+    if _timestamp(facts) is not None:
+        lines.append(f"  Timestamp: {_timestamp(facts)}")
     if facts["tag"] is not None:
         lines.append(f"  Tag: {output.shown(facts['tag'])}")
     if facts["pid"] is not None:
@@ -267,7 +281,8 @@ def _own_lines(facts: dict[str, Any]) -> list[str]:
     lines = []
     holders = facts.get("holders", ())
     if facts["kind"] != "file":
-        lines.append("  Kind: " + ("kernel lock" if facts["kind"] == "lock" else f"semaphore of {facts['permits']}"))
+        names = {"lock": "kernel lock", "task": "lock of a task"}
+        lines.append("  Kind: " + names.get(facts["kind"], f"semaphore of {facts['permits']}"))
     if len(holders) > 1:
         lines.append(f"  Holders: {', '.join(str(holder['pid']) for holder in holders)}")
     if facts["command"]:
@@ -280,7 +295,7 @@ def _own_lines(facts: dict[str, Any]) -> list[str]:
     if facts["token"] is not None:
         lines.append(f"  Token: {facts['token']}")
     if facts["stale"]:
-        lines.append("  Stale: yes; the next one to come takes it over")
+        lines.append("  Stale: yes; the next process that acquires it takes it over")
     elif facts["stale_in"] is not None:
         lines.append(f"  Stale: in {output.duration(facts['stale_in'])}, unless it is renewed")
     if facts["waiters"]:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import stat
-from time import monotonic, time
+from time import monotonic
 
-from .. import Lock, LockFile
+from .. import Lock
 from ..errors import Timeout
 from ..wait import DeadlinePassed, check_deadline, drive
 from ..watch import Waiting
 from . import arguments, output
 from .kinds import kind_of
-from .sema import HELD, POLICY_HELP, STALE_HELP, status_of
+from .sema import HELD, POLICY_HELP, STALE_HELP, lock_at, status_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..status import Status
     from ..wait import Steps
-
-_TIME_TO_WRITE = 2.0  # seconds
 
 EXAMPLES = """\
 exit status: 0 free, 1 timed out, 2 wrong usage, 3 an error of the system
@@ -67,22 +64,13 @@ def _wait(path: str, kind: str | None, timeout: float | None, options: argparse.
     from .progress import Progress
 
     quiet = options.quiet or options.json
-    if kind in ("lock", "semaphore") or _is_left_over(path):
+    if kind in ("lock", "semaphore"):
         with Progress(Lock(path), quiet=quiet, only_live=True):
             _until_free(path, timeout)
         return
-    file = LockFile(path, stale_after=options.stale or None, stale=options.policy)
+    file = lock_at(path, kind, options.stale or None, options.policy)
     with Progress(file, quiet=quiet, only_live=True):
         file.wait_until_free(timeout)
-
-
-def _is_left_over(path: str) -> bool:
-    """An empty file that nobody has locked: if no foreign tool writes it by and by, it is that of a kernel lock."""
-    try:
-        st = os.stat(path)
-    except OSError:
-        return False
-    return st.st_size == 0 and stat.S_ISREG(st.st_mode) and time() - st.st_mtime > _TIME_TO_WRITE
 
 
 def _until_free(path: str, timeout: float | None) -> None:

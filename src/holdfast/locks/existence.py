@@ -3,48 +3,59 @@
 The file is the `sema` format (`record`), whole from its first moment (`publish`). Two bytes far past its content
 (docs/formats.md) carry what no content can:
 
-* the *liveness byte*, locked by the holder's process as long as it lives. Whoever finds it free knows that the holder
-  is gone: no pid to be reused, no hour to wait. Locks of other tools, and of commands that have exited, have none
-* the *removal byte*, locked by whoever removes the file: the holder, a waiter that found it stale, `break_`, `clean`.
-  Finding, judging and removing are in `removal`
+* the *liveness byte*, locked by the holder's process as long as it lives. A process that finds it free knows that the
+  holder is gone: no pid to be reused, no hour to wait. Locks of other tools and of commands that have exited have none
+* the *removal byte*, locked by the process that removes the file: the holder, a waiter that found it stale, `break_`,
+  `clean`. Finding, judging and removing are in `removal`
 
-A hold can be lost: somebody may break the lock of a stopped process. `check`, the heartbeat and `release` compare what
+The holder also has the kernel lock of its file, so that `Lock` and flock(1) on the same path wait for it.
+
+A hold can be lost: a user may break the lock of a stopped process. `check`, the heartbeat and `release` compare what
 the path names with what was published, and never remove anything else.
+
+Taking over a stale file exchanges its name with that of a new one. Another tool may have replaced the stale file just
+before, so that the exchange displaced a lock that is held. It is put back. A process killed before that leaves its own
+record in place, whose content leads to the displaced file (`publish.displaced_name`): the next process that is about to
+remove the record puts the file back, and the holder of the file finds it there in the meantime.
 
 What is not promised: that tools which unlink without these rules leave ours alone; `check` tells.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
+from _thread import allocate_lock
 from contextlib import suppress
 from itertools import count
 from time import monotonic, sleep, time_ns
 
 from .. import owner, process, record, system
 from ..errors import LockLost
-from ..files import OwnedFd, named
-from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, check_deadline, drive, sooner
+from ..files import named
+from ..paths import mount_at
+from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, Run, check_deadline, drive, sooner
 from ..watch import Waiting
 from . import base, heartbeat, tokens
 from .base import BUSY, QUEUED, Outcome
 from .path_lock import would_deadlock
-from .publish import NOT_HERE, exchange, publish
+from .publish import NOT_HERE, displaced_name, exchange, publish
 from .queue import Queue, remove_queue
-from .removal import FileLock, IsLink, take_removal_right
+from .removal import FileLock, IsLink, Unreadable, take_removal_right
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..files import OwnedFd
     from ..record import Record
     from ..wait import Steps
     from .judge import Judgement, Policy
     from .publish import Place, Published
 
-_serials = count()
+_serials = count()  # of the holds of this process
 _MANY_IN_VAIN = 3
 _SOME_TRIES, _MANY_TRIES = 5, 60
 
@@ -52,7 +63,7 @@ _SOME_TRIES, _MANY_TRIES = 5, 60
 class FileHold(base.Hold):
     """A held `LockFile`. `token` is greater than that of every earlier hold on the path."""
 
-    __slots__ = ("_called_at", "_content", "_file", "_inode", "_lost", "_place", "token")
+    __slots__ = ("_called_at", "_content", "_file", "_inode", "_lost", "_place", "_renewing", "token")
 
     lock: LockFile
     token: int
@@ -65,20 +76,28 @@ class FileHold(base.Hold):
         self._place = place
         self._content = content
         self._lost = False
+        self._renewing = allocate_lock()
         self._called_at = 0.0
         lock._metrics.acquisitions.bump()
         base.Hold._begin(self, lock, inode, False, (file, place))
-
-    def _still_named(self) -> bool:
-        if not self._lost and named(self.lock.path, self._inode) is None:
-            self._lost = not self.lock._says(self._place, self._inode, self._content)
-        return not self._lost
 
     def fileno(self) -> int:
         """The descriptor that carries the liveness byte."""
         if self.released:
             raise self._not_held()
         return self._file.fd
+
+    def _still_named(self) -> bool:
+        path, inode = self.lock.path, self._inode
+        if self._lost or named(path, inode) is not None:
+            return not self._lost
+        name = self.lock._name_now(self._place, inode, self._content)
+        if name is None:
+            self._lost = True
+        elif name == self._place.name and mount_at(inode[0], name).has_inodes:
+            # It was put back in between, or the path is a link that leads elsewhere now.
+            self._lost = named(path, inode) is None
+        return not self._lost
 
     @property
     def lost(self) -> bool:
@@ -96,55 +115,58 @@ class FileHold(base.Hold):
             raise
         finally:
             if self.lock.heartbeat is not None:
-                heartbeat.end(self)
-            # Who renews it has the mutex, and whoever comes later finds no entry. When the interpreter goes down,
+                heartbeat.end(self, inode[0])
+            # A thread that renews it has the mutex, and a later one finds no entry. When the interpreter goes down,
             # threads stop with what they have.
             if not sys.is_finalizing():
-                with self._registry.mutex:
+                with self._renewing:
                     pass
             self._is_closed = True
             self._file.close()
-            self._place.leave()
+            self._place.close()
             if self._called_at:
                 process.registry.note_turn(self.lock._file, self._called_at)
                 remove_queue(self.lock._queue)
 
     def _remove(self, fd: int, inode: process.Inode) -> bool:
         """False: it was lost before, now or earlier."""
-        dev, ino = inode
-        name, folder = self._place.name, self._place.folder
+        place = self._place
         if not take_removal_right(fd):
-            # Whoever has it removes the file; if not, everybody finds that we are gone.
+            # The process that has it removes the file; if not, everybody finds that we are gone.
             self.lock._metrics.cleanups_skipped.bump()
             return not self._lost and named(self.lock.path, inode) is not None
-        try:
-            st = system.stat(name, dir_fd=folder, follow_symlinks=False)
-            if (st.st_ino == ino and st.st_dev == dev) or self.lock._says(self._place, inode, self._content):
-                system.unlink(name, dir_fd=folder)
-                return not self._lost  # who lost it once may have had a successor meanwhile
-        except FileNotFoundError:
-            pass
-        self._lost = True
-        return False
+        if place.inode(place.name) == inode and place.remove(place.name):
+            return not self._lost  # who lost it once may have had a successor meanwhile
+        removed = False
+        # More than once, if a takeover had given it another name and has put it back in the moment of the removal.
+        for _ in range(_SOME_TRIES):
+            name = self.lock._name_now(place, inode, self._content)
+            if name is None:
+                break
+            removed = place.remove(name) or removed
+            if removed and name == place.name:
+                break
+        self._lost = self._lost or not removed
+        return not self._lost
 
     def leave_standing(self) -> None:
         """Let go of the lock file without removing it: it is held in the name of another process from now on."""
         if self.released or self._registry.holds.pop(id(self), None) is None:
             raise self._not_held()
         if self.lock.heartbeat is not None:
-            heartbeat.end(self)
+            heartbeat.end(self, self._inode[0])
         self._file.close()
-        self._place.leave()
+        self._place.close()
         if self._called_at:
             remove_queue(self.lock._queue)
 
     def renew(self) -> None:
         """Set the timestamp to now, in place: as many digits as before, in one write. Raises LockLost."""
         self.check()
-        with self._registry.mutex:  # `_release` waits for it before it closes the descriptor
+        with self._renewing:  # `_release` waits for it before it closes the descriptor
             if self.released:
                 return
-            start, text = self.lock.format.renewal(self._content, int(time.time()))
+            start, text = self.lock.format.renewal(self._content, time.time())
             system.pwrite(self._file.fd, text, start)
 
 
@@ -208,31 +230,37 @@ class LockFile(FileLock[FileHold]):
 
     # Acquiring.
 
+    @property
+    def _may_block(self) -> bool:  # type: ignore[override]
+        return self.durable
+
     def _first_attempt(self) -> FileHold | Outcome:
-        if not self.fair or not system.access(self._queue, 0):
+        location = self._location
+        if not self.fair or not system.access(location.queue, 0):
             return self._attempt()
-        turn = process.registry.turns.get(self._file)
+        turn = process.registry.turns.get(location.file)
         return self._attempt(queued=True) if turn is not None and turn.take() else QUEUED
 
     def _attempt(self, *, queued: bool = False) -> FileHold | Outcome:
-        if self._file is not self.path:
+        """Look, then publish or take over. A lock that is held costs a look, and no fsync.
+
+        Without an fsync to save, and not having seen a lock file (`queued`), it is quicker to publish at once.
+        """
+        if self._location.file is not self.path:
             self._resolve()
-        while True:
-            place = self._safe_place or self._open_place()
+        for tries in range(_MANY_TRIES):
+            if tries > _SOME_TRIES:
+                # Others are at it too, and where a name stays until all have closed the file (Windows) we are in each
+                # other's way. Not all of us pause equally long.
+                sleep(0.000_1 * tries * (os.getpid() % 7 + 1))
+            place = self._open_place()
             hold = None
             try:
-                # Who waits has seen a lock file, and looks at it before trying.
-                hold = None if queued else self._publish(place)
-                tries = 0
-                while hold is None and tries < _MANY_TRIES:
-                    hold = self._publish_after_look(place)
-                    tries += 1
-                    if hold is None and tries > _SOME_TRIES:
-                        # Others are at it too, and where a name stays until all have closed the file (Windows) we are
-                        # in each other's way. Not all of us pause equally long.
-                        sleep(0.000_1 * tries * (os.getpid() % 7 + 1))
-                return hold or BUSY
-            except _StillHeld:
+                at_once = not (tries or queued or self.durable)
+                hold = self._publish(place) if at_once else self._publish_after_look(place)
+                if hold is not None:
+                    return hold
+            except (_StillHeld, Unreadable):
                 return BUSY
             except IsLink:
                 self._resolve()
@@ -241,18 +269,17 @@ class LockFile(FileLock[FileHold]):
             finally:
                 if hold is None:
                     place.leave()
+        return BUSY
 
     def _publish_after_look(self, place: Place) -> FileHold | None:
         """Take the name if it is free, or its lock file is stale. None: something changed meanwhile, so look again."""
-        fd = self._open_existing(place)
-        if fd < 0:
+        file = self._open_existing(place)
+        if file is None:
             return self._publish(place)
-        try:
-            if not self._judge(fd).stale:
+        with file:
+            if not self._judge(file.fd).stale:
                 raise _StillHeld
-            return self._take_over(place, fd)
-        finally:
-            system.close(fd)
+            return self._take_over(place, file.fd)
 
     def _publish(self, place: Place) -> FileHold | None:
         """Make the lock file. None: there is one."""
@@ -280,23 +307,31 @@ class LockFile(FileLock[FileHold]):
             raise _StillHeld
         if found is True:
             return None
-        if found.foreign:
-            self._put_away(place, found)
-            return None
         content = self._compose()
+        private = displaced_name(place.name, self.format.parse(content))
         try:
-            made = exchange(place, content, self.mode, self.durable, system.fstat(stale))
+            made = exchange(place, private or "", content, self.mode, self.durable, system.fstat(stale))
         except FileNotFoundError:
             return None
         except OSError as error:
             if error.errno not in NOT_HERE:
                 raise self._by_path(error) from None
-            self._put_away(place, found)
+            self._remove_stale(place, found)
             return None
         if made is None:
             return None
         self._count_break(found)
         return self._begin(made, content)
+
+    def _remove_stale(self, place: Place, found: Judgement) -> None:
+        """Where two names cannot be exchanged."""
+        try:
+            if place.remove(place.name):
+                self._count_break(found)
+        except PermissionError as error:
+            if error.errno == errno.EPERM:  # another user's file in a sticky directory
+                raise _StillHeld from None
+            raise self._by_path(error) from None
 
     def _compose(self) -> bytes:
         """The record of a new hold; what stays the same is put together once in a process."""
@@ -305,18 +340,18 @@ class LockFile(FileLock[FileHold]):
             mine = record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "", 0)
             self._template = self.format.template(mine)
             self._composed_for = me
-        return self.format.fill(self._template, time_ns() // 1_000_000_000, me.random, next(_serials))
+        return self.format.fill(self._template, time_ns() / 1e9, me.random, next(_serials))
 
     def _begin(self, made: Published, content: bytes) -> FileHold:
         """The name is ours, so what has to be greater than in every earlier hold is settled now."""
         hold = FileHold()
         fd, st, place = made.fd, made.st, made.place
         try:
-            hold._begin(self, made.open_file, (st.st_dev, st.st_ino), place, content)
+            hold._begin(self, made.file, (st.st_dev, st.st_ino), place, content)
             made.hand_over()
             token = tokens.new(self._file)
             if self.fence:
-                # Nobody takes the lock away from who has the removal byte, so nobody else writes the fence.
+                # Nobody takes the lock away from the process with the removal byte, so nobody else writes the fence.
                 if not take_removal_right(fd) or not self._is_at(place, fd, st):
                     raise _Robbed
                 token = tokens.advance_fence(place, self._file, token, self.mode, self.durable)
@@ -328,7 +363,7 @@ class LockFile(FileLock[FileHold]):
             if not self._is_at(place, fd, st):
                 raise _Robbed
             if self.heartbeat is not None:
-                heartbeat.beat(hold, self.heartbeat)
+                heartbeat.beat(hold, st.st_dev, self.heartbeat)
         except BaseException:
             try:
                 if hold._is_live:
@@ -395,17 +430,33 @@ class LockFile(FileLock[FileHold]):
         hold: FileHold | Outcome = BUSY
         try:
             while True:
-                hold = self._attempt(queued=not slept)
+                hold = yield from self._attempt_step(queued=not slept)
                 if not isinstance(hold, Outcome):
                     return hold
                 check_deadline(deadline)
                 slept = yield from self._wait_for_change(waiting, deadline)
                 waiting.move(self._file)
                 in_vain = 0 if slept else in_vain + 1
-                if in_vain > _MANY_IN_VAIN:  # it is stale, and we may not remove it
+                if in_vain > _MANY_IN_VAIN:  # it is stale, and in use as another kind of lock, or not ours to remove
                     yield waiting.backoff.pause(deadline)
         finally:
             waiting.end(reuse=not isinstance(hold, Outcome))
+
+    def _attempt_step(self, *, queued: bool) -> Steps[FileHold | Outcome]:
+        """One attempt; by a task in a thread, because it may wait for the disk."""
+        if not self._may_block:
+            return self._attempt(queued=queued)
+        step = Run(lambda: self._attempt(queued=queued))
+        try:
+            yield step
+        except BaseException:
+            if isinstance(step.result, FileHold):  # cancelled meanwhile
+                step.result.release()
+            raise
+        found: FileHold | Outcome = step.outcome()
+        if not isinstance(found, Outcome):
+            found._adopt()
+        return found
 
     def _wait_for_change(self, waiting: Waiting, deadline: float | None) -> Steps[bool]:
         """Until the lock file that is there now is gone, replaced or stale. False: it is so already.
@@ -416,10 +467,10 @@ class LockFile(FileLock[FileHold]):
         file = None
         slept = False
         try:
-            fd = self._open_existing(place)
-            if fd < 0:
+            file = self._open_existing(place)
+            if file is None:
                 return slept
-            file = OwnedFd(fd)
+            fd = file.fd
             has_events = self._has_events()
             while True:
                 if not self._is_at(place, fd):  # released: the case that should be quick
@@ -437,6 +488,10 @@ class LockFile(FileLock[FileHold]):
         except IsLink:
             self._resolve()
             return slept
+        except Unreadable:
+            check_deadline(deadline)
+            yield waiting.backoff.pause(deadline)
+            return True
         finally:
             place.leave()
             if file is not None:

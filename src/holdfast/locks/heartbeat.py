@@ -1,16 +1,18 @@
-"""Renewing holds in the background: one thread per process, which ends when there is nothing left to renew.
+"""Renewing holds in the background: one thread per file system, which ends when there is nothing left to renew.
 
-A hold whose lock was taken away is told so once (`on_lost`), and not renewed any more.
+Renewing is file I/O, and a server that does not answer stops the thread. So holds on other file systems have another
+one. Nothing here does I/O under a mutex. A hold whose lock was taken away is told so once (`on_lost`), and not renewed
+any more.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
 from time import monotonic
 
+from .. import process
 from ..errors import HoldfastError
 
 TYPE_CHECKING = False
@@ -19,74 +21,85 @@ if TYPE_CHECKING:
 
     from .existence import FileHold
 
-_condition = threading.Condition()
-_due: dict[weakref.ref[FileHold], float] = {}
-_thread: threading.Thread | None = None
+
+class Heart:
+    """The holds of one file system, and the thread that renews them."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.due: dict[weakref.ref[FileHold], float] = {}
+        self.thread: threading.Thread | None = None
+
+    def add(self, hold: weakref.ref[FileHold], every: float) -> None:
+        with self.condition:
+            self.due[hold] = monotonic() + every
+            if self.thread is None or not self.thread.is_alive():
+                self.thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+                self.thread.start()
+            self.condition.notify()
+
+    def remove(self, hold: weakref.ref[FileHold]) -> None:
+        with self.condition:
+            if self.due.pop(hold, None) is not None:
+                self.condition.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self.condition:
+                if not self.due:
+                    self.thread = None
+                    return
+                first = min(self.due, key=self.due.__getitem__)
+                left = self.due[first] - monotonic()
+                if left > 0:
+                    self.condition.wait(left)
+                    continue
+                del self.due[first]
+            every = _renew(first)
+            if every is not None:
+                self.add(first, every)
 
 
-def _begin_anew() -> None:
-    """In a forked child, which has neither the thread nor the holds, and must not wait for a lock of its parent's."""
-    global _condition, _thread
-    _condition = threading.Condition()
-    _due.clear()
-    _thread = None
+hearts: dict[int, Heart] = {}  # by st_dev
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+def _forget_hearts() -> None:
+    """In a forked child, which has neither the threads nor the holds, and must not wait for a mutex of its parent."""
+    hearts.clear()
 
 
-def beat(hold: FileHold, every: float) -> None:
+process.after_fork_in_child(_forget_hearts)
+
+
+def beat(hold: FileHold, device: int, every: float) -> None:
     """Renew `hold` every so many seconds, until it is released, lost or forgotten."""
-    global _thread
-    with _condition:
-        _due[weakref.ref(hold)] = monotonic() + every
-        if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_run, name="holdfast-heartbeat", daemon=True)
-            _thread.start()
-        _condition.notify()
+    hearts.setdefault(device, Heart()).add(weakref.ref(hold), every)
 
 
-def end(hold: FileHold) -> None:
+def end(hold: FileHold, device: int) -> None:
     """The hold is released: nothing is due any more."""
-    if sys.is_finalizing():
-        return  # the thread has stopped, perhaps with the lock of the condition in its hands
-    with _condition:
-        if _due.pop(weakref.ref(hold), None) is not None:
-            _condition.notify()
+    heart = hearts.get(device)
+    # At the end of the interpreter the thread has stopped, perhaps with the mutex in its hands.
+    if heart is not None and not sys.is_finalizing():
+        heart.remove(weakref.ref(hold))
 
 
-def _run() -> None:
-    global _thread
-    while True:
-        with _condition:
-            if not _due:
-                _thread = None
-                return
-            first = min(_due, key=_due.__getitem__)
-            left = _due[first] - monotonic()
-            if left > 0:
-                _condition.wait(left)
-                continue
-            del _due[first]
-        _renew(first)
-
-
-def _renew(reference: weakref.ref[FileHold]) -> None:
+def _renew(reference: weakref.ref[FileHold]) -> float | None:
+    """Renew a hold. Returns in how many seconds to do it again; None: not any more."""
     hold = reference()
     if hold is None or hold.released:
-        return
-    every, on_lost = hold.lock.heartbeat, hold.lock.on_lost
+        return None
     try:
         hold.renew()
     except HoldfastError:
+        on_lost = hold.lock.on_lost
         if hold.lost and on_lost is not None:
             # In a thread of its own: it may take its time, and others are to be renewed.
             threading.Thread(target=_tell, args=(on_lost, hold), name="holdfast-on-lost", daemon=True).start()
+        return None
     except OSError:
-        _again(reference, every)  # the disk may come back; if it does not, the lock grows old
-    else:
-        _again(reference, every)
+        pass  # the disk may come back; if it does not, the lock grows old
+    return hold.lock.heartbeat
 
 
 def _tell(on_lost: Callable[[FileHold], object], hold: FileHold) -> None:
@@ -96,9 +109,3 @@ def _tell(on_lost: Callable[[FileHold], object], hold: FileHold) -> None:
         import logging
 
         logging.getLogger("holdfast").exception("%s: on_lost failed", hold.lock.path)
-
-
-def _again(reference: weakref.ref[FileHold], every: float | None) -> None:
-    if every is not None:
-        with _condition:
-            _due[reference] = monotonic() + every

@@ -6,16 +6,18 @@
     "dead-and-old"   both: the pid does not exist, and the lock is old (semats)
     "dead-or-old"    one of both: proved dead, or old although alive, and so not renewed (leases of tasks)
 
-Old means strictly older than `stale_after`; a timestamp in the future is not old. A file that cannot be understood may
-be one that another tool has created and not yet written, so it counts as held until its modification time is old.
+Old means strictly older than `stale_after`; a timestamp in the future is not old. An empty or damaged file may be one
+that another tool has created and not yet written, so it counts as held until its modification time is old. A file with
+any other content is not a lock file, and is refused.
 """
 
 from __future__ import annotations
 
+import stat
 import time
 
 from .. import owner, record, system
-from ..errors import CorruptLock
+from ..errors import CorruptLock, NotALockFile
 from ..paths import mount_at
 
 TYPE_CHECKING = False
@@ -32,18 +34,16 @@ POLICIES = ("proof", "old", "dead-and-old", "dead-or-old")
 class Judgement:
     """What is known about the holder of a lock file at one moment.
 
-    `record` is None for a file that cannot be understood, and `foreign` says that it does not even look like one of
-    ours. `alive` is None where nothing can be proved. `stale_in` is in
-    how many seconds age alone will make it stale, None for never.
+    `record` is None for an empty or damaged file. `alive` is None where nothing can be proved. `stale_in` is in how
+    many seconds age alone will make it stale, None for never.
     """
 
-    __slots__ = ("age", "alive", "foreign", "record", "stale", "stale_in")
+    __slots__ = ("age", "alive", "record", "stale", "stale_in")
 
     def __init__(
         self, found: Record | None, age: float, alive: bool | None, *, stale: bool, stale_in: float | None
     ) -> None:
         self.record = found
-        self.foreign = False
         self.age = age
         self.alive = alive
         self.stale = stale
@@ -51,62 +51,80 @@ class Judgement:
 
     @property
     def is_dead(self) -> bool:
-        """Proved dead, or of this machine as far as anybody knows, and there is no such process."""
+        """Proved dead, or there is no such process where its pid can be looked up."""
         if self.alive is not None or self.record is None:
             return self.alive is False
-        return self.record.host in (None, owner.me().host) and not system.process_exists(self.record.pid)
+        return owner.is_visible(self.record.host, self.record.start) and not system.process_exists(self.record.pid)
 
     def facts(self) -> dict[str, Any]:
         """What a status says about the lock: who holds it, since when, and when it will be stale."""
         found = self.record
-        common = {"alive": self.alive, "stale": self.stale, "stale_in": self.stale_in, "corrupt": found is None}
+        facts = {"alive": self.alive, "stale": self.stale, "stale_in": self.stale_in, "corrupt": found is None}
         if found is None:
-            return common | {"pid": None, "host": None, "command": None, "since": None, "tag": None, "token": None}
-        here = found.host is None or found.host == owner.me().host
-        # A heartbeat renews the timestamp, and not the token, which began as the time of the acquisition.
-        since = min(float(found.timestamp), found.token / 1e9) if found.token else float(found.timestamp)
-        return common | {
+            return facts | dict.fromkeys(("pid", "host", "command", "since", "timestamp", "tag", "token"))
+        here = owner.is_visible(found.host, found.start)
+        return facts | {
             "pid": found.pid,
             "host": None if here else found.host,
             "command": owner.command_of(found.pid) if here else None,
-            "since": since,
+            "since": _acquired_at(found),
+            "timestamp": int(found.timestamp),
             "tag": found.tag,
             "token": found.token,
         }
 
     def __str__(self) -> str:
         if self.record is None:
-            return "somebody whose record cannot be read"
+            return "a holder whose record is empty or damaged"
         text = f"pid {self.record.pid}"
-        if self.record.host and self.record.host != owner.me().host:
+        if not owner.is_visible(self.record.host, self.record.start):
             text += f" on {self.record.host}"
         if self.record.tag:
             text += f" ({self.record.tag})"
         return f"{text}, {self.age:.0f} s old"
 
 
+def _acquired_at(found: Record) -> float:
+    """A heartbeat renews the timestamp, and not our token, which is the time of the acquisition in nanoseconds."""
+    is_ours = found.owner is not None or found.call is not None
+    return min(found.timestamp, found.token / 1e9) if is_ours and found.token else float(found.timestamp)
+
+
 def judge(fd: int, path: str, form: Format, policy: Policy, stale_after: float | None) -> Judgement:
-    """Judge the lock file that `fd` has open and that `path` names."""
+    """Judge the lock file that `fd` has open and that `path` names. Raises NotALockFile."""
     st = system.fstat(fd)
+    if not stat.S_ISREG(st.st_mode):
+        raise not_a_lock_file(path, "a directory, a device, a FIFO or a socket")
     now = time.time()
     content = system.pread(fd, record.MOST_BYTES + 1, 0)
     try:
         found = form.parse(content)
     except CorruptLock:
-        judgement = decide(None, now - st.st_mtime, None, policy, stale_after)
-        judgement.foreign = form.looks_foreign(content)
-        return judgement
+        other = form.other_kind(content)
+        if other:
+            raise not_a_lock_file(path, other) from None
+        return decide(None, now - st.st_mtime, None, policy, form.corrupt_after(stale_after))
     alive = _liveness(fd, st.st_dev, path, found)
-    if policy == "dead-and-old" and alive is None and found.host in (None, owner.me().host):
+    if policy == "dead-and-old" and alive is None and owner.is_visible(found.host, found.start):
         alive = system.process_exists(found.pid)
-    return decide(found, now - found.timestamp, alive, policy, stale_after)
+    return decide(found, now - found.timestamp, alive, policy, stale_after, whole_seconds=form.whole_seconds)
+
+
+def not_a_lock_file(path: str, what: str) -> NotALockFile:
+    return NotALockFile(f"{path} is {what}, and not a lock file. It was left untouched. Check the path.", path=path)
 
 
 def decide(
-    found: Record | None, age: float, alive: bool | None, policy: Policy, stale_after: float | None
+    found: Record | None,
+    age: float,
+    alive: bool | None,
+    policy: Policy,
+    stale_after: float | None,
+    *,
+    whole_seconds: bool = True,
 ) -> Judgement:
-    # A record says a whole second, which may have been nearly over. So does sema, which counts whole ones.
-    more = 1 if found is not None and stale_after and stale_after % 1 == 0 else 0
+    # sema's record says a whole second, which may have been nearly over, and sema counts whole ones.
+    more = 1 if whole_seconds and found is not None and stale_after and stale_after % 1 == 0 else 0
     old = stale_after is not None and (age >= stale_after + 1 if more else age > stale_after)
     old_in = None if stale_after is None else max(0.0, stale_after + more - age)
     if found is None or policy == "old":

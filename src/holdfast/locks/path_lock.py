@@ -215,7 +215,7 @@ class PathLock(QueuedLock[PathHoldType]):
     def _first_attempt(self) -> PathHoldType | Outcome:
         if self._unchecked:
             self._check_mount()
-        if self.fair and system.access(self._queue, 0) and not self._may_pass_queue():
+        if self.fair and system.access(self._location.queue, 0) and not self._may_pass_queue():
             return QUEUED
         return self._attempt()
 
@@ -284,10 +284,10 @@ class PathLock(QueuedLock[PathHoldType]):
 
     def _open(self) -> OpenFile | None:
         """Open the file, and make it if it is not there. None: it vanished meanwhile."""
-        path = self._file
+        path = self._location.file
         if path is not self.path:
             self._follow_link()
-            path = self._file
+            path = self._location.file
         try:
             file = OpenFile(system.open_fd(path, system.O_LOCK, self.mode), path)
         except OSError as error:
@@ -384,10 +384,11 @@ class PathLock(QueuedLock[PathHoldType]):
 
         If the path is a link, another thread may have followed it somewhere else meanwhile.
         """
+        file = self._location.file
         try:
-            if self._file is not self.path and named(self._file, inode, follow_symlinks=False) is None:
+            if file is not self.path and named(file, inode, follow_symlinks=False) is None:
                 raise FileNotFoundError
-            system.unlink(self._file)
+            system.unlink(file)
         except (FileNotFoundError, PermissionError):
             self._metrics.cleanups_skipped.bump()
         else:

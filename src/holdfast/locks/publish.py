@@ -13,13 +13,17 @@ from __future__ import annotations
 import errno
 import os
 
-from .. import system
+from .. import owner, system
 from ..files import OwnedFd
+from ..paths import is_trusted, mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..record import Record
+
     Inode = tuple[int, int]
 
+_MAX_EXCHANGES = 100
 _LONGEST_STEM = 200  # bytes of 255; a pid, 16 digits and .tmp come after it
 NOT_HERE = frozenset(
     {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.ENOENT}
@@ -29,22 +33,62 @@ NOT_HERE = frozenset(
 class Place:
     """Where a file is to be: a name in a directory, which is open, or of which we know that nobody can swap it."""
 
-    __slots__ = ("_owner", "directory", "folder", "made", "name")
+    __slots__ = ("_owner", "directory", "folder", "held", "made", "name", "path")
 
     def __init__(self, directory: str, name: str, folder: OwnedFd | None) -> None:
+        self.path = f"{directory}/{name}"
         self._owner = folder
         self.folder = None if folder is None else folder.fd
+        self.held = False  # by a hold, which closes the directory itself
         self.made: Published | None = None  # what can only be taken back while `folder` is open
         self.directory = directory if folder is None else "."
-        self.name = name if folder is not None else f"{directory}/{name}"
+        self.name = name if folder is not None else self.path
+
+    def close(self) -> None:
+        if self._owner is not None:
+            self._owner.close()
 
     def leave(self) -> None:
-        """Close the directory. What was published and is not held yet is taken back."""
+        """Close the directory, unless a hold has it. What was published and is not held yet is taken back."""
+        if self.held:
+            return
         if self.made is not None:
             self.made.take_back()
             self.made = None
-        if self._owner is not None:
-            self._owner.close()
+        self.close()
+
+    def sibling(self, name: str) -> str:
+        """What to call another file of this directory."""
+        return name if self.folder is not None else f"{self.directory}/{name}"
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """What a name in this directory means now; None: nothing."""
+        try:
+            return system.stat(name, dir_fd=self.folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def inode(self, name: str) -> Inode | None:
+        try:
+            st = system.stat(name, dir_fd=self.folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return st.st_dev, st.st_ino
+
+    def remove(self, name: str) -> bool:
+        """False: there was nothing to remove."""
+        try:
+            system.unlink(name, dir_fd=self.folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def rename(self, one: str, other: str) -> None:
+        system.rename(one, other, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+
+    def trusts(self, entry: os.stat_result) -> bool:
+        """May a file beside the lock be obeyed, or can a stranger have made it?"""
+        return is_trusted(entry, system.stat(self.directory) if self.folder is None else system.fstat(self.folder))
 
 
 class Published:
@@ -53,45 +97,54 @@ class Published:
     Dropped, as by an interrupt, it is taken back.
     """
 
-    __slots__ = ("file", "place", "private", "st")
+    __slots__ = ("_file", "place", "private", "st")
 
     st: os.stat_result
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.private = ""  # the name that it has until it is published
-        self.file: OwnedFd | None = None
+        self._file: OwnedFd | None = None
         if place.folder is not None:
             place.made = self
 
     def open(self, name: str, flags: int, mode: int) -> None:
-        self.file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=self.place.folder))
+        self._file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=self.place.folder))
+        self.st = system.fstat(self.fd)
 
     @property
-    def open_file(self) -> OwnedFd:
-        assert self.file is not None
-        return self.file
+    def file(self) -> OwnedFd:
+        if self._file is None:
+            raise ValueError("this file is not open")
+        return self._file
 
     @property
     def fd(self) -> int:
-        return self.open_file.fd
+        return self.file.fd
 
     def hand_over(self) -> None:
-        """The file belongs to a hold from now on."""
-        self.file = None
+        """A hold has the file and the directory from now on."""
+        self._file = None
         self.place.made = None
+        self.place.held = self.place.folder is not None
 
     def fill(self, content: bytes, durable: bool) -> None:
         system.lock_liveness(self.fd)
+        mount = mount_at(self.st.st_dev, self.place.path)
+        if mount.lets_read:  # so that `Lock` and flock(1) wait for the holder
+            try:
+                (system.lock_range if mount.ranged else system.lock)(self.fd, system.EX_NB)
+            except OSError:
+                pass  # a file system without such locks
         if system.write(self.fd, content) < len(content):  # the disk is full, or the file may not be so large
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.place.name)
         if durable:
             system.fsync(self.fd)
 
     def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def give_up(self, error: BaseException) -> None:
         """Publishing failed, or was interrupted: perhaps when it was done. What a signal's handler raised may be an
@@ -102,22 +155,22 @@ class Published:
             self.take_back()
 
     def take_back(self) -> None:
-        if self.file is None or not self.file.is_open:
-            return
+        if self._file is None or not self._file.is_open:
+            return  # handed over, or of the parent of this process
         place = self.place
         try:
             system.lock_removal(self.fd)
-            if _inode_of(place, place.name) == _inode(system.fstat(self.fd)):
-                system.unlink(place.name, dir_fd=place.folder)
+            if place.inode(place.name) == inode_of(system.fstat(self.fd)):
+                place.remove(place.name)
             if self.private:
-                _forget(place, self.private)
+                place.remove(self.private)
         except OSError:
-            pass  # somebody else removes it
+            pass  # another process removes it
         finally:
             self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "file", None) is not None:
+        if getattr(self, "_file", None) is not None:
             self.take_back()
 
 
@@ -132,7 +185,6 @@ def publish(place: Place, content: bytes, mode: int, durable: bool) -> Published
         return _publish_private(place, content, mode, durable)
     try:
         made.fill(content, durable)
-        made.st = system.fstat(made.fd)
         system.link_open_file(made.fd, place.folder, place.name)
     except BaseException as error:
         made.give_up(error)
@@ -144,7 +196,27 @@ def publish(place: Place, content: bytes, mode: int, durable: bool) -> Published
 
 
 def private_name(name: str) -> str:
-    return f"{_stem(name)}.{os.getpid()}.{os.urandom(8).hex()}.tmp"
+    return _private_name(name, owner.me().pid, os.urandom(8).hex())
+
+
+def displaced_name(name: str, found: Record | None) -> str | None:
+    """The private name that a takeover uses which puts this record in place; None: it is not a record of ours.
+
+    A file that the takeover displaces has this name from the exchange until it is removed or put back. Known from the
+    record, it can also be put back when the process that displaced it was killed in between.
+    """
+    identity = found and (found.owner or found.call)
+    if not found or not identity:
+        return None
+    try:
+        digits = int(identity[:16], 16) ^ int(identity[16:] or "0", 16)
+    except ValueError:
+        return None
+    return _private_name(name, found.pid, f"{digits & (1 << 64) - 1:016x}")
+
+
+def _private_name(name: str, pid: int, digits: str) -> str:
+    return f"{_stem(name)}.{pid}.{digits}.tmp"
 
 
 def _stem(name: str) -> str:
@@ -164,22 +236,14 @@ def _make_private(place: Place, private: str, content: bytes, mode: int, durable
     try:
         made.private = private
         made.open(private, system.O_NEW, mode)
-        made.st = system.fstat(made.fd)  # what the umask left of the mode is in it
         system.fchmod(made.fd, 0o600)
         made.fill(content, durable)
-        system.fchmod(made.fd, made.st.st_mode & 0o7777)
+        system.fchmod(made.fd, made.st.st_mode & 0o7777)  # which has what the umask left of `mode`
         return made
     except BaseException:
         made.close()
-        _forget(place, private)
+        place.remove(private)
         raise
-
-
-def _forget(place: Place, private: str) -> None:
-    try:
-        system.unlink(private, dir_fd=place.folder)
-    except FileNotFoundError:
-        pass
 
 
 def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> Published:
@@ -196,62 +260,64 @@ def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> 
         again = _publish_private if error.errno == errno.ENOENT else _publish_in_place
         return again(place, content, mode, durable)
     finally:
-        _forget(place, private)
+        place.remove(private)
     made.private = ""
     return made
 
 
-def exchange(place: Place, content: bytes, mode: int, durable: bool, expected: os.stat_result) -> Published | None:
-    """`publish` in place of a file that is there, in one step. None: that was not the `expected` one, and is back."""
-    private = private_name(place.name)
+def exchange(
+    place: Place, private: str, content: bytes, mode: int, durable: bool, expected: os.stat_result
+) -> Published | None:
+    """`publish` in place of a file that is there, in one step. None: that was not the `expected` one, and is back.
+
+    `private` is the `displaced_name` of the record in `content`. A kill or an interrupt at any moment leaves a record
+    of a dead holder in place and, under that name, the file that it displaced. `removal` looks there.
+    """
     made = _make_private(place, private, content, mode, durable)
-    ours, stale = _inode(made.st), _inode(expected)
+    ours, stale = inode_of(made.st), inode_of(expected)
     try:
+        system.lock_removal(made.fd)  # until it is known what was displaced, none of us takes the name from us
         system.exchange(private, place.name, place.folder)
-        found = _inode_of(place, private)
-        if found == stale:
-            made.private = ""
-            return made
-        _put_back(place, private, ours, found)
+        displaced = place.inode(private)
+        # None: its holder has found its file there, and released it. So the name is ours in either case.
+        if displaced not in (stale, None) and not _put_back(place, private, ours, displaced):
+            made.close()
+            return None
+        place.remove(private)
+        system.unmark_removal(made.fd)
+        made.private = ""
+        return made
     except BaseException:
+        if place.inode(private) in (ours, stale):
+            made.take_back()
         made.close()
         raise
-    finally:
-        # After an interrupt it may be somebody's lock. That is not ours to remove; `clean` finds it when it is old.
-        if _inode_of(place, private) in (ours, stale):
-            _forget(place, private)
-    made.close()
-    return None
 
 
-def _put_back(place: Place, private: str, ours: Inode | None, found: Inode | None) -> None:
-    """Undo an exchange, as if it had never been: whoever had the name last has it in the end.
+def _put_back(place: Place, private: str, ours: Inode, displaced: Inode | None) -> bool:
+    """Undo an exchange: what had the name last has it in the end. True: there is nothing to put back any more.
 
-    Tools that rename over the name, or unlink it, meant what we have taken away, and not ours. So what comes back
-    should be what we put there. If it is another file, that one came last: it goes back, and the one before has lost.
+    Tools that rename over the name, or unlink it, meant the file that we displaced, and not ours. So the second
+    exchange should bring back our own file. If it brings another one, that one came last: it goes back, and the one
+    before it has lost.
     """
-    put = ours
-    try:
-        while True:
+    put: Inode | None = ours
+    for _ in range(_MAX_EXCHANGES):
+        try:
             system.exchange(private, place.name, place.folder)
-            back = _inode_of(place, private)
-            if back == put:
-                break
-            put, found = found, back
-    except FileNotFoundError:
-        _forget(place, private)
-        raise
-    _forget(place, private)
+        except FileNotFoundError:
+            if place.inode(private) is None:  # its holder has released it
+                return put == ours and place.inode(place.name) == ours
+            break
+        back = place.inode(private)
+        if back in (put, None):
+            break
+        put, displaced = displaced, back
+    place.remove(private)
+    return False
 
 
-def _inode_of(place: Place, name: str) -> Inode | None:
-    try:
-        return _inode(system.stat(name, dir_fd=place.folder, follow_symlinks=False))
-    except FileNotFoundError:
-        return None
-
-
-def _inode(st: os.stat_result) -> Inode:
+def inode_of(st: os.stat_result) -> Inode:
     return st.st_dev, st.st_ino
 
 
@@ -259,7 +325,6 @@ def _publish_in_place(place: Place, content: bytes, mode: int, durable: bool) ->
     made = Published(place)
     made.open(place.name, system.O_NEW, mode)
     try:
-        made.st = system.fstat(made.fd)
         made.fill(content, durable)
     except BaseException:
         # Nobody takes an empty file over before it is old, so it is still ours to remove.
@@ -273,12 +338,11 @@ def replace(place: Place, suffix: str, content: bytes, mode: int, durable: bool)
     """Write a file beside the lock file, whole, in place of what is there."""
     name = place.name + suffix
     private = private_name(place.name)  # named like those of the lock, so that its `clean` finds what a crash leaves
-    folder = place.folder
     made = _make_private(place, private, content, mode, durable)
     try:
-        system.rename(private, name, src_dir_fd=folder, dst_dir_fd=folder)
+        place.rename(private, name)
     except BaseException:
-        _forget(place, private)
+        place.remove(private)
         raise
     finally:
         made.close()

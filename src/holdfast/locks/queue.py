@@ -273,19 +273,41 @@ def remove_queue(path: str) -> bool:
     return True
 
 
+class Location:
+    """What the path of a lock stands for: itself, or the target of the link that it is.
+
+    One object, so that threads which share the lock see all of a change.
+    """
+
+    __slots__ = ("file", "queue")
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.queue = file + ".queue"
+
+
 class QueuedLock(base.BaseLock[HoldType]):
     """A lock at a path, with a queue beside it."""
 
-    __slots__ = ("_file", "_queue")
+    __slots__ = ("_location",)
+
+    _location_type: type[Location] = Location
+    _location: Location
 
     def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
         base.BaseLock.__init__(self, path, kind, timeout, fair and system.HAS_FIFOS, mode)
         self._locate(self.path)
 
     def _locate(self, file: str) -> None:
-        """`file` is what the path stands for: itself, or the target of the link that it is."""
-        self._file = file
-        self._queue = file + ".queue"
+        self._location = self._location_type(file)
+
+    @property
+    def _file(self) -> str:
+        return self._location.file
+
+    @property
+    def _queue(self) -> str:
+        return self._location.queue
 
     # What a kind of lock says.
 

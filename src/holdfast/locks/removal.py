@@ -10,7 +10,8 @@ judges it again, and only then frees the name. "Read, judge, unlink" alone loses
                         B unlinks x, which is A's
                         B creates x: two holders
 
-What does not look like a lock file at all is not deleted, but kept under another name.
+Every removal also takes the kernel lock of the file, which `Lock`, `Semaphore` and flock(1) have on a file that they
+use. Only a living holder of a lock file has that lock, too. A file that another kind uses is held, whatever its age.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import time
 from time import sleep
 
 from .. import record, system
-from ..errors import NotALockFile, NotLocked, NotOwner
+from ..errors import HoldfastError, NotALockFile, NotLocked, NotOwner
 from ..files import OwnedFd
-from ..paths import cannot_be_swapped, check_no_parent_component, mount_at
+from ..paths import cannot_be_swapped, check_no_parent_component, follow_links, mount_at
 from . import base, tokens
-from .judge import POLICIES, judge
-from .publish import Place, private_files
-from .queue import QueuedLock
+from .judge import POLICIES, Judgement, judge, not_a_lock_file
+from .publish import Place, displaced_name, inode_of, private_files
+from .queue import Location, QueuedLock
 from .semaphore import MAX_PERMITS
 
 TYPE_CHECKING = False
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from .. import process
     from ..record import Record
     from ..status import Status
-    from .judge import Judgement, Policy
+    from .judge import Policy
 
     HoldType = TypeVar("HoldType", bound=base.Hold)
     Result = TypeVar("Result")
@@ -46,15 +47,28 @@ else:
     HoldType = None
 
 _PATIENCE_WITH_REMOVER = 1000
-_REGULAR = 0o10  # the type in st_mode, above its 12 permission bits
+_MAX_LOOKS = 10
+
+
+class FileLocation(Location):
+    """The file of a lock file, and its directory."""
+
+    __slots__ = ("name", "parent", "safe_place")
+
+    def __init__(self, file: str) -> None:
+        Location.__init__(self, file)
+        self.parent, self.name = os.path.split(file)
+        self.safe_place: Place | None = None
 
 
 class FileLock(QueuedLock[HoldType]):
     """What can be done with a lock file that is there. A subclass says how one is made."""
 
-    __slots__ = ("_name", "_parent", "_safe_place", "durable", "stale", "stale_after")
+    __slots__ = ("durable", "stale", "stale_after")
 
     format = record.SEMA
+    _location: FileLocation
+    _location_type = FileLocation
 
     def __init__(
         self,
@@ -75,100 +89,97 @@ class FileLock(QueuedLock[HoldType]):
         self.durable = durable
         self.stale = stale
         self.stale_after = stale_after
-        self._parent, self._name = os.path.split(self.path)
-        self._safe_place: Place | None = None
 
     # Finding it.
 
-    def _locate(self, file: str) -> None:
-        QueuedLock._locate(self, file)
-        self._parent, self._name = os.path.split(file)
-        self._safe_place = None
-
     def _resolve(self) -> None:
-        """The path is a symlink, and may have been changed since: find out what it stands for."""
-        before = self._file
-        self._locate(os.path.realpath(self.path))
-        if self._file == before and os.path.islink(self._file):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
+        """The path is a symlink, or was one when it was last looked at: find out what it stands for now."""
+        file = follow_links(self.path)
+        self._locate(self.path if file == self.path else file)
 
     def _open_place(self) -> Place:
         """The directory, by descriptor where it could be swapped: we stay in it, whatever happens to the path."""
+        location = self._location
+        if location.safe_place is not None:
+            return location.safe_place
+        parent, name = location.parent, location.name
         try:
-            if not system.HAS_FOLDERS or (not self.durable and cannot_be_swapped(self._parent)):
-                self._safe_place = Place(self._parent, self._name, None)
-                return self._safe_place
+            if not system.HAS_FOLDERS or (not self.durable and cannot_be_swapped(parent)):
+                location.safe_place = Place(parent, name, None)
+                return location.safe_place
             flags = system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER
-            return Place(self._parent, self._name, OwnedFd(system.open_fd(self._parent, flags)))
+            return Place(parent, name, OwnedFd(system.open_fd(parent, flags)))
         except FileNotFoundError:
             text = "the directory for this lock does not exist; make it first"
             raise FileNotFoundError(errno.ENOENT, text, self.path) from None
 
-    def _open_existing(self, place: Place) -> int:
-        """The lock file, or -1 if there is none."""
+    def _open_existing(self, place: Place) -> OwnedFd | None:
+        """The lock file, or None if there is none."""
         for flags in (system.O_EXISTING, system.O_READ):
             try:
-                return system.open_fd(place.name, flags, dir_fd=place.folder)
+                return OwnedFd(system.open_fd(place.name, flags, dir_fd=place.folder))
             except FileNotFoundError:
-                return -1
+                return None
             except PermissionError:
                 continue
             except IsADirectoryError:
-                raise self._not_a_lock_file() from None
+                raise not_a_lock_file(self.path, "a directory") from None
             except OSError as error:
                 if error.errno == errno.EROFS:
                     continue
                 if error.errno == errno.ELOOP:
                     raise IsLink from None
                 if error.errno == errno.ENXIO:
-                    raise self._not_a_lock_file() from None  # a socket, or a device that is not there
+                    raise not_a_lock_file(self.path, "a socket, or a device that does not exist") from None
                 raise
-        raise PermissionError(errno.EACCES, "the lock file may not be read", self.path)
+        raise Unreadable
 
     # Judging it.
 
     def _judge(self, fd: int) -> Judgement:
         try:
-            if system.fstat(fd).st_mode >> 12 != _REGULAR:
-                raise self._not_a_lock_file()
-            judgement = judge(fd, self._file, self.format, self.stale, self.stale_after)
+            judgement = judge(fd, self.path, self.format, self.stale, self.stale_after)
         except FileNotFoundError:
             raise Removed from None
         if judgement.record is not None and judgement.record.token is not None:
             tokens.note(self._file, judgement.record.token)
         return judgement
 
-    def _not_a_lock_file(self) -> NotALockFile:
-        return NotALockFile(
-            f"{self.path} is a directory, a device, a FIFO, or the file of a Lock or Semaphore that is held, and not "
-            "that of a LockFile; it was left untouched.",
-            path=self.path,
-        )
-
     def _is_at(self, place: Place, fd: int, st: os.stat_result | None = None) -> bool:
         """Is the open file the one that has the name?"""
         try:
-            st = st or system.fstat(fd)
-            named = system.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
-        except FileNotFoundError:
+            inode = inode_of(st or system.fstat(fd))
+        except FileNotFoundError:  # sshfs has no attributes of an open file that was removed
             return False
-        if named.st_ino == st.st_ino and named.st_dev == st.st_dev:
-            return True
-        return self._says(place, (st.st_dev, st.st_ino), system.pread(fd, record.MOST_BYTES, 0))
+        return place.inode(place.name) == inode or self._says(place, inode, system.pread(fd, record.MOST_BYTES, 0))
 
     def _says(self, place: Place, inode: process.Inode, content: bytes) -> bool:
         """Is the file with this name the one with that inode and content? For file systems without inode numbers."""
-        if mount_at(inode[0], self._file).has_inodes:
+        if mount_at(inode[0], self.path).has_inodes:
             return False
+        there = _read(place)
+        return there is not None and (there == content or self.format.same_owner(there, content))
+
+    def _name_now(self, place: Place, inode: process.Inode, content: bytes) -> str | None:
+        """The name that the file of a hold has now: its own, or a private one until a takeover has put it back."""
+        for _ in range(_MAX_LOOKS):
+            top = place.inode(place.name)
+            if top == inode:
+                return place.name
+            private = self._displaced_name(place)
+            if private is not None and place.inode(private) == inode:
+                return private
+            if place.inode(place.name) == top:
+                break
+        return place.name if self._says(place, inode, content) else None
+
+    def _displaced_name(self, place: Place) -> str | None:
+        """The private name of the file that the one with our name displaced, if it did."""
+        content = _read(place)
         try:
-            fd = system.open_fd(place.name, system.O_READ, dir_fd=place.folder)
-        except FileNotFoundError:
-            return False
-        try:
-            there = system.read(fd, record.MOST_BYTES)
-        finally:
-            system.close(fd)
-        return there == content or self.format.same_owner(there, content)
+            return None if content is None else displaced_name(place.name, self.format.parse(content))
+        except HoldfastError:
+            return None
 
     # Removing it.
 
@@ -176,88 +187,101 @@ class FileLock(QueuedLock[HoldType]):
         """Whose lock is removed, if the name still means the open file and it is `wanted` gone.
 
         The removal byte is ours then, until the descriptor is closed. True: the name is free of it already. False: it
-        is to stay, or not ours to remove.
+        is to stay, or another process uses it.
         """
-        try:
-            if not take_removal_right(fd):
-                return False
-        except OSError as error:
-            if error.errno == errno.EBADF:  # open for reading only: another user's
-                return False
-            raise
+        if not take_removal_right(fd):
+            return False
         if not self._is_at(place, fd):
             return True
         judgement = self._judge(fd)
-        if not wanted(judgement):
+        if not wanted(judgement) or not self._take_kernel_lock(fd, judgement):
             return False
-        if judgement.record is None and _is_locked(fd):
-            raise self._not_a_lock_file()
-        return judgement
+        return self._put_back_displaced(place, fd, judgement) or judgement
+
+    def _take_kernel_lock(self, fd: int, found: Judgement) -> bool:
+        """Keep `Lock`, `Semaphore` and flock(1) away until the descriptor is closed. False: one of them has it."""
+        mount = mount_at(system.fstat(fd).st_dev, self.path)
+        if found.record is not None and not mount.lets_read:
+            return True
+        try:
+            (system.lock_range if mount.ranged else system.lock)(fd, system.EX_NB)
+        except BlockingIOError:
+            return system.liveness_locked(fd)  # then it is the holder of the lock file that has it
+        except OSError as error:
+            return error.errno != errno.EBADF  # EBADF: open for reading only, another user's. Else: no such locks here
+        return not system.slots_taken(fd, MAX_PERMITS)
+
+    def _put_back_displaced(self, place: Place, fd: int, found: Judgement) -> bool:
+        """Finish a takeover that was killed: put back what it displaced, unless that is stale. True: it is back."""
+        private = displaced_name(place.name, found.record)
+        entry = None if private is None else place.stat(private)
+        if private is None or entry is None or not place.trusts(entry):
+            return False
+        try:
+            if inode_of(entry) == inode_of(system.fstat(fd)) or self._is_stale(place, private):
+                place.remove(private)
+                return False
+            place.rename(private, place.name)
+        except FileNotFoundError:
+            return False  # its holder has released it
+        return True
+
+    def _is_stale(self, place: Place, name: str) -> bool:
+        with OwnedFd(system.open_fd(name, system.O_READ, dir_fd=place.folder)) as file:
+            try:
+                return self._judge(file.fd).stale
+            except NotALockFile:
+                return False
 
     def _remove(self, place: Place, fd: int, wanted: Callable[[Judgement], bool], *, by_owner: bool = False) -> bool:
         """Remove the open file, if the name still means it and it is `wanted` gone. True: the name is free of it."""
         found = self._prepare_removal(place, fd, wanted)
         if isinstance(found, bool):
             return found
-        self._put_away(place, found, by_owner=by_owner)
+        # Another tool, which does not wait for the removal byte, may be quicker.
+        if place.remove(place.name) and not by_owner:
+            self._count_break(found)
         return True
 
-    def _put_away(self, place: Place, found: Judgement, *, by_owner: bool = False) -> None:
-        """Free the name. What does not look like a lock file is kept under another one."""
-        saved = ""
-        try:
-            if found.foreign:
-                saved = f"{place.name}.saved-{os.urandom(4).hex()}"
-                system.rename(place.name, saved, src_dir_fd=place.folder, dst_dir_fd=place.folder)
-            else:
-                system.unlink(place.name, dir_fd=place.folder)
-        except FileNotFoundError:
-            return  # another tool, which does not wait for the removal byte, was quicker
-        if not by_owner:
-            self._count_break(found, saved)
-
-    def _count_break(self, found: Judgement, saved: str = "") -> None:
-        self._metrics.breaks.bump()
-        self._log_removal(found, saved)
-
-    def _log_removal(self, judgement: Judgement, saved: str) -> None:
+    def _count_break(self, found: Judgement) -> None:
         import logging
 
+        self._metrics.breaks.bump()
         log = logging.getLogger("holdfast")
-        if saved:
-            log.warning("%s did not look like a lock file: it is %s now", self.path, saved)
-        elif judgement.alive:
-            log.warning("%s: took the lock away from %s, which is alive", self.path, judgement)
+        if found.alive:
+            log.warning("%s: took the lock away from %s, which is alive", self.path, found)
         else:
-            log.info("%s: removed the lock of %s", self.path, judgement)
+            log.info("%s: removed the lock of %s", self.path, found)
 
     # By hand.
 
     def examine(self) -> Judgement | None:
         """What is known about the holder now; None if the lock is free."""
-        return self._with_existing(lambda place, fd: self._judge(fd))
+        try:
+            return self._with_existing(lambda place, fd: self._judge(fd))
+        except Unreadable:
+            return Judgement(None, 0.0, None, stale=False, stale_in=None)
 
     def _with_existing(self, do: Callable[[Place, int], Result]) -> Result | None:
         """Do something with the lock file, opened; None if there is none."""
-        while True:
+        for _ in range(_MAX_LOOKS):
             place = self._open_place()
             try:
-                fd = self._open_existing(place)
-                if fd < 0:
+                file = self._open_existing(place)
+                if file is None:
                     return None
-                try:
-                    return do(place, fd)
-                finally:
-                    system.close(fd)
+                with file:
+                    return do(place, file.fd)
             except IsLink:
                 self._resolve()
             finally:
                 place.leave()
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
 
     def status(self) -> Status:
         from ..status import of_lock_file
 
-        return of_lock_file(self.path, self.examine())
+        return of_lock_file(self.path, self.examine(), self.format.kind)
 
     def break_(self) -> Record | None:
         """Take the lock away from whoever has it, by hand. Gives the record of the loser, None if it had none."""
@@ -284,17 +308,25 @@ class FileLock(QueuedLock[HoldType]):
         def remove(place: Place, fd: int) -> Judgement:
             judgement = self._judge(fd)
             if not self._remove(place, fd, wanted, by_owner=by_owner):
-                raise PermissionError(errno.EACCES, "this user may not write the lock file, nor remove it", self.path)
+                raise not_a_lock_file(self.path, "in use by a Lock, a Semaphore or flock(1), or about to be removed")
             return judgement
 
-        judgement = self._with_existing(remove)
+        try:
+            judgement = self._with_existing(remove)
+        except Unreadable:
+            raise PermissionError(
+                errno.EACCES, "the lock file may not be read, so it is not removed", self.path
+            ) from None
         if judgement is None:
             raise NotLocked(f"{self.path}: nobody holds it.", path=self.path)
         return judgement.record
 
     def clean(self) -> bool:
         """Remove a stale lock, and private files that dead acquirers of this very lock left. True: there was one."""
-        cleaned = self._with_existing(lambda place, fd: self._remove(place, fd, lambda found: found.stale)) or False
+        try:
+            cleaned = self._with_existing(lambda place, fd: self._remove(place, fd, lambda found: found.stale)) or False
+        except (PermissionError, Unreadable):
+            cleaned = False  # another user's
         return self.clean_private_files() or cleaned
 
     def clean_private_files(self) -> bool:
@@ -302,31 +334,33 @@ class FileLock(QueuedLock[HoldType]):
         cleaned = False
         place = self._open_place()
         try:
-            for name in private_files(self._parent, self._name):
-                cleaned = self._remove_private(place, name) or cleaned
+            location = self._location
+            for name in private_files(location.parent, location.name):
+                cleaned = self._remove_private(place, place.sibling(name)) or cleaned
         finally:
             place.leave()
         return cleaned
 
     def _remove_private(self, place: Place, name: str) -> bool:
-        path = place.name[: -len(self._name)] + name
         try:
-            fd = system.open_fd(path, system.O_EXISTING, dir_fd=place.folder)
+            file = OwnedFd(system.open_fd(name, system.O_EXISTING, dir_fd=place.folder))
         except OSError:
             return False
-        try:
-            pid = int(name.rsplit(".", 3)[1])
-            age = time.time() - system.fstat(fd).st_mtime
+        with file:
+            age = time.time() - system.fstat(file.fd).st_mtime
             old = self.stale_after is not None and age > self.stale_after
-            # Between making the file and locking its liveness byte an acquirer shows only its pid.
-            if system.liveness_locked(fd) or (system.process_exists(pid) and not old):
-                return False
-            system.unlink(path, dir_fd=place.folder)
-        except FileNotFoundError:
+            needed = self._may_be_needed(file.fd, int(name.rsplit(".", 3)[1])) and not old
+            return not needed and not system.liveness_locked(file.fd) and place.remove(name)
+
+    def _may_be_needed(self, fd: int, pid: int) -> bool:
+        """Is the private file that of a living process, or the lock of another one, displaced and not yet put back?"""
+        # Between making the file and locking its liveness byte an acquirer shows only its pid.
+        if system.process_exists(pid):
+            return True
+        try:
+            return self.format.parse(system.pread(fd, record.MOST_BYTES, 0)).pid != pid
+        except HoldfastError:
             return False
-        finally:
-            system.close(fd)
-        return True
 
 
 class IsLink(Exception):
@@ -337,25 +371,34 @@ class Removed(IsLink):
     """The open file was removed: sshfs has no attributes of it any more. To be begun again, as with a link."""
 
 
-def _is_locked(fd: int) -> bool:
-    """Does a `Lock` or a `Semaphore` use this file? Then it has no record, and is not ours to judge."""
-    if system.slots_taken(fd, MAX_PERMITS) or system.range_taken(fd):
-        return True
+class Unreadable(Exception):
+    """This user may not read the file. It counts as held: only its holder and its directory's owner know better."""
+
+
+def _read(place: Place) -> bytes | None:
+    """The content of the file with the lock's name; None if there is none, or if it may not be read."""
     try:
-        system.lock(fd, system.EX_NB)  # we have the removal byte, so nobody takes this for a holder
-        system.lock(fd, system.UN)
-    except BlockingIOError:
-        return True
-    return False
+        with OwnedFd(system.open_fd(place.name, system.O_READ, dir_fd=place.folder)) as file:
+            return system.read(file.fd, record.MOST_BYTES)
+    except OSError:  # also a directory or a FIFO
+        return None
 
 
 def take_removal_right(fd: int) -> bool:
-    """Others have it for microseconds. False: one of them has been stopped in the middle."""
+    """Others have it for microseconds. False: one of them has been stopped in the middle.
+
+    A descriptor that can only read, of another user's file, gets it shared: no holder and no other remover has it then.
+    """
+    take = system.lock_removal
     for _ in range(_PATIENCE_WITH_REMOVER):
         try:
-            system.lock_removal(fd)
+            take(fd)
         except BlockingIOError:
             sleep(0.000_01)
+        except OSError as error:
+            if error.errno != errno.EBADF or take is system.mark_removal:
+                raise
+            take = system.mark_removal
         else:
             return True
     return False

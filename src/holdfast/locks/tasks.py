@@ -12,7 +12,6 @@ from threading import Lock as Mutex
 
 from .. import system
 from ..errors import NotLocked, UnsafePath
-from ..status import of_lock_file
 from ..taskrecord import TaskFormat
 from .existence import FileHold, LockFile
 from .publish import lock_of_private
@@ -97,8 +96,7 @@ class TaskLocks:
 
     def status(self, task_id: str) -> Status:
         """Who has the task. `status.tag` is the worker's id."""
-        lock = self._lock(task_id)
-        return of_lock_file(lock.path, lock.examine())
+        return self._lock(task_id).status()
 
     def claimed(self) -> dict[str, Status]:
         """The tasks that somebody has, and who."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from time import time_ns
 
-from .. import system
-from ..errors import CorruptLock
+from .. import process, system
+from ..errors import CorruptLock, UnsafePath
+from ..files import OwnedFd
 from .publish import replace
 
 TYPE_CHECKING = False
@@ -24,24 +25,34 @@ _last: dict[str, int] = {}
 
 
 def note(path: str, token: int) -> None:
-    """Give out nothing smaller from now on."""
-    if token > _last.get(path, 0):
-        _last[path] = token
-        if len(_last) > _MANY:
-            _last.pop(next(iter(_last)), None)
+    """Return nothing smaller from `new` from now on."""
+    with process.registry.mutex:
+        if token > _last.get(path, 0):
+            _last[path] = token
+            if len(_last) > _MANY:
+                _forget_oldest()
 
 
 def new(path: str) -> int:
     token = time_ns()
-    last = _last.get(path, 0)
-    if token <= last:
-        token = last + 1
-    note(path, token)
+    with process.registry.mutex:
+        last = _last.get(path, 0)
+        if token <= last:
+            token = last + 1
+        _last[path] = token
+        if len(_last) > _MANY:
+            _forget_oldest()
     return token
 
 
+def _forget_oldest() -> None:
+    """The smallest tokens are those that the clock is furthest past."""
+    for path in sorted(_last, key=_last.__getitem__)[: _MANY // 2]:
+        del _last[path]
+
+
 def advance_fence(place: Place, path: str, token: int, mode: int, durable: bool) -> int:
-    """A token past the one in the fence file, and written there. Only for who holds the lock and its removal byte."""
+    """A token past the one in the fence file, and written there. Only for the holder that has the removal byte."""
     last = _read_fence(place, path)
     token = max(token, last + 1)
     replace(place, ".fence", b"%d\n" % token, mode, durable)
@@ -51,13 +62,17 @@ def advance_fence(place: Place, path: str, token: int, mode: int, durable: bool)
 
 def _read_fence(place: Place, path: str) -> int:
     try:
-        fd = system.open_fd(place.name + ".fence", system.O_READ, dir_fd=place.folder)
+        file = OwnedFd(system.open_fd(place.name + ".fence", system.O_READ, dir_fd=place.folder))
     except FileNotFoundError:
         return 0
-    try:
-        digits = system.read(fd, 64).strip()
-    finally:
-        system.close(fd)
+    with file:
+        if not place.trusts(system.fstat(file.fd)):
+            raise UnsafePath(
+                f"{path}.fence was made by another user in a directory that others can write to, so it is ignored. "
+                "Remove it, or keep the lock in a directory of your own.",
+                path=path,
+            )
+        digits = system.read(file.fd, 64).strip()
     if digits.isdigit() and len(digits) <= 19 and int(digits) <= _LARGEST:
         return int(digits)
     raise CorruptLock(
