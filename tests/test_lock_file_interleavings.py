@@ -858,13 +858,20 @@ def as_lock_file(run: Run) -> Iterator[bool]:
     hold.release()
 
 
-@pytest.mark.parametrize("preemptions", FURTHER)
 @pytest.mark.parametrize("held", [as_foreign_tool, as_lock_file])
 def test_a_fresh_lock_displaced_by_a_takeover_excludes_others_although_the_taker_is_killed(
-    held: Any, preemptions: int, tmp_path: Path, pids: Pids, removals: Removals
+    held: Any, tmp_path: Path, pids: Pids, removals: Removals
 ) -> None:
-    seen = explore(taken_too_late(held, pids, removals), tmp_path, preemptions=preemptions, kills=1)
+    seen = explore(taken_too_late(held, pids, removals), tmp_path, preemptions=1, kills=1)
     assert "exchange" in deaths(seen), "killed before it could put back what it displaced"
+
+
+@pytest.mark.parametrize("seeds", LONGER, ids=LONGER_IDS)
+@pytest.mark.parametrize("held", [as_foreign_tool, as_lock_file])
+def test_a_fresh_lock_displaced_by_a_takeover_excludes_others_in_any_order(
+    held: Any, seeds: range, tmp_path: Path, pids: Pids, removals: Removals
+) -> None:
+    wander(taken_too_late(held, pids, removals), tmp_path, seeds=seeds, kills=1)
 
 
 # Whoever comes, in whatever way.
