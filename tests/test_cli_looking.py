@@ -62,7 +62,7 @@ def test_every_kind_and_state_is_listed(tmp_path: Path, start_peer: Callable[...
     assert {name: (entry["state"], entry["kind"]) for name, entry in found.items()} == {
         "exclusive": ("held", "lock"),
         "shared": ("shared", "lock"),
-        "sem": ("held", "semaphore"),
+        "sem": ("free", "semaphore"),
         "file": ("held", "file"),
         "foreign": ("held", "file"),
         "stale": ("stale", "file"),
@@ -126,9 +126,16 @@ def test_the_status_of_kernel_locks(path: str, start_peer: Callable[..., Peer]) 
     peer.do("hold.release()")
     assert holdfast("status", path).returncode == 0
     peer.do("hold = holdfast.Semaphore(path, 2).acquire()")
-    assert "semaphore of 2" in holdfast("status", path).stdout
-    assert json.loads(holdfast("status", "--json", path).stdout)["pid"] == peer.pid
-    peer.do("hold.release()")
+    done = holdfast("status", path)
+    assert done.returncode == 0 and "FREE" in done.stdout and "semaphore of 2, 1 taken" in done.stdout
+    said = json.loads(holdfast("status", "--json", path).stdout)
+    assert said["locked"] is False and [holder["pid"] for holder in said["holders"]] == [peer.pid]
+    assert holdfast("wait", "--timeout", "0", path).returncode == 0
+    peer.do("other = holdfast.Semaphore(path, 2).acquire()")
+    done = holdfast("status", path)
+    assert done.returncode == 1 and "Kind: semaphore of 2" in done.stdout
+    assert holdfast("wait", "--timeout", "0", path).returncode == 1
+    peer.do("hold.release(); other.release()")
 
 
 # wait
@@ -164,7 +171,7 @@ def test_wait_for_sharers_and_semaphores_and_what_is_free_already(
     begin: Any,  # noqa: F811
 ) -> None:
     peer = start_peer(at=f"{tmp_path}/")
-    for lock in ("Lock(at + 'x', shared=True)", "Semaphore(at + 'x', 2)"):
+    for lock in ("Lock(at + 'x', shared=True)", "Semaphore(at + 'x', 1)"):
         peer.do(f"hold = holdfast.{lock}.acquire()")
         for words in ((tmp_path / "x",), ("--all", tmp_path)):
             assert holdfast("wait", "--timeout", "0.2", *words).returncode == 1

@@ -969,7 +969,8 @@ def test_the_explorer_finds_a_release_that_removes_the_file_of_another(
         except FileNotFoundError:
             return False
         finally:
-            system.close(entry[0])
+            hold._file.close()
+            hold._place.release()
         return True
 
     monkeypatch.setattr(existence.FileHold, "_release", release)

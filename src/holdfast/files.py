@@ -40,8 +40,13 @@ class OwnedFd:
             self._registry = registry = process.current_registry() if process._forks else process.registry
             registry.descriptors[id(self)] = fd
         except BaseException:  # an interrupt
-            system.close(fd)
+            self._abandon(fd)
             raise
+
+    def _abandon(self, fd: int) -> None:
+        """Close the descriptor after `__init__` was interrupted, wherever that was."""
+        process.registry.descriptors.pop(id(self), None)
+        system.close(fd)
 
     @property
     def is_open(self) -> bool:

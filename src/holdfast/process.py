@@ -305,10 +305,9 @@ def _begin_in_child() -> None:
         return
     _pid, _forks = os.getpid(), 0
     old, registry = registry, Registry()
-    inherited = list(old.descriptors.values())
-    old.descriptors.clear()
     old.holds.clear()
-    for fd in inherited:
+    while old.descriptors:
+        _, fd = old.descriptors.popitem()
         try:
             system.close(fd)
         except OSError:

@@ -236,7 +236,8 @@ def _without_old_time(found: Status) -> Status:
 def _as_json(facts: dict[str, Any]) -> dict[str, object]:
     """The keys of sema first: pid, timestamp and tag are there, null or not, whenever it is locked."""
     if not facts["held"]:
-        return {"locked": False, "path": facts["path"], "kind": facts["kind"]}
+        taken = {name: facts[name] for name in ("permits", "holders", "waiters")} if facts["permits"] else {}
+        return {"locked": False, "path": facts["path"], "kind": facts["kind"], **taken}
     first = {"locked": True, "pid": facts["pid"], "timestamp": _timestamp(facts), "tag": facts["tag"]}
     return first | {key: value for key, value in facts.items() if key not in first and key != "held"}
 
@@ -254,7 +255,11 @@ def _more(found: Status, first: dict[str, object]) -> dict[str, object]:
 
 def _lines(path: str, facts: dict[str, Any]) -> list[str]:
     if not facts["held"]:
-        return ["Lock status: FREE", f"  Path: {output.shown(path)}"]
+        lines = ["Lock status: FREE", f"  Path: {output.shown(path)}"]
+        if facts["permits"]:
+            lines.append(f"  Kind: semaphore of {facts['permits']}, {len(facts['holders'])} taken")
+            lines.append(f"  Holders: {', '.join(str(holder['pid']) for holder in facts['holders'])}")
+        return lines
     lines = ["Lock status: LOCKED", f"  Path: {output.shown(path)}"]
     if facts["corrupt"]:
         lines.append(f"  Record: corrupt. {_CORRUPT}")

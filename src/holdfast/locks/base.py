@@ -171,6 +171,8 @@ class Hold:
 
     def release(self) -> None:
         """Give the lock back. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
+        if process._forks:  # perhaps the fork hook of another module, in a child, and before ours
+            process.current_registry()
         registry = self._registry
         entry = registry.holds.get(id(self)) if registry is process.registry else None
         if entry is None:
@@ -222,6 +224,8 @@ class Hold:
 
     def __del__(self) -> None:
         try:
+            if process._forks:
+                process.current_registry()
             if self._registry is not process.registry:
                 return
             entry = self._registry.holds.pop(id(self), None)

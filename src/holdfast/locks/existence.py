@@ -123,7 +123,7 @@ class FileHold(base.Hold):
                     pass
             self._is_closed = True
             self._file.close()
-            self._place.close()
+            self._place.release()
             if self._called_at:
                 process.registry.note_turn(self.lock._file, self._called_at)
                 remove_queue(self.lock._queue)
@@ -156,7 +156,7 @@ class FileHold(base.Hold):
         if self.lock.heartbeat is not None:
             heartbeat.end(self, self._inode[0])
         self._file.close()
-        self._place.close()
+        self._place.release()
         if self._called_at:
             remove_queue(self.lock._queue)
 

@@ -72,14 +72,17 @@ class OpenFile(OwnedFd):
     __slots__ = ("inode", "mount", "st")
 
     def __init__(self, fd: int, path: str) -> None:
-        OwnedFd.__init__(self, fd)
+        # `OwnedFd.__init__`, and more, without the call: every acquire comes here.
         try:
+            self.fd = fd
+            self._registry = registry = process.current_registry() if process._forks else process.registry
+            registry.descriptors[id(self)] = fd
             self.st = st = system.fstat(fd)
             dev = st[2]  # by number: half the price of a name, on a path that every acquire takes
             self.inode: process.Inode = (dev, st[1])
             self.mount: Mount = LOCAL if dev & 0xFFF00 else mount_of(dev, path)
         except BaseException:  # refused, or an interrupt
-            self.close()
+            self._abandon(fd)
             raise
 
 

@@ -44,9 +44,10 @@ class Place:
         self.directory = directory if folder is None else "."
         self.name = name if folder is not None else self.path
 
-    def close(self) -> None:
-        if self._owner is not None:
-            self._owner.close()
+    def release(self) -> None:
+        """`leave`, for the hold that has it."""
+        self.held = False
+        self.leave()
 
     def leave(self) -> None:
         """Close the directory, unless a hold has it. What was published and is not held yet is taken back."""
@@ -55,7 +56,8 @@ class Place:
         if self.made is not None:
             self.made.take_back()
             self.made = None
-        self.close()
+        if self._owner is not None:
+            self._owner.close()
 
     def sibling(self, name: str) -> str:
         """What to call another file of this directory."""
