@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import beside
 import commands
 import contention
 import directories
@@ -88,6 +89,7 @@ def main() -> int:
     parser.add_argument("--only", choices=SECTIONS, action="append", help="this section; may be given several times")
     parser.add_argument("--json", metavar="FILE", help="write all figures, with the raw ones of every round, to FILE")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: under a minute, and noisier")
+    parser.add_argument("--beside", metavar="CHECKOUT", help="compare with the code of another checkout, and only that")
     parser.add_argument("--dir", default=".", help=f"where to lock, besides {SHM} (default: here)")
     options = parser.parse_args()
 
@@ -96,11 +98,14 @@ def main() -> int:
     tables: list[Table] = []
     if not os.path.isdir(SHM):
         print(f"no {SHM}: the figures of tmpfs are left out")
-    for name in options.only or SECTIONS:
+    sections = {name: SECTIONS[name] for name in options.only or SECTIONS}
+    if options.beside:
+        sections = {"beside": lambda quick, places: beside.section(quick, places, options.beside)}
+    for section in sections.values():
         with ExitStack() as stack:
             parents = [os.path.abspath(options.dir), *([SHM] if os.path.isdir(SHM) else [])]
             places = [stack.enter_context(Place.under(parent)) for parent in parents]
-            for table in SECTIONS[name](options.quick, places):
+            for table in section(options.quick, places):
                 show(table)
                 tables.append(table)
     if options.json:
