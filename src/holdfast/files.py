@@ -37,16 +37,21 @@ class OwnedFd:
     def __init__(self, fd: int) -> None:
         try:
             self.fd = fd
-            self._registry = registry = process.current_registry() if process._forks else process.registry
+            registry = process.current_registry() if process._forks else process.registry
             registry.descriptors[id(self)] = fd
+            self._registry = registry
         except BaseException:  # an interrupt
             self._abandon(fd)
             raise
 
     def _abandon(self, fd: int) -> None:
         """Close the descriptor after `__init__` was interrupted, wherever that was."""
-        process.registry.descriptors.pop(id(self), None)
-        system.close(fd)
+        registry = getattr(self, "_registry", None)
+        if registry is None:
+            process.registry.descriptors.pop(id(self), None)
+            system.close(fd)
+        elif registry.descriptors.pop(id(self), None) is not None:  # else a fork has closed it
+            system.close(fd)
 
     @property
     def is_open(self) -> bool:

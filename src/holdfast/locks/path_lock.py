@@ -75,8 +75,9 @@ class OpenFile(OwnedFd):
         # `OwnedFd.__init__`, and more, without the call: every acquire comes here.
         try:
             self.fd = fd
-            self._registry = registry = process.current_registry() if process._forks else process.registry
+            registry = process.current_registry() if process._forks else process.registry
             registry.descriptors[id(self)] = fd
+            self._registry = registry
             self.st = st = system.fstat(fd)
             dev = st[2]  # by number: half the price of a name, on a path that every acquire takes
             self.inode: process.Inode = (dev, st[1])
