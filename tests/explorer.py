@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     Choose = Callable[["Run", list[Option]], str]
 
 # Not what the locks do, but what is read to describe them.
-DESCRIBING = frozenset({"open_denied", "read_text", "mount_table"})
+DESCRIBING = frozenset({"read_text", "mount_table"})
 LOOKS = frozenset(
     {
         *("fstat", "stat", "access", "listdir", "read", "pread", "drain"),

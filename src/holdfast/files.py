@@ -5,7 +5,8 @@
 
 An `OwnedFd` closes its descriptor once: by `close`, at the end of its `with` block, or when it is collected. In a
 forked child it is inert: the fork hook (`process`) has closed the child's copy, and `close` does nothing, whatever the
-child has opened under the same number since. No other code closes a descriptor by its number.
+child has opened under the same number since. Outside `system`, only this
+module and the fork hook close a descriptor by its number.
 
 A file that is written as a whole is written in one of three ways. If that fails, nothing is left of it:
 
@@ -58,11 +59,6 @@ class OwnedFd:
         """Can it be used? Not after `close`, and not in a forked child."""
         return id(self) in self._registry.descriptors
 
-    @property
-    def is_inherited(self) -> bool:
-        """Does it belong to the parent of this process?"""
-        return self._registry is not process.registry
-
     def close(self) -> None:
         # Popping is atomic: of two threads that close, one does.
         if (fd := self._registry.descriptors.pop(id(self), None)) is not None:
@@ -71,9 +67,6 @@ class OwnedFd:
     def detach(self) -> int:
         """Give the descriptor up without closing it: another owner closes it. -1: it is not open."""
         return self._registry.descriptors.pop(id(self), -1)
-
-    def fileno(self) -> int:
-        return self.fd
 
     def __enter__(self: Owner) -> Owner:
         return self
@@ -90,7 +83,7 @@ class OwnedFd:
 
 
 class InheritedFd(OwnedFd):
-    """A descriptor whose copy a forked child keeps, and closes itself. It carries no lock, and is only read from."""
+    """A descriptor that stays open in a forked child. It must not carry a lock. The child closes its own copy."""
 
     __slots__ = ()
 
@@ -100,12 +93,10 @@ class InheritedFd(OwnedFd):
         self._registry.descriptors[id(self)] = fd
 
 
-def named(
-    path: str, inode: process.Inode, *, dir_fd: int | None = None, follow_symlinks: bool = True
-) -> os.stat_result | None:
+def named(path: str, inode: process.Inode, *, follow_symlinks: bool = True) -> os.stat_result | None:
     """What `path` names now, if that is still the file with this device and inode; else None."""
     try:
-        st = system.stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        st = system.stat(path, follow_symlinks=follow_symlinks)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return st if (st[2], st[1]) == inode else None

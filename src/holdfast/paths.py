@@ -147,8 +147,8 @@ def cannot_be_swapped(directory: str) -> bool:
 
 
 def is_trusted(entry: os.stat_result, parent: os.stat_result) -> bool:
-    """May we follow or obey an entry of a directory? In one that others can write to, only if a user made it who could
-    replace our files anyway (rule 11)."""
+    """Is this directory entry safe to use? In a sticky or world-writable directory, only entries of root, this user or
+    the directory's owner are."""
     if not parent.st_mode & 0o1002 or not hasattr(os, "geteuid"):
         return True
     return entry.st_uid in (0, os.geteuid(), parent.st_uid)

@@ -189,7 +189,7 @@ class LinePlace:
         return self._registry is not registry
 
     def admit_again(self) -> None:
-        """Look whether there is room: an event loop that was closed tells nobody."""
+        """Admit waiters again: one whose event loop was closed never leaves the line by itself."""
         line = self._line
         if line is not None:
             with self._registry.mutex:
@@ -282,7 +282,7 @@ def after_fork_in_child(reset: Callable[[], object]) -> None:
 
 
 def current_registry() -> Registry:
-    """The registry of this process, also in a child in which another module's fork hook runs before ours."""
+    """The registry of this process. In a child where another module's fork hook runs before ours, it runs ours first."""
     if _forks and os.getpid() != _pid:
         _begin_in_child()
     return registry

@@ -279,7 +279,7 @@ def _is_free(fd: int) -> bool:
     """
     if sees_everybody():
         return True
-    with suppress(OSError):  # another program has a range of it, which is no matter
+    with suppress(OSError):  # another program has locked a range of it; ignore it
         system.mark_removal(fd)
     try:
         system.lock(fd, system.EX_NB)

@@ -158,7 +158,7 @@ class Run(Step):
 
 
 class Notification:
-    """From another thread or task of this process to the one that waits; at most once."""
+    """A one-time signal from another thread or task of this process to a waiter."""
 
     __slots__ = ("_lock",)
 

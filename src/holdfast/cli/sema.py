@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..status import Status
 
 HELD = 1
-_CORRUPT = "An empty file may be one that another tool is about to write, or a kernel lock's (--kind lock)."
+_CORRUPT = "An empty file may be one that another tool is about to write, or the file of a kernel lock (holdfast run)."
 
 _STATUSES = "exit status: 0 done or free, 1 held or timed out, 2 wrong usage, 3 an error of the system\n"
 EXAMPLES = {

@@ -74,7 +74,7 @@ def _wait(path: str, kind: str | None, timeout: float | None, options: argparse.
 
 
 def _until_free(path: str, timeout: float | None) -> None:
-    """Until nobody has the kernel lock, or a permit of the semaphore. Looks; to take it would be in others' way."""
+    """Wait until the kernel lock, or a permit of the semaphore, is free. Reads the status and never takes the lock."""
     deadline = None if timeout is None else monotonic() + timeout
 
     def look() -> Status:

@@ -289,7 +289,7 @@ class BaseLock(Generic[HoldType]):
         return found if found.__class__ is not Outcome else wait.drive(self._settle(found))  # type: ignore[return-value]
 
     def _settle(self, found: HoldType | Outcome) -> wait.Steps[HoldType | None]:
-        """What a single try makes of the first attempt: only BUSY, and a queue that is alive, mean "not now"."""
+        """Try again, without waiting for a holder. None: it is busy, or a living waiter is in its queue."""
         replaced = tries = 0
         while isinstance(found, Outcome):
             if found is BUSY or (found is QUEUED and self._queue_is_alive()) or tries > _MAX_TRIES:

@@ -1,8 +1,7 @@
 """Renewing holds in the background: one thread per file system, which ends when there is nothing left to renew.
 
-Renewing is file I/O, and a server that does not answer stops the thread. So holds on other file systems have another
-one. Nothing here does I/O under a mutex. A hold whose lock was taken away is told so once (`on_lost`), and not renewed
-any more.
+Renewing is file I/O, and a server that does not answer stops the thread. So each file system has its own thread.
+Nothing here does I/O under a mutex. When a lock was taken away, the thread calls `on_lost` once and stops renewing the hold.
 """
 
 from __future__ import annotations

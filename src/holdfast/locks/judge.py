@@ -111,7 +111,9 @@ def judge(fd: int, path: str, form: Format, policy: Policy, stale_after: float |
 
 
 def not_a_lock_file(path: str, what: str) -> NotALockFile:
-    return NotALockFile(f"{path} is {what}, and not a lock file. It was left untouched. Check the path.", path=path)
+    return NotALockFile(
+        f"{path} is {what}, which this call cannot use. It was left untouched. Check the path.", path=path
+    )
 
 
 def decide(

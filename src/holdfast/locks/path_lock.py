@@ -13,9 +13,9 @@ holder removes the file: it unlocks and tries to lock all of it. While it does, 
 (`mark_removal`). An attempt that finds the lock taken for that reason returns REMOVING, not BUSY. After a crash the
 next holder removes the file. Where other machines see late what a name means (NFS, CIFS), nobody removes it.
 
-A holder that came through a queue, or held for a while, leaves the file for the next one in the queue. If that one has
-given up meanwhile, one of the two sees that the other is gone and removes the file: the waiter first leaves the queue
-and then looks at the lock, the holder first unlocks and then looks at the queue.
+A holder that came through the queue, or held for a while, leaves the file for the next waiter. If that waiter has given
+up, one of the two removes the file: the waiter leaves the queue first and then looks at the lock, the holder unlocks
+first and then looks at the queue.
 
 Acquiring, from top to bottom: `base.acquire` → `_first_attempt` → `_attempt`; if that brings no hold, `_steps` → the
 line and the queue (`queue`) → `_wait_in_front`, which repeats `_attempt`.
@@ -57,9 +57,8 @@ _MAX_DENIALS = 10
 _MOMENT = 0.000_02  # seconds
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000  # S_ISREG of the module stat costs an import and a call
 
-# How the first waiter looks at a lock for whose release no event may come: some programs unlock without closing the
-# file, and take it again within microseconds. Up to so many seconds of waiting, try for so long, then
-# sleep for so long.
+# How the first waiter polls: some programs unlock without closing the file, so that no event comes, and lock it again
+# within microseconds. Each row: until so many seconds of waiting, try for so long, then sleep for so long.
 LOOKS: tuple[tuple[float, float, float], ...] = (
     (0.150, 0.001, 0.001),
     (float("inf"), 0.002, 0.500),
@@ -168,7 +167,7 @@ def _set_time(file: OpenFile) -> None:
 
 
 class PathLock(QueuedLock[PathHoldType]):
-    """Finding, locking, waiting for and removing the file. A subclass says what it means to have the lock."""
+    """Finding, locking, waiting for and removing the file. A subclass implements `_take` and the methods below."""
 
     __slots__ = ("_count", "_unchecked", "removes_file")
 
@@ -358,17 +357,17 @@ class PathLock(QueuedLock[PathHoldType]):
             import logging
 
             logging.getLogger("holdfast").warning(
-                "%s: the lock file was replaced %d times while this process tried to lock it. Other processes are "
-                "quicker all the time (fair=True or keep=True helps), a program deletes the file, or the file system "
-                "has no stable inode numbers",
+                "%s: the lock file was replaced %d times while this process tried to lock it. Either other "
+                "processes release it faster than this one locks it (use fair=True or keep=True), or a program deletes "
+                "the file, or the file system has no stable inode numbers",
                 self.path,
                 retries,
             )
 
     def _not_a_lock_file(self) -> NotALockFile:
         return NotALockFile(
-            f"{self.path} is a directory, a device, a socket or a file with content of its own. A lock needs a path to "
-            "itself (often the same name with .lock after it); this one was left untouched.",
+            f"{self.path} is a directory, a device, a socket, a lock of another kind, or a file with content of its "
+            "own. It was left untouched. A lock needs a path to itself (often the same name with .lock after it).",
             path=self.path,
         )
 

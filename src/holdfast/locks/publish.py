@@ -71,11 +71,8 @@ class Place:
             return None
 
     def inode(self, name: str) -> Inode | None:
-        try:
-            st = system.stat(name, dir_fd=self.folder, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return st.st_dev, st.st_ino
+        st = self.stat(name)
+        return None if st is None else inode_of(st)
 
     def remove(self, name: str) -> bool:
         """False: there was nothing to remove."""
@@ -89,7 +86,7 @@ class Place:
         system.rename(one, other, src_dir_fd=self.folder, dst_dir_fd=self.folder)
 
     def trusts(self, entry: os.stat_result) -> bool:
-        """May a file beside the lock be obeyed, or can a stranger have made it?"""
+        """Was this file made by a user that we trust?"""
         return is_trusted(entry, system.stat(self.directory) if self.folder is None else system.fstat(self.folder))
 
 
@@ -202,7 +199,7 @@ def private_name(name: str) -> str:
 
 
 def displaced_name(name: str, found: Record | None) -> str | None:
-    """The private name that a takeover uses which puts this record in place; None: it is not a record of ours.
+    """The private name used by the takeover that published this record. None: another tool wrote the record.
 
     A file that the takeover displaces has this name from the exchange until it is removed or put back. Known from the
     record, it can also be put back when the process that displaced it was killed in between.
@@ -297,7 +294,7 @@ def exchange(
 
 
 def _put_back(place: Place, private: str, ours: Inode, displaced: Inode | None) -> bool:
-    """Undo an exchange: what had the name last has it in the end. True: there is nothing to put back any more.
+    """Undo an exchange: the file that got the name last keeps it. True: the displaced file was released meanwhile.
 
     Tools that rename over the name, or unlink it, meant the file that we displaced, and not ours. So the second
     exchange should bring back our own file. If it brings another one, that one came last: it goes back, and the one

@@ -16,7 +16,7 @@ descriptor, which keeps the FIFO open.
 A waiter that gives up removes the directory if it is empty, and so does a holder that came through the queue, when it
 releases. A waiter that was about to put a ticket into it makes it again.
 
-A ticket whose kernel lock is free belongs to a dead waiter. Any waiter may remove it, under rule 2: lock it, see that
+A ticket whose kernel lock is free belongs to a dead waiter. Any waiter may remove it, lock the ticket, see that
 the name still means this file, unlink.
 
 The queue orders; it excludes nobody. So a fault in it costs a place in the line at the worst. Where there can be no
@@ -54,7 +54,7 @@ else:
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32
 _MAX_TRIES = 1000  # for a ticket
-_TOO_HIGH = "9" * 9 + "0" * 3  # nobody has waited so often; a higher number is not ours, and leaves no room
+_MAX_TICKET = "999999999000"  # higher numbers are not tickets of ours, and would leave no room
 _MOMENT = 0.001  # seconds
 
 # What a waiter that leaves tells the next one.
@@ -96,7 +96,7 @@ class Queue:
             raise
 
     def is_usable(self) -> bool:
-        """Is it a directory, and not one that another user made where everybody can write? None there is usable."""
+        """Is it a directory that a trusted user made? A queue that does not exist is usable, too."""
         try:
             here = system.stat(self.path, follow_symlinks=False)
             above = system.stat(os.path.dirname(self.path))
@@ -133,7 +133,7 @@ class Queue:
 
     def _take_ticket(self) -> bool:
         names = self._names()
-        self._before = [name for name in names if name < _TOO_HIGH]
+        self._before = [name for name in names if name < _MAX_TICKET]
         if not names:
             self._make_directory()
         self._name = f"{int(max(self._before)) + 1 if self._before else 1:012d}"

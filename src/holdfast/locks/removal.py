@@ -353,7 +353,7 @@ class FileLock(QueuedLock[HoldType]):
             return not needed and not system.liveness_locked(file.fd) and place.remove(name)
 
     def _may_be_needed(self, fd: int, pid: int) -> bool:
-        """Is the private file that of a living process, or the lock of another one, displaced and not yet put back?"""
+        """Does a living process use this private file, or is it a displaced lock that must be put back?"""
         # Between making the file and locking its liveness byte an acquirer shows only its pid.
         if system.process_exists(pid):
             return True
@@ -368,11 +368,11 @@ class IsLink(Exception):
 
 
 class Removed(IsLink):
-    """The open file was removed: sshfs has no attributes of it any more. To be begun again, as with a link."""
+    """The open file was deleted (sshfs cannot stat it any more). The caller starts again, as for a link."""
 
 
 class Unreadable(Exception):
-    """This user may not read the file. It counts as held: only its holder and its directory's owner know better."""
+    """This user may not read the file, so it counts as held."""
 
 
 def _read(place: Place) -> bytes | None:
@@ -385,7 +385,7 @@ def _read(place: Place) -> bytes | None:
 
 
 def take_removal_right(fd: int) -> bool:
-    """Others have it for microseconds. False: one of them has been stopped in the middle.
+    """Take the removal byte, which others have for microseconds. False: another process keeps it.
 
     A descriptor that can only read, of another user's file, gets it shared: no holder and no other remover has it then.
     """

@@ -4,7 +4,7 @@ The names are verbs on descriptors and paths, bound straight to the C functions 
 through this package costs one attribute look-up. Callers write `system.unlink(path)`, never `from system import
 unlink`: a test replaces a name here and sees, delays, fails or kills at every single call that the locks make.
 
-    open_fd, open_denied, close, read, write          descriptors
+    open_fd, close, read, write                       descriptors
     pread, pwrite, ftruncate, fstat, fchmod, touch
     fsync, fdatasync, sync_file_system                durability
     stat, access, unlink, link, rename                names

@@ -277,19 +277,3 @@ def lock_byte(fd: int, at: int) -> bool:
 
 def unlock_byte(fd: int, at: int) -> None:
     fcntl.fcntl(fd, _SETLK, _pack(fcntl.F_UNLCK, at, 1))
-
-
-def open_denied(path: str, error: OSError) -> int:
-    """Open a lock file that we may not create or not write: another user's, perhaps in a sticky directory.
-
-    With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so ask again
-    without it. flock is content with a descriptor that can only read; ranges answer EBADF themselves.
-    """
-    for flags in (O_EXISTING, O_READ):
-        try:
-            return open_fd(path, flags)
-        except PermissionError:
-            continue
-        except FileNotFoundError:
-            break
-    raise error

@@ -171,14 +171,6 @@ def open_fd(path: str, flags: int, mode: int = 0o777, *, dir_fd: None = None) ->
     return fd
 
 
-def open_denied(path: str, error: OSError) -> int:
-    """Open a lock file that we may not write. LockFileEx is content with a handle that can only read."""
-    try:
-        return open_fd(path, O_READ)
-    except (PermissionError, FileNotFoundError):
-        raise error from None
-
-
 def close(fd: int) -> None:
     _locked.pop(fd, None)
     os.close(fd)
