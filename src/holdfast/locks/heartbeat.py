@@ -1,7 +1,8 @@
 """Renewing holds in the background: one thread per file system, which ends when there is nothing left to renew.
 
 Renewing is file I/O, and a server that does not answer stops the thread. So each file system has its own thread.
-Nothing here does I/O under a mutex. When a lock was taken away, the thread calls `on_lost` once and stops renewing the hold.
+Nothing here does I/O under a mutex. When a lock was taken away, the thread calls `on_lost` once and stops
+renewing the hold.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def judge(fd: int, path: str, form: Format, policy: Policy, stale_after: float |
 
 def not_a_lock_file(path: str, what: str) -> NotALockFile:
     return NotALockFile(
-        f"{path} is {what}, which this call cannot use. It was left untouched. Check the path.", path=path
+        f"{path} is {what}, not a lock file that can be used here. It was left untouched. Check the path.", path=path
     )
 
 
