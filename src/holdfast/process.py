@@ -282,7 +282,7 @@ def after_fork_in_child(reset: Callable[[], object]) -> None:
 
 
 def current_registry() -> Registry:
-    """The registry of this process. In a child where another module's fork hook runs before ours, it runs ours first."""
+    """The registry of this process. In a child where another module's fork hook runs first, it runs our hook."""
     if _forks and os.getpid() != _pid:
         _begin_in_child()
     return registry

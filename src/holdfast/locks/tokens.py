@@ -68,8 +68,8 @@ def _read_fence(place: Place, path: str) -> int:
     with file:
         if not place.trusts(system.fstat(file.fd)):
             raise UnsafePath(
-                f"{path}.fence was made by another user in a directory that others can write to, so its token is not trusted. "
-                "Remove it, or keep the lock in a directory of your own.",
+                f"{path}.fence was made by another user in a directory that others can write to, so its "
+                "token is not trusted. Remove it, or keep the lock in a directory of your own.",
                 path=path,
             )
         digits = system.read(file.fd, 64).strip()
