@@ -16,6 +16,7 @@ import commands
 import contention
 import directories
 import events
+import flock_loop
 import handoff
 import imports
 import store_lock
@@ -41,6 +42,7 @@ SECTIONS: dict[str, Section] = {
     "durable": _everywhere(uncontended.durable),
     "directory": _everywhere(directories.section),
     "handoff": _everywhere(handoff.section),
+    "flock-loop": lambda quick, places: flock_loop.section(quick, places[-1]),
     "contention": lambda quick, places: iter(contention.section(quick, places)),
     "events": lambda quick, places: iter([events.durable(quick, places[0])]),
     "events-lock": store_lock.section,

@@ -79,7 +79,7 @@ def test_a_waiting_process_sleeps(path, options):
             processes[n].start(locks[n - 1].path, "behind", **options, **way)
         for lock in locks:
             until_waiting(lock, 2)
-        time.sleep(path_lock.LOOKS[0][0])  # at first, the head of a queue looks often
+        time.sleep(path_lock.LOOKS[-2][0])  # at first, the head of a queue looks often
         before = [(wake_ups(process.pid), cpu_ticks(process.pid)) for process in processes]
         time.sleep(0.5)  # what is measured, not a guess at when something happens
         for process, (wakes, ticks) in zip(processes, before, strict=True):
