@@ -57,6 +57,8 @@ class OwnedFd:
     @property
     def is_open(self) -> bool:
         """Can it be used? Not after `close`, and not in a forked child."""
+        if process._forks:  # perhaps the fork hook of another module, in a child, and before ours
+            process.current_registry()
         return id(self) in self._registry.descriptors
 
     def close(self) -> None:

@@ -39,14 +39,15 @@ class _Once:
 
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Gives what `work` gives, or raises what it raised."""
-    from anyio import CancelScope, get_cancelled_exc_class
+    from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class
     from anyio.to_thread import run_sync
 
     once, cancelled = _Once(work), None
+    limiter = CapacityLimiter(1)  # not the one that all threads of the program share: they may be waiting for us
     with CancelScope(shield=True):
         while not once.done:
             try:
-                await run_sync(once.do)
+                await run_sync(once.do, limiter=limiter)
             except get_cancelled_exc_class() as error:  # asyncio's own, which knows no shield
                 cancelled = error
     if cancelled is not None:

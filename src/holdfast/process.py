@@ -274,6 +274,7 @@ inherited = Registry()  # of descriptors whose copies a forked child keeps; not 
 _in_child: list[Callable[[], object]] = []
 _forks = 0  # forks that have begun: in between, this may be a child whose hook has not run yet
 _pid = os.getpid()
+_is_ready = True  # False from before a fork until the child has its own registry
 
 
 def after_fork_in_child(reset: Callable[[], object]) -> None:
@@ -289,8 +290,9 @@ def current_registry() -> Registry:
 
 
 def _before_fork() -> None:
-    global _forks
+    global _forks, _is_ready
     _forks += 1
+    _is_ready = False
 
 
 def _after_in_parent() -> None:
@@ -300,10 +302,10 @@ def _after_in_parent() -> None:
 
 def _begin_in_child() -> None:
     """Once per child: the hook, or the first descriptor that another module's hook opens before it."""
-    global registry, _forks, _pid
-    if os.getpid() == _pid:
+    global registry, _forks, _pid, _is_ready
+    if _is_ready:
         return
-    _pid, _forks = os.getpid(), 0
+    _pid, _forks, _is_ready = os.getpid(), 0, True
     old, registry = registry, Registry()
     old.holds.clear()
     while old.descriptors:

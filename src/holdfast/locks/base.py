@@ -20,6 +20,7 @@ algorithm, for a driver of `wait`) and `status`. It gets the rest from here, onc
 from __future__ import annotations
 
 import sys
+from _thread import allocate_lock
 from sys import modules as _modules
 from time import monotonic, time
 from weakref import ref
@@ -66,7 +67,21 @@ BUSY, QUEUED = Outcome("BUSY"), Outcome("QUEUED")
 REPLACED, REMOVING = Outcome("REPLACED"), Outcome("REMOVING")
 _MAX_TRIES = 1000  # after which a single try calls the lock busy
 _FEW_REPLACED = 3
+MAX_REMOVALS = 50  # after so many in a row, the process that removes the file counts as a holder: it may be stopped
 _MOMENT = 0.000_05  # seconds
+
+
+# For `BaseLock._status_now`.
+_looking = allocate_lock()
+_last_look: dict[tuple[type, str], tuple[float, Status | None]] = {}
+
+
+def _forget_look() -> None:
+    global _looking
+    _looking = allocate_lock()  # a thread that is not in this process may have had it
+
+
+process.after_fork_in_child(_forget_look)
 
 
 class Default:
@@ -290,11 +305,14 @@ class BaseLock(Generic[HoldType]):
 
     def _settle(self, found: HoldType | Outcome) -> wait.Steps[HoldType | None]:
         """Try again, without waiting for a holder. None: it is busy, or a living waiter is in its queue."""
-        replaced = tries = 0
+        replaced = tries = removals = 0
         while isinstance(found, Outcome):
-            if found is BUSY or (found is QUEUED and self._queue_is_alive()) or tries > _MAX_TRIES:
+            if found is BUSY or (found is QUEUED and self._queue_is_alive()):
                 return None
             tries += 1
+            removals += found is REMOVING
+            if tries > _MAX_TRIES or removals > MAX_REMOVALS:
+                return None
             if found is REPLACED:
                 replaced += 1
                 self._file_was_replaced(replaced)
@@ -375,7 +393,7 @@ class BaseLock(Generic[HoldType]):
         return hold
 
     def _timed_out(self, timeout: float) -> Timeout:
-        status = self.status()
+        status = self._status_now()
         who = status.explain() if status.held or status.waiters else "it was held a moment ago and is free now"
         if timeout == 0:
             error: Timeout = Busy(f"{self.path} is busy: {who}. Give a timeout to wait for it.", path=self.path)
@@ -387,6 +405,17 @@ class BaseLock(Generic[HoldType]):
             )
         error.status = status
         return error
+
+    def _status_now(self) -> Status:
+        """The status, not older than this call. Threads that ask for it at the same time share one look."""
+        asked, key = monotonic(), (type(self), self.path)
+        with _looking:
+            began, status = _last_look.get(key, (0.0, None))
+            if status is None or began < asked:
+                began, status = monotonic(), self.status()
+                _last_look.clear()
+                _last_look[key] = (began, status)
+        return status
 
     # A lock may be entered by several threads and tasks at once, so each finds its own hold again by who it is.
     def __enter__(self) -> HoldType:

@@ -24,13 +24,12 @@ What is not promised: that tools which unlink without these rules leave ours alo
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import time
 from _thread import allocate_lock
 from contextlib import suppress
 from itertools import count
-from time import monotonic, sleep, time_ns
+from time import monotonic, time_ns
 
 from .. import owner, process, record, system
 from ..errors import LockLost
@@ -39,7 +38,7 @@ from ..paths import mount_at
 from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, Run, check_deadline, drive, sooner
 from ..watch import Waiting
 from . import base, heartbeat, tokens
-from .base import BUSY, QUEUED, Outcome
+from .base import BUSY, QUEUED, REPLACED, Outcome
 from .path_lock import would_deadlock
 from .publish import NOT_HERE, displaced_name, exchange, publish
 from .queue import Queue, remove_queue
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
 _serials = count()  # of the holds of this process
 _MANY_IN_VAIN = 3
-_SOME_TRIES, _MANY_TRIES = 5, 60
+_MAX_TRIES = 5
 
 
 class FileHold(base.Hold):
@@ -139,7 +138,7 @@ class FileHold(base.Hold):
             return not self._lost  # who lost it once may have had a successor meanwhile
         removed = False
         # More than once, if a takeover had given it another name and has put it back in the moment of the removal.
-        for _ in range(_SOME_TRIES):
+        for _ in range(_MAX_TRIES):
             name = self.lock._name_now(place, inode, self._content)
             if name is None:
                 break
@@ -248,11 +247,7 @@ class LockFile(FileLock[FileHold]):
         """
         if self._location.file is not self.path:
             self._resolve()
-        for tries in range(_MANY_TRIES):
-            if tries > _SOME_TRIES:
-                # Others are at it too, and where a name stays until all have closed the file (Windows) we are in each
-                # other's way. Not all of us pause equally long.
-                sleep(0.000_1 * tries * (os.getpid() % 7 + 1))
+        for tries in range(_MAX_TRIES):
             place = self._open_place()
             hold = None
             try:
@@ -269,7 +264,7 @@ class LockFile(FileLock[FileHold]):
             finally:
                 if hold is None:
                     place.leave()
-        return BUSY
+        return REPLACED  # other processes take it and release it all the time
 
     def _publish_after_look(self, place: Place) -> FileHold | None:
         """Take the name if it is free, or its lock file is stale. None: something changed meanwhile, so look again."""

@@ -455,11 +455,16 @@ class PathLock(QueuedLock[PathHoldType]):
             queue = Queue(self._queue, self.mode) if queued else None
             hold = yield from self._wait_in_line(deadline, asynchronous, queue)
         finally:
-            if hold is None and self.removes_file and registry is process.registry:
+            if hold is None and registry is process.registry and not self._is_waited_for():
                 self._sweep()
         if queued:
             hold._called_at = monotonic()
         return hold
+
+    def _is_waited_for(self) -> bool:
+        """Then the last waiter that gives up removes the file."""
+        location = self._location
+        return location.file in process.registry.lines or system.access(location.queue, 0)
 
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[PathHoldType]:
         """Only the holders are before us: attempt, wait for a change, attempt again."""
@@ -468,7 +473,7 @@ class PathLock(QueuedLock[PathHoldType]):
         file: OpenFile | None = None
         found: PathHoldType | Outcome = REPLACED
         granted = False
-        replaced = 0
+        replaced = removals = 0
         try:
             while True:
                 found, file = self._attempt_at(file, granted)
@@ -476,8 +481,9 @@ class PathLock(QueuedLock[PathHoldType]):
                 if not isinstance(found, Outcome):
                     return found
                 check_deadline(deadline)
-                if found is REMOVING:
-                    yield Pause(sooner(monotonic() + _MOMENT, deadline))
+                if found is REMOVING and removals < base.MAX_REMOVALS:
+                    removals += 1
+                    yield Pause(sooner(monotonic() + removals * _MOMENT, deadline))
                     continue
                 if found is REPLACED:
                     replaced += 1
@@ -489,7 +495,7 @@ class PathLock(QueuedLock[PathHoldType]):
                     if replaced > _FEW_RETRIES:  # other programs run on, whatever the file system does
                         yield Pause(sooner(monotonic() + min(replaced * _MOMENT, 0.01), deadline))
                     continue
-                replaced = 0
+                replaced = removals = 0
                 if file is None:  # another program keeps us from opening it
                     yield waiting.backoff.pause(deadline)
                     continue

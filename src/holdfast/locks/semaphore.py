@@ -135,11 +135,19 @@ class Semaphore(PathLock[SemaphoreHold]):
             there = system.pread(file.fd, _MAX_BYTES + 1, 0)
             if not there:
                 there = b"%s%d\n" % (_PREFIX, self.permits)
-                system.pwrite(file.fd, there, 0)
+                self._write_all(file, there)
             return there
         finally:
             self._unlock(file)
             system.unmark_removal(file.fd)
+
+    def _write_all(self, file: OpenFile, content: bytes) -> None:
+        try:
+            system.pwrite(file.fd, content, 0)
+        except OSError:  # the disk is full: an empty file would be in the way
+            if named(self.path, file.inode) is not None:
+                self._remove(file.inode)
+            raise
 
     def _replace_number(self, file: OpenFile, number: int) -> Outcome:
         """Another number: remove the file if nobody uses it any more."""
