@@ -62,7 +62,7 @@ _FILE_TYPE, _REGULAR = 0o170000, 0o100000  # S_ISREG of the module stat costs an
 LOOKS: tuple[tuple[float, float, float], ...] = (
     (0.150, 0.001, 0.001),
     (2.000, 0.002, 0.038),
-    (float("inf"), 0.002, 0.500),
+    (float("inf"), 0.002, 1.000),
 )
 
 
