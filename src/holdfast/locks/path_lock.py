@@ -526,10 +526,11 @@ class PathLock(QueuedLock[PathHoldType]):
     def _look(self, file: OpenFile, waiting: Waiting, looks: _Looks, deadline: float | None) -> Steps[bool]:
         """Wait for a change. True: the lock was granted meanwhile."""
         burst, pause = looks.next() if self._bursts and waiting.has_events else (0.0, 0.0)
-        yield waiting.step(sooner(monotonic() + pause, deadline) if pause else deadline)
+        until = monotonic() + pause
+        yield waiting.step(sooner(until, deadline) if pause else deadline)
         waiting.drain()
-        if not burst or process.uses_greenlets():
-            return False
+        if not burst or monotonic() < until or process.uses_greenlets():
+            return False  # after an event, one attempt will do
         attempts = Run(lambda: self._take_within(file, burst))
         yield attempts
         return bool(attempts.outcome())
