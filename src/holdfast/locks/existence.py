@@ -24,12 +24,13 @@ What is not promised: that tools which unlink without these rules leave ours alo
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import time
 from _thread import allocate_lock
 from contextlib import suppress
 from itertools import count
-from time import monotonic, time_ns
+from time import monotonic, sleep, time_ns
 
 from .. import owner, process, record, system
 from ..errors import LockLost
@@ -38,7 +39,7 @@ from ..paths import mount_at
 from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, Run, check_deadline, drive, sooner
 from ..watch import Waiting
 from . import base, heartbeat, tokens
-from .base import BUSY, QUEUED, REPLACED, Outcome
+from .base import BUSY, QUEUED, Outcome
 from .path_lock import would_deadlock
 from .publish import NOT_HERE, displaced_name, exchange, publish
 from .queue import Queue, remove_queue
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 _serials = count()  # of the holds of this process
 _MANY_IN_VAIN = 3
-_MAX_TRIES = 5
+_TRIES_WITHOUT_PAUSE, _MAX_TRIES = 5, 60
 
 
 class FileHold(base.Hold):
@@ -138,7 +139,7 @@ class FileHold(base.Hold):
             return not self._lost  # who lost it once may have had a successor meanwhile
         removed = False
         # More than once, if a takeover had given it another name and has put it back in the moment of the removal.
-        for _ in range(_MAX_TRIES):
+        for _ in range(_TRIES_WITHOUT_PAUSE):
             name = self.lock._name_now(place, inode, self._content)
             if name is None:
                 break
@@ -248,6 +249,10 @@ class LockFile(FileLock[FileHold]):
         if self._location.file is not self.path:
             self._resolve()
         for tries in range(_MAX_TRIES):
+            if tries > _TRIES_WITHOUT_PAUSE:
+                # Others are at it too, and where a name stays until all have closed the file (Windows) we are in each
+                # other's way. Not all of us pause equally long.
+                sleep(0.000_1 * tries * (os.getpid() % 7 + 1))
             place = self._open_place()
             hold = None
             try:
@@ -264,7 +269,7 @@ class LockFile(FileLock[FileHold]):
             finally:
                 if hold is None:
                     place.leave()
-        return REPLACED  # other processes take it and release it all the time
+        return BUSY  # other processes take it and release it all the time
 
     def _publish_after_look(self, place: Place) -> FileHold | None:
         """Take the name if it is free, or its lock file is stale. None: something changed meanwhile, so look again."""
