@@ -341,9 +341,14 @@ def test_a_closed_event_loop_in_the_line_holds_up_nobody(path: str) -> None:
             await asyncio.sleep(0)
 
     loop.run_until_complete(until_in_line())
+    got: list[Any] = []
+    last = threading.Thread(target=lambda: got.append(Lock(path, fair=False).acquire(timeout=20)))
+    last.start()
+    until(lambda: len(process.registry.lines[path].waiting) == 2)  # else it would find the lock free, and not wait
     loop.close()
     hold.release()
-    in_another_thread(lambda: Lock(path, fair=False).acquire(timeout=20)).release()
+    last.join()
+    got[0].release()
     for task in waiters:  # the coroutines are still there, as those of a program that forgot them would be
         with suppress(RuntimeError):  # anyio misses the loop
             task.get_coro().close()
