@@ -34,7 +34,7 @@ import select
 import shutil
 import sys
 import threading
-from _thread import start_new_thread
+from _thread import get_ident, start_new_thread
 from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -106,6 +106,7 @@ class Actor:
         self.patient = False
         self.killed = self.done = False
         self.result: object = None
+        self.thread: int | None = None
         process.actors.append(self)
         start_new_thread(self._main, ())  # several times as quick as a Thread object, and there are thousands
 
@@ -118,6 +119,7 @@ class Actor:
         return self.ready is None or (self.until is not None and self.until <= self.run.now) or self.ready()
 
     def _main(self) -> None:
+        self.thread = get_ident()
         self.go.acquire()
         try:
             if not self.killed:
@@ -331,7 +333,8 @@ class Run:
 
     def call(self, name: str, real: Callable[..., Any], *args: Any, **options: Any) -> Any:
         actor = self.current
-        if actor is None:  # the check of the scenario, when all is over
+        # The check of the scenario, when all is over, or a thread that another test has left behind.
+        if actor is None or actor.thread != get_ident():
             return real(*args, **options)
         if actor.killed:
             raise Killed
