@@ -221,7 +221,7 @@ class Run:
                 thread.killed = True
                 self._doomed.append(thread)
         # As after a fork: nothing that is collected now is closed or released by it.
-        actor.process.registry.descriptors.clear()
+        _forget(process.descriptors, actor.process.fds)
         actor.process.registry.holds.clear()
         actor.process.registry = process.registry = process.Registry()
 
@@ -230,11 +230,9 @@ class Run:
         for fd in home.fds:
             with suppress(OSError):
                 os.close(fd)
-        for owner, fd in list(process.inherited.descriptors.items()):  # a watch
-            if fd in home.fds:
-                process.inherited.descriptors.pop(owner, None)
+        _forget(WatchFd._open, home.fds)
+        _forget(process.descriptors, home.fds)
         home.fds.clear()
-        home.registry.descriptors.clear()
         home.registry.holds.clear()
 
     def _point(
@@ -412,6 +410,12 @@ class Run:
         if isinstance(value, os.stat_result):
             return f"inode {value.st_ino}"
         return repr(value).replace(str(self.directory) + "/", "")
+
+
+def _forget(owners: dict[int, int], fds: set[int]) -> None:
+    for owner, fd in list(owners.items()):
+        if fd in fds:
+            owners.pop(owner, None)
 
 
 class WatchFd(InheritedFd):

@@ -107,7 +107,7 @@ class Leftovers:
             "watches": watches(),
             "files": sorted(os.listdir(self._directory)),
             "lines": set(process.registry.lines),
-            "owned": sorted(set(process.registry.descriptors.values()) - {file.fd for file in linux._idle_instances}),
+            "owned": sorted(set(process.descriptors.values()) - {file.fd for file in linux._idle_instances}),
             "holds": len(process.registry.holds),
         }
 

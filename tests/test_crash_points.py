@@ -57,7 +57,6 @@ ALONE = {
         "open_fd",
         "pread",
         "mark_removal",
-        "try_all_slots",
         "pwrite",
         "unlock_slots",
         "unmark_removal",

@@ -86,6 +86,7 @@ def open_as(path: str, number: int) -> None:
 
 def test_of_two_threads_that_close_one_does(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = OwnedFd(os.open(path, os.O_RDWR | os.O_CREAT))
+    number = file.fd
     real, closed = system.close, []
     in_close, go_on = threading.Event(), threading.Event()
 
@@ -103,7 +104,7 @@ def test_of_two_threads_that_close_one_does(path: str, monkeypatch: pytest.Monke
     go_on.set()
     first.join()
     file.close()
-    assert closed == [file.fd] and not is_open(file.fd) and not file.is_open
+    assert closed == [number] and not is_open(number) and not file.is_open and file.fd == -1
 
 
 def test_many_threads_close_each_descriptor_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +130,8 @@ def test_many_threads_close_each_descriptor_once(path: str, monkeypatch: pytest.
 def test_a_descriptor_is_closed_by_its_block_by_collection_and_not_after_it_was_detached(path: str) -> None:
     with OwnedFd(os.open(path, os.O_RDWR | os.O_CREAT)) as file:
         assert is_open(file.fd) and file.is_open
-    assert not is_open(file.fd)
+        number = file.fd
+    assert not is_open(number) and file.fd == -1
     number = OwnedFd(os.open(path, os.O_RDWR)).fd
     gc.collect()
     assert not is_open(number)

@@ -666,4 +666,4 @@ def test_every_system_call_is_a_point_where_others_may_come_in() -> None:
         system_calls()
     )
     assert {"lock", "lock_range", "mark_removal", "unmark_removal", "removal_marked"} <= set(system_calls())
-    assert {"try_slot", "try_all_slots", "unlock_slots", "read", "write"} <= set(system_calls())
+    assert {"try_slot", "unlock_slots", "read", "write"} <= set(system_calls())

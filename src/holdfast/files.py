@@ -27,48 +27,47 @@ if TYPE_CHECKING:
 
     Owner = TypeVar("Owner", bound="OwnedFd")
 
+_inherited: dict[int, int] = {}  # open descriptors that a forked child keeps, by the id of the owner
 _FIRST_READ, _NEXT_READ = 1 << 12, 1 << 20  # Python allocates a buffer of this size for each call
 
 
 class OwnedFd:
-    """An open descriptor, `fd`, until it is closed."""
+    """An open descriptor, `fd`, until it is closed: then that is -1."""
 
-    __slots__ = ("__weakref__", "_registry", "fd")
+    __slots__ = ("fd",)
+
+    _open = process.descriptors  # popping the entry of an owner is the right to close its descriptor
 
     def __init__(self, fd: int) -> None:
         try:
-            self.fd = fd
-            registry = process.current_registry() if process._forks else process.registry
-            registry.descriptors[id(self)] = fd
-            self._registry = registry
+            if process._forks:  # perhaps the fork hook of another module, in a child, and before ours
+                process.current_registry()
+            self._open[id(self)] = self.fd = fd
         except BaseException:  # an interrupt
             self._abandon(fd)
             raise
 
     def _abandon(self, fd: int) -> None:
         """Close the descriptor after `__init__` was interrupted, wherever that was."""
-        registry = getattr(self, "_registry", None)
-        if registry is None:
-            process.registry.descriptors.pop(id(self), None)
-            system.close(fd)
-        elif registry.descriptors.pop(id(self), None) is not None:  # else a fork has closed it
+        if self._open.pop(id(self), None) is not None or not hasattr(self, "fd"):  # else a fork has closed it
             system.close(fd)
 
     @property
     def is_open(self) -> bool:
         """Can it be used? Not after `close`, and not in a forked child."""
-        if process._forks:  # perhaps the fork hook of another module, in a child, and before ours
+        if process._forks:
             process.current_registry()
-        return id(self) in self._registry.descriptors
+        return id(self) in self._open
 
     def close(self) -> None:
         # Popping is atomic: of two threads that close, one does.
-        if (fd := self._registry.descriptors.pop(id(self), None)) is not None:
+        if (fd := self._open.pop(id(self), None)) is not None:
             system.close(fd)
+            self.fd = -1
 
     def detach(self) -> int:
         """Give the descriptor up without closing it: another owner closes it. -1: it is not open."""
-        return self._registry.descriptors.pop(id(self), -1)
+        return self._open.pop(id(self), -1)
 
     def __enter__(self: Owner) -> Owner:
         return self
@@ -78,8 +77,8 @@ class OwnedFd:
 
     def __del__(self) -> None:
         try:
-            if (fd := self._registry.descriptors.pop(id(self), None)) is not None:
-                system.close(fd)
+            if self.fd != -1:
+                self.close()
         except (AttributeError, OSError, TypeError):  # never opened, or the interpreter is going down
             pass
 
@@ -89,16 +88,13 @@ class InheritedFd(OwnedFd):
 
     __slots__ = ()
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._registry = process.inherited
-        self._registry.descriptors[id(self)] = fd
+    _open = _inherited
 
 
 def named(path: str, inode: process.Inode, *, follow_symlinks: bool = True) -> os.stat_result | None:
     """What `path` names now, if that is still the file with this device and inode; else None."""
     try:
-        st = system.stat(path, follow_symlinks=follow_symlinks)
+        st = system.stat(path) if follow_symlinks else system.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return st if (st[2], st[1]) == inode else None

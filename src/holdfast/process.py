@@ -1,6 +1,6 @@
 """What this process knows about its own locks: descriptors, holds, the line of waiters in memory, and fork.
 
-Nothing here excludes anybody: exclusion comes from the kernel. The registry serves four purposes:
+Nothing here excludes anybody: exclusion comes from the kernel. What is here serves four purposes:
 
 * descriptors: every `files.OwnedFd` that is open. A forked child closes its copies once, without unlocking: an unlock
   acts on the open file description, which the child shares with its parent.
@@ -10,9 +10,9 @@ Nothing here excludes anybody: exclusion comes from the kernel. The registry ser
   time (one, where there is no queue in front of the lock) use the file system.
 * `turns`: see `Turn`.
 
-Fork: there is one hook, at the end of this module. The child gets a new registry. Each owned descriptor and each hold
-remembers the registry that it was made in, so the child's copies are inert. A module with state that a child must not
-use registers a function with `after_fork_in_child`.
+Fork: there is one hook, at the end of this module. The child closes all owned descriptors and gets a new registry.
+Each hold remembers the registry that it was made in, so the child's copy is inert. A module with state that a child
+must not use registers a function with `after_fork_in_child`.
 """
 
 from __future__ import annotations
@@ -235,10 +235,9 @@ def _has_ended(task: Task) -> bool:
 class Registry:
     """The state of one process. There is one, `process.registry`, and a new one in every forked child."""
 
-    __slots__ = ("descriptors", "holds", "lines", "mutex", "turns")
+    __slots__ = ("holds", "lines", "mutex", "turns")
 
     def __init__(self) -> None:
-        self.descriptors: dict[int, int] = {}  # id of the owner: descriptor. Popping it is the right to close it
         self.holds: dict[int, Entry] = {}  # id of the hold. Popping the entry is the right to release it
         self.turns: dict[str, Turn] = {}
         self.lines: dict[str, Line] = {}
@@ -269,7 +268,7 @@ class Registry:
 
 
 registry = Registry()
-inherited = Registry()  # of descriptors whose copies a forked child keeps; not replaced by a fork
+descriptors: dict[int, int] = {}  # of every `files.OwnedFd` that is open, by the id of the owner
 
 _in_child: list[Callable[[], object]] = []
 _forks = 0  # forks that have begun: in between, this may be a child whose hook has not run yet
@@ -308,8 +307,8 @@ def _begin_in_child() -> None:
     _pid, _forks, _is_ready = os.getpid(), 0, True
     old, registry = registry, Registry()
     old.holds.clear()
-    while old.descriptors:
-        _, fd = old.descriptors.popitem()
+    while descriptors:
+        _, fd = descriptors.popitem()
         try:
             system.close(fd)
         except OSError:

@@ -46,7 +46,7 @@ def test_the_loop_runs_on_while_a_task_waits_for_another_process(path, make, sta
     async def main():
         assert await make(path).atry_acquire() is None
         waiting = asyncio.create_task(make(path).aacquire(timeout=60))
-        while not process.registry.descriptors:
+        while not process.descriptors:
             await asyncio.sleep(0)
         assert not waiting.done()
         peer.do("hold.release()")
@@ -65,7 +65,7 @@ def test_a_deadline_passes(path, make, start_peer):
             await make(path).aacquire(timeout=0.1)
 
     asyncio.run(main())
-    assert not process.registry.descriptors and not process.registry.lines and not windows._locked
+    assert not process.descriptors and not process.registry.lines and not windows._locked
     peer.do("hold.release()")
 
 
@@ -75,14 +75,14 @@ def test_cancelling_leaves_nothing(path, make, start_peer):
 
     async def main():
         waiting = asyncio.create_task(make(path).aacquire())
-        while not process.registry.descriptors:
+        while not process.descriptors:
             await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
     asyncio.run(main())
-    assert not process.registry.descriptors and not process.registry.lines and not windows._locked
+    assert not process.descriptors and not process.registry.lines and not windows._locked
     peer.do("hold.release()")
     assert not os.path.exists(path)
 

@@ -40,7 +40,7 @@ def test_another_programs_lock_is_busy_to_us(path, foreigner, make):
         make(path).acquire(timeout=0.2)
     assert time.monotonic() - began >= 0.2
     assert make(path).status().held
-    assert not process.registry.descriptors and not windows._locked
+    assert not process.descriptors and not windows._locked
     foreigner.do("close_handle(handle)")
     make(path).acquire(timeout=0).release()
     assert not os.path.exists(path)

@@ -111,7 +111,7 @@ def test_a_deadline_passes_and_says_who_is_in_the_way(path, start_peer):
     assert time.monotonic() - began >= 0.3
     with pytest.raises(holdfast.Busy, match="busy: held by"):
         Lock(path, timeout=0).acquire()
-    assert not process.registry.descriptors and not windows._locked
+    assert not process.descriptors and not windows._locked
     peer.do("hold.release()")
 
 
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_a_wait_and_leaves_nothing(path, start_peer, monkeypatch):
     monkeypatch.setattr(windows, "sleep", pause)
     with pytest.raises(KeyboardInterrupt):
         Lock(path).acquire()
-    assert not process.registry.descriptors and not process.registry.lines and not windows._locked
+    assert not process.descriptors and not process.registry.lines and not windows._locked
     peer.do("hold.release()")
     assert not os.path.exists(path)
 

@@ -80,7 +80,7 @@ def test_a_deadline_passes(path, start_peer):
     with pytest.raises(holdfast.Timeout, match=r"not acquired within 0\.2 s"):
         Semaphore(path, 1).acquire(timeout=0.2)
     assert time.monotonic() - began >= 0.2
-    assert not process.registry.descriptors and not windows._locked
+    assert not process.descriptors and not windows._locked
     peer.do("hold.release()")
 
 

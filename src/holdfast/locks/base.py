@@ -52,12 +52,15 @@ else:  # Generic would import typing
 
 
 class Outcome:
-    """Why an attempt brought no hold."""
+    """Why an attempt brought no hold. It is false, and a hold is true."""
 
     __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
         self._name = name
+
+    def __bool__(self) -> bool:
+        return False
 
     def __repr__(self) -> str:
         return self._name
@@ -103,16 +106,16 @@ class Hold:
     from its holder; a kernel lock cannot be, and has None.
     """
 
-    __slots__ = ("__weakref__", "_is_closed", "_is_counted", "_outer", "_registry", "acquired_at", "lock")
+    __slots__ = ("__weakref__", "_is_closed", "_is_counted", "_registry", "acquired_at", "lock")
 
     lock: BaseLock[Any]
     acquired_at: float
     token: int | None = None
+    _is_closed: bool  # set by `_release`
 
     def _begin(self, lock: BaseLock[Any], inode: process.Inode, shared: bool, files: object) -> None:
         self.lock = lock
         self.acquired_at = time()
-        self._outer: Hold | None = None
         self._registry = process.registry
         self._enter(inode, shared, files)
 
@@ -132,6 +135,11 @@ class Hold:
         if entry is not None:
             self._enter(entry[0], entry[1], entry[4])
 
+    def _owner(self) -> object:
+        """The task or thread that acquired it. None: it is released, or the task is gone."""
+        entry = self._registry.holds.get(id(self))
+        return entry and (entry[2] if entry[3] is None else entry[3]())
+
     def _not_held(self) -> HoldfastError:
         path = self.lock.path
         if self._registry is not process.registry:
@@ -141,7 +149,7 @@ class Hold:
             )
         return NotLocked(f"{path}: this hold has been released already.", path=path)
 
-    def _release(self, entry: process.Entry) -> bool:
+    def _release(self) -> bool:
         """Give it back. False: it was lost before. Raises only what the system raised, and releases all the same."""
         raise NotImplementedError
 
@@ -188,24 +196,21 @@ class Hold:
         """Give the lock back. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
         if process._forks:  # perhaps the fork hook of another module, in a child, and before ours
             process.current_registry()
-        registry = self._registry
-        entry = registry.holds.get(id(self)) if registry is process.registry else None
-        if entry is None:
-            raise self._not_held()
         ours = good = False
         try:
             # Popping the entry is atomic: of two threads that release at once, one gets it.
-            ours = registry.holds.pop(id(self), None) is not None
-            good = ours and self._release(entry)
+            ours = self._registry.holds.pop(id(self), None) is not None
+            good = ours and self._release()
         except BaseException:  # perhaps an interrupt, before anything was done
-            self._finish_release(entry)
+            self._finish_release()
             raise
         if not good:
             raise self._loss() if ours else self._not_held()
 
-    def _finish_release(self, entry: process.Entry) -> None:
-        if not getattr(self, "_is_closed", False) and id(self) not in self._registry.holds:
-            self._release(entry)
+    def _finish_release(self) -> None:
+        is_closed = getattr(self, "_is_closed", self._registry is not process.registry)
+        if not is_closed and id(self) not in self._registry.holds:
+            self._release()
 
     async def arelease(self) -> None:
         """The same: releasing never waits."""
@@ -239,15 +244,14 @@ class Hold:
 
     def __del__(self) -> None:
         try:
-            if process._forks:
-                process.current_registry()
-            if self._registry is not process.registry:
+            if self._is_closed:
                 return
-            entry = self._registry.holds.pop(id(self), None)
-        except AttributeError:  # never got as far as being held, or the interpreter is going down
+        except AttributeError:
+            pass
+        if not self._is_live or self._registry is not process.current_registry():
             return
-        if entry is not None:
-            self._release(entry)  # first: where warnings are errors, nothing comes after them
+        if self._registry.holds.pop(id(self), None) is not None:
+            self._release()  # first: where warnings are errors, nothing comes after them
             if sys.is_finalizing():
                 return
             text = f"a hold on {self.lock.path} was never released; keep what acquire() returns until then"
@@ -275,7 +279,7 @@ class BaseLock(Generic[HoldType]):
         self.fair = fair
         self.mode = mode
         self._metrics = metrics.kinds.get(kind) or metrics.kind(kind)
-        self._entered: dict[object, Hold] = {}
+        self._entered: list[Hold] = []
 
     def _first_attempt(self) -> HoldType | Outcome:
         """`_attempt`, unless others are first in the queue."""
@@ -301,7 +305,7 @@ class BaseLock(Generic[HoldType]):
     def try_acquire(self) -> HoldType | None:
         """The lock if it is free at this moment and nobody queues for it, else None."""
         found = self._first_attempt()
-        return found if found.__class__ is not Outcome else wait.drive(self._settle(found))  # type: ignore[return-value]
+        return found if found else wait.drive(self._settle(found))  # type: ignore[return-value]
 
     def _settle(self, found: HoldType | Outcome) -> wait.Steps[HoldType | None]:
         """Try again, without waiting for a holder. None: it is busy, or a living waiter is in its queue."""
@@ -328,7 +332,7 @@ class BaseLock(Generic[HoldType]):
         """
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
         found = self._first_attempt()
-        return found if found.__class__ is not Outcome else self._acquire_later(found, timeout)  # type: ignore[return-value]
+        return found if found else self._acquire_later(found, timeout)  # type: ignore[return-value, arg-type]
 
     def _acquire_later(self, found: Outcome, timeout: float | None) -> HoldType:
         """`acquire` after the first attempt."""
@@ -417,41 +421,53 @@ class BaseLock(Generic[HoldType]):
                 _last_look[key] = (began, status)
         return status
 
-    # A lock may be entered by several threads and tasks at once, so each finds its own hold again by who it is.
     def __enter__(self) -> HoldType:
         found = self._first_attempt()
-        hold: HoldType = found if found.__class__ is not Outcome else self._acquire_later(found, self.timeout)  # type: ignore[assignment]
-        who = process.caller()
-        hold._outer = self._entered.get(who)
-        self._entered[who] = hold
+        hold: HoldType = found if found else self._acquire_later(found, self.timeout)  # type: ignore[assignment, arg-type]
+        self._entered.append(hold)
         return hold
 
     async def __aenter__(self) -> HoldType:
         hold = await self.aacquire()
-        who = process.caller()
-        hold._outer = self._entered.get(who)
-        self._entered[who] = hold
+        self._entered.append(hold)
         return hold
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        who = process.caller()
-        hold = self._entered.pop(who, None) or self._entered_elsewhere()
-        if hold._outer is not None:
-            self._entered[who] = hold._outer
+        entered = self._entered
+        try:
+            hold = entered.pop()
+        except IndexError:
+            raise NotLocked(f"{self.path}: nobody has entered it", path=self.path) from None
+        if entered:
+            hold = self._exchange_for_own(hold)
         if error is not None or hold._registry is not process.registry:
             hold.__exit__(kind, error, trace)
             return
         hold.release()
 
-    def _entered_elsewhere(self) -> Hold:
-        """A block may be left by another thread or task than it was entered by: an asynchronous generator that nobody
-        finished is closed by a new one. The holds of a lock are as good as each other, so the last one will do."""
+    def _exchange_for_own(self, last: Hold) -> Hold:
+        """Several threads or tasks are in a block of this lock: find the hold of the caller.
+
+        One that was released inside its block has no owner any more. A block may also be left by another thread or task
+        than it was entered by: an asynchronous generator that nobody finished is closed by a new one. Then the last
+        hold will do, because the holds of a lock are as good as each other.
+        """
+        holds = [last, *reversed(self._entered)]
+        for wanted in (process.caller(), None):
+            for hold in holds:
+                if hold._owner() is wanted:
+                    return hold if hold is last else self._exchange(last, hold)
+        return last
+
+    def _exchange(self, last: Hold, own: Hold) -> Hold:
         try:
-            return self._entered.popitem()[1]
-        except KeyError:
-            raise NotLocked(f"{self.path}: nobody has entered it", path=self.path) from None
+            self._entered.remove(own)
+        except ValueError:  # another thread that leaves its block has just taken it
+            return last
+        self._entered.append(last)
+        return own
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

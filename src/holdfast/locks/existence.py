@@ -104,7 +104,7 @@ class FileHold(base.Hold):
         """True if the lock was taken away from this hold, and from then on."""
         return self._lost or (not self.released and not self._still_named())
 
-    def _release(self, entry: process.Entry) -> bool:
+    def _release(self) -> bool:
         fd, inode = self._file.fd, self._inode
         try:
             return self._remove(fd, inode)

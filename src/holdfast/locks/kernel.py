@@ -87,7 +87,7 @@ class Lock(PathLock[KernelHold]):
         PathLock.__init__(self, path, "lock", timeout, fair, mode)
         self.shared = shared
         self.keep = keep
-        self.removes_file = not keep
+        self.removes_file = self.sets_time = not keep
         self._op = system.SH_NB if shared else system.EX_NB
 
     def status(self) -> Status:

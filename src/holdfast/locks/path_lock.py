@@ -74,10 +74,9 @@ class OpenFile(OwnedFd):
     def __init__(self, fd: int, path: str) -> None:
         # `OwnedFd.__init__`, and more, without the call: every acquire comes here.
         try:
-            self.fd = fd
-            registry = process.current_registry() if process._forks else process.registry
-            registry.descriptors[id(self)] = fd
-            self._registry = registry
+            if process._forks:
+                process.current_registry()
+            self._open[id(self)] = self.fd = fd
             self.st = st = system.fstat(fd)
             dev = st[2]  # by number: half the price of a name, on a path that every acquire takes
             self.inode: process.Inode = (dev, st[1])
@@ -104,9 +103,8 @@ class PathHold(base.Hold):
         self._called_at = 0.0
         self.lock = lock
         self.acquired_at = time()
-        self._outer = None
         self._registry = registry = process.registry
-        if lock.removes_file and not lock.has_content and self.acquired_at - file.st.st_mtime > _FRESH:
+        if lock.sets_time and self.acquired_at - file.st.st_mtime > _FRESH:
             _set_time(file)
         lock._count()
         if "asyncio" in modules or "trio" in modules:  # else there is no task
@@ -123,14 +121,14 @@ class PathHold(base.Hold):
             raise self._not_held()
         return self._file.fd
 
-    def _release(self, entry: process.Entry) -> bool:
+    def _release(self) -> bool:
         lock: PathLock[PathHold] = self.lock  # type: ignore[assignment]
         file = self._file
         still_named = left_for_next = False
         try:
             st = named(lock.path, file.inode)
             still_named = st is not None
-            if st is not None and file.mount.removes and lock.removes_file:
+            if st is not None and lock.removes_file and file.mount.removes:
                 left_for_next = self._free_name(st)
         except BlockingIOError:  # another program has locked it from end to end
             lock._metrics.cleanups_skipped.bump()
@@ -170,7 +168,7 @@ def _set_time(file: OpenFile) -> None:
 class PathLock(QueuedLock[PathHoldType]):
     """Finding, locking, waiting for and removing the file. A subclass implements `_take` and the methods below."""
 
-    __slots__ = ("_count", "_unchecked", "removes_file")
+    __slots__ = ("_count", "_unchecked", "removes_file", "sets_time")
 
     has_content = False  # may the file have content?
     keeps_open = False  # does the file stay open after a release?
@@ -181,6 +179,7 @@ class PathLock(QueuedLock[PathHoldType]):
         QueuedLock.__init__(self, path, kind, timeout, fair, mode)
         self._unchecked = True
         self.removes_file = True
+        self.sets_time = not self.has_content
         self._count = self._metrics.acquisitions.bump
 
     # What a subclass says.
@@ -219,8 +218,8 @@ class PathLock(QueuedLock[PathHoldType]):
     def _first_attempt(self) -> PathHoldType | Outcome:
         if self._unchecked:
             self._check_mount()
-        if self.fair and system.access(self._location.queue, 0) and not self._may_pass_queue():
-            return QUEUED
+        if self.fair and system.access(self._location.queue, 0):
+            return self._attempt(queued=True) if self._may_pass_queue() else QUEUED
         return self._attempt()
 
     def _may_pass_queue(self) -> bool:

@@ -2,12 +2,12 @@
 
 One file, whose content is `permits=<n>` and a line feed. A holder has a kernel lock on one byte far past the end of it,
 a slot (docs/formats.md has the positions), and a shared lock on the file as a whole: an exclusive `Lock` and flock(1)
-on the same path exclude it. A process that has the whole file exclusively, and all slots, knows that nobody holds a
-permit: it may write the number into an empty file, and remove the file.
+on the same path exclude it. A process that has the whole file exclusively knows that nobody holds a permit: it may
+write the number into an empty file, and remove the file.
 
-    slot 0   slot 1   slot 2   slot 3        acquire: open, share the file, compare the number, lock a free slot,
+    slot 0   slot 1   slot 2   slot 3        acquire: open, compare the number, lock a free slot, share the file,
     A        B        free     C                      compare the descriptor with the path
-                                             release: if nobody else has a slot, unlink; unlock, close
+                                             release: if nobody else shares the file, unlink; unlock, close
 
 The number is written once and never changed: a file with another number that nobody uses is removed and made anew; one
 that is in use is an error.
@@ -51,8 +51,7 @@ class SemaphoreHold(PathHold):
         if self._came_through_queue and system.access(lock._queue, 0):
             return True
         system.mark_removal(file.fd)
-        system.unlock_slots(file.fd, MAX_PERMITS)  # the share of the file goes with the attempt to have all of it
-        lock._remove_unused(file)
+        lock._remove_unused(file)  # our own slot and share are not in the way
         return False
 
 
@@ -107,39 +106,38 @@ class Semaphore(PathLock[SemaphoreHold]):
 
     def _take_slot(self, file: OpenFile) -> bool | Outcome:
         content = system.pread(file.fd, _MAX_BYTES + 1, 0)
-        if not content:
-            content = self._write_number(file)
-            if not content:
-                return BUSY
+        return self._take_slot_of(file, content) if content else self._take_new(file)
+
+    def _take_slot_of(self, file: OpenFile, content: bytes) -> bool | Outcome:
         number = parse(content)
         if number is None:
             raise self._not_a_lock_file()
         if number != self.permits:
             return self._replace_number(file, number)
-        if not try_lock(file, system.SH_NB):
+        # The slot first: an attempt in vain must not share the file, and so keep others from removing it.
+        if not any(system.try_slot(file.fd, slot) for slot in range(self.permits)):
             return BUSY
-        if any(system.try_slot(file.fd, slot) for slot in range(self.permits)):
+        if try_lock(file, system.SH_NB):
             return True
-        self._unlock(file)  # a waiter must not keep others from removing the file
+        system.unlock_slots(file.fd, MAX_PERMITS)
         return BUSY
 
-    def _write_number(self, file: OpenFile) -> bytes:
-        """The file is new, or left by a crash before it was written. A process that has all of it writes the number.
-
-        Nothing: it is in use, as a `Lock` or by flock(1), or another process is just writing the number.
-        """
+    def _take_new(self, file: OpenFile) -> bool | Outcome:
+        """The file is new, or left by a crash before it was written: have all of it, write the number, take a slot."""
+        taken: bool | Outcome = BUSY
         system.mark_removal(file.fd)
         try:
-            if not self._take_all(file):
-                return b""
-            there = system.pread(file.fd, _MAX_BYTES + 1, 0)
-            if not there:
-                there = b"%s%d\n" % (_PREFIX, self.permits)
-                self._write_all(file, there)
-            return there
+            if self._take_all(file):
+                content = system.pread(file.fd, _MAX_BYTES + 1, 0)
+                if not content:
+                    content = b"%s%d\n" % (_PREFIX, self.permits)
+                    self._write_all(file, content)
+                taken = self._take_slot_of(file, content)
         finally:
-            self._unlock(file)
+            if taken is not True:
+                self._unlock(file)
             system.unmark_removal(file.fd)
+        return taken
 
     def _write_all(self, file: OpenFile, content: bytes) -> None:
         try:
@@ -173,7 +171,7 @@ class Semaphore(PathLock[SemaphoreHold]):
         )
 
     def _take_all(self, file: OpenFile) -> bool:
-        return try_lock(file, system.EX_NB) and system.try_all_slots(file.fd, MAX_PERMITS)
+        return try_lock(file, system.EX_NB)
 
     def _unlock(self, file: OpenFile) -> None:
         system.unlock_slots(file.fd, MAX_PERMITS)

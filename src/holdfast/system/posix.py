@@ -245,11 +245,6 @@ def try_slot(fd: int, slot: int) -> bool:
     return _try_range(fd, FIRST_SLOT + slot, 1)
 
 
-def try_all_slots(fd: int, slots: int) -> bool:
-    """True: nobody else has a slot, and nobody gets one before this descriptor is closed."""
-    return _try_range(fd, FIRST_SLOT, slots)
-
-
 def slots_taken(fd: int, slots: int) -> bool:
     """Has anybody else a slot?"""
     kind, _, _ = _unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, FIRST_SLOT, slots)))

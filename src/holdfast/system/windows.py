@@ -421,17 +421,13 @@ def try_slot(fd: int, slot: int) -> bool:
     return _try_range(fd, _SLOT, FIRST_SLOT + slot, 1)
 
 
-def try_all_slots(fd: int, slots: int) -> bool:
-    return _try_range(fd, _SLOT, FIRST_SLOT, slots)
-
-
 def slots_taken(fd: int, slots: int) -> bool:
     """Has anybody else a slot? Asked by taking all for a moment, with the mark that lets others try again."""
     try:
         mark_removal(fd)
     except BlockingIOError:
         return True
-    taken = not try_all_slots(fd, slots)
+    taken = not _try_range(fd, _SLOT, FIRST_SLOT, slots)
     unlock_slots(fd, slots)
     unmark_removal(fd)
     return taken
