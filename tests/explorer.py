@@ -489,7 +489,7 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         (path_lock, "_FRESH", float("inf")),
         (kernel, "_A_WHILE", float("inf")),
         (watch, "_SOON", SAFETY_LOOK),  # here, who dies reports its end when all its locks are gone
-        (path_lock, "LOOKS", ((float("inf"), 0.0, 0.0),)),  # a burst of attempts would be one attempt here
+        (path_lock, "BURSTS", ((float("inf"), 0.0, float("inf")),)),  # a burst of attempts would be one attempt here
         (base, "_looking", nullcontext()),  # the mutex of a real process, in which an actor would keep the others out
         (process, "registry", process.registry),
     ]

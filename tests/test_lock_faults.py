@@ -640,9 +640,9 @@ def test_an_append_waits_once_and_keeps_its_place(tmp_path: Path, start_peer: Ca
     assert (first.answer(), second.answer()) == (1, 2)
 
 
-def test_the_looks_of_the_first_waiter_become_rare() -> None:
+def test_the_bursts_of_the_first_waiter_become_rare() -> None:
     """Tried often at first, a lock that is held for long costs its first waiter next to nothing."""
-    before, burst, pause = path_lock.LOOKS[-1]
+    before, burst, pause = path_lock.BURSTS[-1]
     assert before == float("inf") and burst / (burst + pause) < 0.01
-    assert max(before for before, _, _ in path_lock.LOOKS[:-1]) <= 2
+    assert max(before for before, _, _ in path_lock.BURSTS[:-1]) <= 2
     assert queues.SAFETY_LOOK >= 1

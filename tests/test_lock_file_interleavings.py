@@ -963,7 +963,7 @@ def test_the_explorer_finds_two_holders(content: str, tmp_path: Path) -> None:
 def test_the_explorer_finds_a_release_that_removes_the_file_of_another(
     tmp_path: Path, removals: Removals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def release(hold: Any, entry: Any) -> bool:
+    def release(hold: Any) -> bool:
         try:
             system.unlink(hold._place.name)
         except FileNotFoundError:

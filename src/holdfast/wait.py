@@ -14,8 +14,8 @@ leave nothing behind: that is the only clean-up path, and both drivers share it.
     Pause()            some time has passed
     Granted(...)       the kernel has granted a lock; blocks the thread
     Notified(...)      another thread or task of this process has called `notify`
-    Run(function)      a call that may block (fsync, a look into /proc, a burst of attempts) has returned; the async
-                       driver runs it in a thread
+    Run(function)      a call that may block (fsync, a look into /proc) has returned; the async driver runs it in a
+                       thread
 
 Clocks are monotonic. Nothing here knows what a lock is. Under gevent and eventlet, which replace `time.sleep`, `select`
 and `threading` with functions that let other greenlets run, no step blocks the thread in another way.

@@ -48,11 +48,6 @@ class Waiting:
         self._registered = True
         return True
 
-    @property
-    def has_events(self) -> bool:
-        """Is it registered? Else it pauses."""
-        return self._registered
-
     def move(self, path: str) -> None:
         """Another file has the name now, or none for the moment. `begin` registers for it."""
         self._path = path

@@ -347,7 +347,7 @@ class LockFile(FileLock[FileHold]):
         hold = FileHold()
         fd, st, place = made.fd, made.st, made.place
         try:
-            hold._begin(self, made.file, (st.st_dev, st.st_ino), place, content)
+            hold._begin(self, made.file, (st[2], st[1]), place, content)
             made.hand_over()
             token = tokens.new(self._file)
             if self.fence:

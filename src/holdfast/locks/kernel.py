@@ -72,7 +72,7 @@ class Lock(PathLock[KernelHold]):
 
     _options = ("shared", "timeout", "keep", "fair", "mode")
     _hold_type = KernelHold
-    _bursts = True
+    _polls = True
 
     def __init__(
         self,
@@ -128,7 +128,9 @@ class Lock(PathLock[KernelHold]):
                 system.mark_removal(file.fd)
             return self._take_all(file)
 
-    def _block(self, file: OpenFile) -> Step:
+    def _block(self, file: OpenFile) -> Step | None:
+        if not file.mount.blocks or process.uses_greenlets():
+            return None
         return Granted(system.lock_range if file.mount.ranged else system.lock, file.fd, self._op & ~system.NB)
 
     def _note_turn(self, called_at: float) -> None:

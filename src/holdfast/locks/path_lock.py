@@ -32,7 +32,7 @@ from .. import process, system
 from ..errors import HoldfastError, NotALockFile, WouldDeadlock
 from ..files import OwnedFd, named
 from ..paths import LOCAL, check_directory, follow_links, mount_of
-from ..wait import Pause, Run, check_deadline, sooner
+from ..wait import Pause, check_deadline, sooner
 from ..watch import Waiting
 from . import base
 from .base import BUSY, QUEUED, REMOVING, REPLACED, Outcome
@@ -52,14 +52,15 @@ else:
 _FRESH = 0.1  # seconds
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
 _FEW_RETRIES = 3
+_ATTEMPTS_BETWEEN_TASKS = 20  # about 50 µs
 _MAX_LOOKS = 100  # at a removal under way
 _MAX_DENIALS = 10
 _MOMENT = 0.000_02  # seconds
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000  # S_ISREG of the module stat costs an import and a call
 
 # How the first waiter polls: some programs unlock without closing the file, so that no event comes, and lock it again
-# within microseconds. Each row: until so many seconds of waiting, try for so long, then sleep for so long.
-LOOKS: tuple[tuple[float, float, float], ...] = (
+# within microseconds. Each row: until so many seconds of waiting, attempt for so long, then sleep for so long.
+BURSTS: tuple[tuple[float, float, float], ...] = (
     (0.150, 0.001, 0.001),
     (2.000, 0.002, 0.038),
     (float("inf"), 0.002, 1.000),
@@ -468,7 +469,7 @@ class PathLock(QueuedLock[PathHoldType]):
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[PathHoldType]:
         """Only the holders are before us: attempt, wait for a change, attempt again."""
         waiting = Waiting(self._file)
-        looks = _Looks()
+        bursts = _Bursts()
         file: OpenFile | None = None
         found: PathHoldType | Outcome = REPLACED
         granted = False
@@ -483,8 +484,7 @@ class PathLock(QueuedLock[PathHoldType]):
                 if found is REMOVING and removals < base.MAX_REMOVALS:
                     removals += 1
                     yield Pause(sooner(monotonic() + removals * _MOMENT, deadline))
-                    continue
-                if found is REPLACED:
+                elif found is REPLACED:
                     replaced += 1
                     self._file_was_replaced(replaced)
                     if file is not None:
@@ -493,21 +493,14 @@ class PathLock(QueuedLock[PathHoldType]):
                     waiting.move(self._file)
                     if replaced > _FEW_RETRIES:  # other programs run on, whatever the file system does
                         yield Pause(sooner(monotonic() + min(replaced * _MOMENT, 0.01), deadline))
-                    continue
-                replaced = removals = 0
-                if file is None:  # another program keeps us from opening it
+                elif file is None:  # another program keeps us from opening it
                     yield waiting.backoff.pause(deadline)
-                    continue
-                step = None
-                if deadline is None and not asynchronous and file.mount.blocks and not process.uses_greenlets():
-                    step = self._block(file)
-                if step is not None:
-                    yield step
-                    granted = True
-                    continue
-                if file.mount.events and waiting.begin():
-                    continue  # registered: try once more, and only then sleep
-                granted = yield from self._look(file, waiting, looks, deadline)
+                else:
+                    replaced = removals = 0
+                    step = None if asynchronous or deadline is not None else self._block(file)
+                    if step is not None:
+                        yield step
+                    granted = step is not None or (yield from self._look(file, waiting, bursts, deadline))
         finally:
             # After the lock is taken, never before: closing a watch takes its time.
             waiting.end(reuse=not isinstance(found, Outcome))
@@ -522,40 +515,52 @@ class PathLock(QueuedLock[PathHoldType]):
             return BUSY, None
         return (REPLACED if file is None else self._attempt(file, queued=True, granted=granted)), file
 
-    def _look(self, file: OpenFile, waiting: Waiting, looks: _Looks, deadline: float | None) -> Steps[bool]:
-        """Wait for a change. True: the lock was granted meanwhile."""
-        burst, pause = looks.next() if self._bursts and waiting.has_events else (0.0, 0.0)
-        until = monotonic() + pause
-        yield waiting.step(sooner(until, deadline) if pause else deadline)
+    _polls = False
+
+    def _look(self, file: OpenFile, waiting: Waiting, bursts: _Bursts, deadline: float | None) -> Steps[bool]:
+        """Wait for a change. True: the lock was taken meanwhile."""
+        polls = self._polls and file.mount.events
+        if (
+            polls
+            and (seconds := bursts.due())
+            and (yield from self._burst(file, sooner(monotonic() + seconds, deadline)))
+        ):
+            return True
+        if file.mount.events and waiting.begin():
+            return False  # registered: attempt once more, and only then sleep
+        yield waiting.step(sooner(bursts.next, deadline) if polls else deadline)
         waiting.drain()
-        if not burst or monotonic() < until or process.uses_greenlets():
-            return False  # after an event, one attempt will do
-        attempts = Run(lambda: self._take_within(file, burst))
-        yield attempts
-        return bool(attempts.outcome())
+        return False
 
-    _bursts = False
-
-    def _take_within(self, file: OpenFile, seconds: float) -> bool:
-        """Attempt again and again for a moment, without sleeping."""
-        until = monotonic() + seconds
-        while self._take(file) is not True:
-            if monotonic() > until:
+    def _burst(self, file: OpenFile, until: float) -> Steps[bool]:
+        """Attempt again and again for a moment, letting other tasks run in between. True: the lock is taken."""
+        while True:
+            for _ in range(_ATTEMPTS_BETWEEN_TASKS):
+                if self._take(file) is True:
+                    return True
+            now = monotonic()
+            if now >= until:
                 return False
-        return True
+            yield Pause(now)
 
 
-class _Looks:
-    """See `LOOKS`."""
+class _Bursts:
+    """When to attempt in a burst: see `BURSTS`."""
 
-    __slots__ = ("_began",)
+    __slots__ = ("_began", "next")
 
     def __init__(self) -> None:
-        self._began = monotonic()
+        self._began = self.next = monotonic()
 
-    def next(self) -> tuple[float, float]:
-        waited = monotonic() - self._began
-        return next((burst, pause) for before, burst, pause in LOOKS if waited < before)
+    def due(self) -> float:
+        """How many seconds to attempt for. 0: not yet."""
+        now = monotonic()
+        if now < self.next:
+            return 0.0
+        waited = now - self._began
+        burst, pause = next((burst, pause) for before, burst, pause in BURSTS if waited < before)
+        self.next = now + burst + pause
+        return burst
 
 
 def would_deadlock(path: str, asynchronous: bool, what: str) -> WouldDeadlock:

@@ -72,7 +72,7 @@ class Place:
 
     def inode(self, name: str) -> Inode | None:
         st = self.stat(name)
-        return None if st is None else inode_of(st)
+        return None if st is None else (st[2], st[1])
 
     def remove(self, name: str) -> bool:
         """False: there was nothing to remove."""
@@ -96,8 +96,9 @@ class Published:
     Dropped, as by an interrupt, it is taken back.
     """
 
-    __slots__ = ("_file", "place", "private", "st")
+    __slots__ = ("_file", "fd", "place", "private", "st")
 
+    fd: int
     st: os.stat_result
 
     def __init__(self, place: Place) -> None:
@@ -108,7 +109,8 @@ class Published:
             place.made = self
 
     def open(self, name: str, flags: int, mode: int) -> None:
-        self._file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=self.place.folder))
+        self._file = file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=self.place.folder))
+        self.fd = file.fd
         self.st = system.fstat(self.fd)
 
     @property
@@ -117,10 +119,6 @@ class Published:
             raise ValueError("this file is not open")
         return self._file
 
-    @property
-    def fd(self) -> int:
-        return self.file.fd
-
     def hand_over(self) -> None:
         """A hold has the file and the directory from now on."""
         self._file = None
@@ -128,14 +126,15 @@ class Published:
         self.place.held = self.place.folder is not None
 
     def fill(self, content: bytes, durable: bool) -> None:
-        system.lock_liveness(self.fd)
-        mount = mount_at(self.st.st_dev, self.place.path)
+        fd = self.fd
+        system.lock_liveness(fd)
+        mount = mount_at(self.st[2], self.place.path)
         if mount.lets_read:  # so that `Lock` and flock(1) wait for the holder
             try:
-                (system.lock_range if mount.ranged else system.lock)(self.fd, system.EX_NB)
+                (system.lock_range if mount.ranged else system.lock)(fd, system.EX_NB)
             except OSError:
                 pass  # a file system without such locks
-        if system.write(self.fd, content) < len(content):  # the disk is full, or the file may not be so large
+        if system.write(fd, content) < len(content):  # the disk is full, or the file may not be so large
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.place.name)
         if durable:
             system.fsync(self.fd)

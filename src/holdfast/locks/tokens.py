@@ -27,19 +27,12 @@ _last: dict[str, int] = {}
 def note(path: str, token: int) -> None:
     """Return nothing smaller from `new` from now on."""
     with process.registry.mutex:
-        if token > _last.get(path, 0):
-            _last[path] = token
-            if len(_last) > _MANY:
-                _forget_oldest()
+        _last[path] = max(token, _last.get(path, 0))
 
 
 def new(path: str) -> int:
-    token = time_ns()
     with process.registry.mutex:
-        last = _last.get(path, 0)
-        if token <= last:
-            token = last + 1
-        _last[path] = token
+        token = _last[path] = max(time_ns(), _last.get(path, 0) + 1)
         if len(_last) > _MANY:
             _forget_oldest()
     return token
