@@ -16,9 +16,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from ctypes import wintypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Raised(Exception):
@@ -184,20 +186,28 @@ def _run(code: str, names: dict[str, Any]) -> Any:
 
 
 def _serve() -> None:
-    import holdfast.system.windows
-    import holdfast.wait
+    import holdfast.process
+    from holdfast import wait
+    from holdfast.system import windows
 
     waiting = False
 
-    def pause(seconds: float) -> None:
-        nonlocal waiting
-        if not waiting:
-            waiting = True
-            _say({"waiting": True})
-        time.sleep(seconds)
+    def announced(pause: Callable[..., None]) -> Callable[..., None]:
+        """The same pause, reported to the test before the first one of each piece of code."""
+
+        def announce(*arguments: Any) -> None:
+            nonlocal waiting
+            if not waiting:
+                waiting = True
+                _say({"waiting": True})
+            pause(*arguments)
+
+        return announce
 
     avoid_what_wine_lacks()
-    holdfast.wait.sleep = holdfast.system.windows.sleep = pause
+    # Every pause goes through one of these two: a step of a wait, or the loop around a blocking lock.
+    wait.Pause.block = announced(wait.Pause.block)
+    windows.sleep = announced(windows.sleep)
     public = {name: getattr(holdfast, name) for name in holdfast.__all__}
     names: dict[str, Any] = {}
     for line in sys.stdin:

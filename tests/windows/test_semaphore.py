@@ -106,10 +106,13 @@ def test_waiting_for_oneself_is_refused(path):
         Semaphore(path, 1).acquire()
 
 
-def test_status_says_held_and_free(path, start_peer):
-    peer = start_peer(path=path)
-    assert not Semaphore(path, 2).status().held
+def test_status_says_held_while_no_permit_is_free(path, start_peer):
+    peer, semaphore = start_peer(path=path), Semaphore(path, 2)
+    assert not semaphore.status().held
     peer.do("hold = Semaphore(path, 2).acquire()")
-    assert Semaphore(path, 2).status().held
+    assert semaphore.status().holders and not semaphore.status().held
+    with semaphore:
+        assert semaphore.status().held
+    assert not semaphore.status().held
     peer.do("hold.release()")
-    assert not Semaphore(path, 2).status().held
+    assert not semaphore.status().holders and not semaphore.status().held
