@@ -400,7 +400,14 @@ def unmark_removal(fd: int) -> None:
 
 
 def removal_marked(fd: int) -> bool:
-    return not _is_free(fd, REMOVAL_BYTE) and not _covered(fd)
+    """Has another descriptor the removal byte? Asked by trying it, which our own mark would prevent."""
+    ours = _MARK in _locked.get(fd, ())
+    if ours:
+        unmark_removal(fd)
+    marked = not _is_free(fd, REMOVAL_BYTE) and not _covered(fd)
+    if ours:
+        mark_removal(fd)
+    return marked
 
 
 def lock_removal(fd: int) -> None:
