@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 
 import pytest
@@ -145,6 +146,13 @@ def test_marking_waits_for_somebody_who_is_just_looking(two, monkeypatch):
     assert windows.removal_marked(other)
 
 
+def test_our_own_mark_does_not_count_as_a_removal_by_another_process(two):
+    mine, other = two
+    windows.mark_removal(mine)
+    assert not windows.removal_marked(mine)
+    assert windows.removal_marked(other)
+
+
 def test_an_open_file_can_be_deleted(path, two):
     windows.unlink(path)
     for fd in two:
@@ -153,22 +161,24 @@ def test_an_open_file_can_be_deleted(path, two):
     two.clear()
 
 
-def test_the_name_is_free_at_once_where_deletion_has_posix_semantics(path, two, monkeypatch):
-    """Seen on NTFS only; wine deletes when the last handle is closed, like older systems."""
-    used = []
-    change = windows._kernel32.SetFileInformationByHandle
-    monkeypatch.setattr(
-        windows._kernel32,
-        "SetFileInformationByHandle",
-        lambda handle, kind, *more: used.append((kind, change(handle, kind, *more))) or used[-1][1],
-    )
+def test_the_name_is_free_at_once_although_the_file_is_open(path, two):
+    """By POSIX semantics on NTFS. Wine has none, like older systems: there the file is renamed before its deletion."""
     windows.unlink(path)
-    assert used[0][0] == windows._DISPOSITION_EX
-    if not used[0][1]:
-        assert used[1:] == [(windows._DISPOSITION, 1)]
-        pytest.skip("deletion has no POSIX semantics here")
     assert not os.path.exists(path)
-    windows.close(windows.open_fd(path, windows.O_LOCK))
+    windows.close(windows.open_fd(path, windows.O_NEW))
+    for fd in two:
+        windows.close(fd)
+    two.clear()
+    assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
+
+
+def test_a_file_that_cannot_be_deleted_keeps_its_name(path):
+    windows.close(windows.open_fd(path, windows.O_NEW))
+    os.chmod(path, stat.S_IREAD)
+    with pytest.raises(PermissionError):
+        windows.unlink(path)
+    assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
+    os.chmod(path, stat.S_IREAD | stat.S_IWRITE)
 
 
 def test_deleting_what_is_not_there_or_not_shared_is_told_apart(path):

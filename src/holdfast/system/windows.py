@@ -11,7 +11,8 @@ that Rust's `File::lock` and others take. Where Windows differs, this module mak
 * Locks are mandatory: a locked byte cannot be read or written by others. Ours lie past all content.
 * Share modes are locks too: .NET's `FileShare.None` keeps others from opening the file. That is busy, not an error.
 * A deleted file keeps its name until the last handle is closed, unless the deletion has POSIX semantics (NTFS since
-  Windows 10 1709). Whoever opens the name meanwhile is refused, and tries again.
+  Windows 10 1709). Processes that all try to replace a deleted file would keep it, and its name, open for each other.
+  So `unlink` renames the file first where it has to. Other programs do not: an open is refused then, and tried again.
 
 Locks belong to the handle and go with it, however its process ends.
 """
@@ -74,7 +75,7 @@ _CREATE_NEW, _OPEN_EXISTING, _OPEN_ALWAYS = 1, 3, 4
 _OPEN_REPARSE_POINT, _IS_REPARSE_POINT = 0x00200000, 0x400
 _INVALID_HANDLE = ctypes.c_void_p(-1).value
 _FAIL_IMMEDIATELY, _EXCLUSIVE = 1, 2
-_DISPOSITION, _DISPOSITION_EX = 4, 21
+_RENAME, _DISPOSITION, _DISPOSITION_EX = 3, 4, 21
 _DELETE_WITH_POSIX_SEMANTICS = 3
 
 _ACCESS_DENIED, _SHARING_VIOLATION = 5, 32
@@ -83,6 +84,7 @@ _BUSY = (33, 997)  # ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
 _STATUS_DELETE_PENDING = 0xC0000056
 _QUERY_LIMITED_INFORMATION, _STILL_ACTIVE = 0x1000, 259
 
+_MAX_PATH = 1024  # of a file that is renamed before it is deleted
 _PATIENCE_WITH_DELETION = 100
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.016
 
@@ -97,6 +99,15 @@ class _Overlapped(ctypes.Structure):
         ("Offset", wintypes.DWORD),
         ("OffsetHigh", wintypes.DWORD),
         ("hEvent", wintypes.HANDLE),
+    )
+
+
+class _Renaming(ctypes.Structure):
+    _fields_ = (
+        ("ReplaceIfExists", wintypes.DWORD),
+        ("RootDirectory", wintypes.HANDLE),
+        ("FileNameLength", wintypes.DWORD),
+        ("FileName", wintypes.WCHAR * _MAX_PATH),
     )
 
 
@@ -183,14 +194,27 @@ def unlink(path: str, *, dir_fd: None = None) -> None:
     except BlockingIOError as error:
         raise PermissionError(errno.EACCES, error.strerror, path) from None
     try:
-        flags, yes = _DWORD(_DELETE_WITH_POSIX_SEMANTICS), ctypes.c_ubyte(1)
-        change = _kernel32.SetFileInformationByHandle
-        if not change(handle, _DISPOSITION_EX, ctypes.byref(flags), ctypes.sizeof(flags)) and not change(
-            handle, _DISPOSITION, ctypes.byref(yes), ctypes.sizeof(yes)
-        ):
-            raise _error(ctypes.get_last_error(), path)
+        if _change(handle, _DISPOSITION_EX, _DWORD(_DELETE_WITH_POSIX_SEMANTICS)):
+            return
+        # Named like a private file of a lock, which `clean` removes if this process is killed before the deletion.
+        renamed = _rename(handle, f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
+        if not _change(handle, _DISPOSITION, ctypes.c_ubyte(1)):
+            code = ctypes.get_last_error()
+            if renamed:
+                _rename(handle, path)
+            raise _error(code, path)
     finally:
         _kernel32.CloseHandle(handle)
+
+
+def _change(handle: int, kind: int, value: ctypes.Structure | ctypes._SimpleCData[int]) -> bool:
+    return bool(_kernel32.SetFileInformationByHandle(handle, kind, ctypes.byref(value), ctypes.sizeof(value)))
+
+
+def _rename(handle: int, path: str) -> bool:
+    path = os.path.abspath(path)
+    length = len(path.encode("utf-16-le", "surrogatepass"))
+    return length <= 2 * _MAX_PATH and _change(handle, _RENAME, _Renaming(0, None, length, path))
 
 
 def read(fd: int, length: int) -> bytes:
