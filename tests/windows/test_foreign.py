@@ -9,7 +9,7 @@ import pytest
 from peers import ALL, LOCK_VIOLATION, NONE, SHARING_VIOLATION, close_handle, lock_whole_file, open_sharing
 
 import holdfast
-from holdfast import Lock, Semaphore, process
+from holdfast import Lock, LockFile, Semaphore, process
 from holdfast.locks import path_lock
 from holdfast.system import windows
 
@@ -119,3 +119,14 @@ def test_a_program_that_does_not_share_deletion_keeps_the_file(path):
     close_handle(handle)
     Lock(path).acquire(timeout=0).release()
     assert not os.path.exists(path)
+
+
+def test_a_lock_file_that_another_program_keeps_to_itself_is_busy(path):
+    handle = open_sharing(path, NONE)
+    lock = LockFile(path)
+    assert lock.try_acquire() is None
+    assert lock.status().held
+    assert not lock.clean()
+    with pytest.raises(holdfast.Timeout):
+        lock.acquire(timeout=0.1)
+    close_handle(handle)

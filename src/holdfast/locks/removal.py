@@ -120,6 +120,8 @@ class FileLock(QueuedLock[HoldType]):
                 return OwnedFd(system.open_fd(place.name, flags, dir_fd=place.folder))
             except FileNotFoundError:
                 return None
+            except BlockingIOError:
+                raise Unreadable from None
             except PermissionError:
                 continue
             except IsADirectoryError:
@@ -372,7 +374,7 @@ class Removed(IsLink):
 
 
 class Unreadable(Exception):
-    """This user may not read the file, so it counts as held."""
+    """This user may not read the file, or another program keeps it to itself (Windows). So it counts as held."""
 
 
 def _read(place: Place) -> bytes | None:
