@@ -28,6 +28,7 @@ import holdfast
 from holdfast import LockFile, metrics, owner, system
 from holdfast.locks import existence, heartbeat, publish, tokens
 from holdfast.locks import judge as judging
+from holdfast.locks.base import REPLACED
 from holdfast.record import Record, compose, parse
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="looks at Linux' ways of making a file")
@@ -154,6 +155,35 @@ def test_try_acquire_gives_none_while_it_is_held(path, held):
     hold = LockFile(path).try_acquire()
     hold.check()
     hold.release()
+
+
+@pytest.fixture
+def always_replaced(monkeypatch):
+    """Other processes take the lock file and release it between any two calls of ours. Lists the threads that tried."""
+    threads = []
+    for name in ("_publish", "_publish_after_look"):
+        monkeypatch.setattr(LockFile, name, lambda lock, place: threads.append(threading.current_thread()))
+    return threads
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_lock_file_that_is_replaced_all_the_time_is_busy_and_keeps_to_the_timeout(path, always_replaced, durable):
+    lock = LockFile(path, durable=durable)
+    assert lock._attempt() is REPLACED
+    assert len(always_replaced) == existence._MAX_TRIES
+    assert lock.try_acquire() is None
+    with pytest.raises(holdfast.Timeout):
+        lock.acquire(timeout=0.1)
+
+
+def test_tasks_attempt_in_threads_also_after_the_first_attempt(path, always_replaced, run):
+    async def main():
+        assert await LockFile(path).atry_acquire() is None
+        with pytest.raises(holdfast.Timeout):
+            await LockFile(path).aacquire(timeout=0.1)
+
+    run(main)
+    assert threading.main_thread() not in always_replaced
 
 
 def test_two_processes_exclude_each_other(path, start_holder):

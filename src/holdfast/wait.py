@@ -242,18 +242,19 @@ class Notified(Step):
 
 
 class Backoff:
-    """Pauses that double from 10 to 500 ms, each shortened at random by up to half so that pollers spread out."""
+    """Pauses that double up to the longest. Each is shortened at random by up to half, so that pollers spread out."""
 
-    __slots__ = ("_next",)
+    __slots__ = ("_longest", "_next")
 
-    def __init__(self) -> None:
-        self._next = FIRST_PAUSE
+    def __init__(self, first: float = FIRST_PAUSE, longest: float = MAX_PAUSE) -> None:
+        self._next = first
+        self._longest = longest
 
     def pause(self, deadline: float | None) -> Pause:
         from random import uniform
 
         length = uniform(self._next / 2, self._next)
-        self._next = min(self._next * 2, MAX_PAUSE)
+        self._next = min(self._next * 2, self._longest)
         return Pause(sooner(monotonic() + length, deadline))
 
 

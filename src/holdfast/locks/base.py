@@ -68,10 +68,9 @@ class Outcome:
 
 BUSY, QUEUED = Outcome("BUSY"), Outcome("QUEUED")
 REPLACED, REMOVING = Outcome("REPLACED"), Outcome("REMOVING")
-_MAX_TRIES = 1000  # after which a single try calls the lock busy
-_FEW_REPLACED = 3
+_FEW_REPLACED, _MAX_REPLACED = 3, 200  # without a pause; after which a single try calls the lock busy
 MAX_REMOVALS = 50  # after so many in a row, the process that removes the file counts as a holder: it may be stopped
-_MOMENT = 0.000_05  # seconds
+_MOMENT, _MAX_MOMENT = 0.000_05, 0.002  # seconds
 
 
 # For `BaseLock._status_now`.
@@ -309,20 +308,43 @@ class BaseLock(Generic[HoldType]):
 
     def _settle(self, found: HoldType | Outcome) -> wait.Steps[HoldType | None]:
         """Try again, without waiting for a holder. None: it is busy, or a living waiter is in its queue."""
-        replaced = tries = removals = 0
+        replaced = removals = 0
+        backoff = None
         while isinstance(found, Outcome):
             if found is BUSY or (found is QUEUED and self._queue_is_alive()):
                 return None
-            tries += 1
-            removals += found is REMOVING
-            if tries > _MAX_TRIES or removals > MAX_REMOVALS:
-                return None
-            if found is REPLACED:
-                replaced += 1
-                self._file_was_replaced(replaced)
-            if found is REMOVING or replaced > _FEW_REPLACED:
+            if found is REMOVING:
+                removals += 1
+                if removals > MAX_REMOVALS:
+                    return None
                 yield wait.Pause(monotonic() + _MOMENT)
-            found = self._attempt()
+            elif found is REPLACED:
+                replaced += 1
+                if replaced > _MAX_REPLACED:
+                    return None
+                self._file_was_replaced(replaced)
+                if replaced > _FEW_REPLACED:
+                    backoff = backoff or wait.Backoff(_MOMENT, _MAX_MOMENT)
+                    yield backoff.pause(None)
+            found = yield from self._attempt_step(self._attempt)
+        return found
+
+    def _attempt_step(
+        self, attempt: Callable[..., HoldType | Outcome], **options: bool
+    ) -> wait.Steps[HoldType | Outcome]:
+        """One attempt; by a task in a thread, if it may wait for a disk."""
+        if not self._may_block:
+            return attempt(**options)
+        step = wait.Run(lambda: attempt(**options))
+        try:
+            yield step
+        except BaseException:
+            if isinstance(step.result, Hold):  # cancelled meanwhile
+                step.result.release()
+            raise
+        found: HoldType | Outcome = step.outcome()
+        if isinstance(found, Hold):
+            found._adopt()
         return found
 
     def acquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
@@ -350,18 +372,7 @@ class BaseLock(Generic[HoldType]):
             from anyio.lowlevel import checkpoint
 
             await checkpoint()
-            return self._first_attempt()
-        step = wait.Run(self._first_attempt)
-        try:
-            await step.wait()
-        except BaseException:
-            if isinstance(step.result, Hold):
-                step.result.release()
-            raise
-        found: HoldType | Outcome = step.outcome()
-        if isinstance(found, Hold):
-            found._adopt()
-        return found
+        return await wait.adrive(self._attempt_step(self._first_attempt))
 
     async def atry_acquire(self) -> HoldType | None:
         """`try_acquire` for asyncio and trio: it does not wait, and lets other tasks run."""

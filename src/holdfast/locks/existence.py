@@ -24,22 +24,21 @@ What is not promised: that tools which unlink without these rules leave ours alo
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import time
 from _thread import allocate_lock
 from contextlib import suppress
 from itertools import count
-from time import monotonic, sleep, time_ns
+from time import monotonic, time_ns
 
 from .. import owner, process, record, system
 from ..errors import LockLost
 from ..files import named
 from ..paths import mount_at
-from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, Run, check_deadline, drive, sooner
+from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, check_deadline, drive, sooner
 from ..watch import Waiting
 from . import base, heartbeat, tokens
-from .base import BUSY, QUEUED, Outcome
+from .base import BUSY, QUEUED, REPLACED, Outcome
 from .path_lock import would_deadlock
 from .publish import NOT_HERE, displaced_name, exchange, publish
 from .queue import Queue, remove_queue
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
 _serials = count()  # of the holds of this process
 _MANY_IN_VAIN = 3
-_TRIES_WITHOUT_PAUSE, _MAX_TRIES = 5, 60
+_MAX_TRIES = 5
 
 
 class FileHold(base.Hold):
@@ -139,7 +138,7 @@ class FileHold(base.Hold):
             return not self._lost  # who lost it once may have had a successor meanwhile
         removed = False
         # More than once, if a takeover had given it another name and has put it back in the moment of the removal.
-        for _ in range(_TRIES_WITHOUT_PAUSE):
+        for _ in range(_MAX_TRIES):
             name = self.lock._name_now(place, inode, self._content)
             if name is None:
                 break
@@ -249,10 +248,6 @@ class LockFile(FileLock[FileHold]):
         if self._location.file is not self.path:
             self._resolve()
         for tries in range(_MAX_TRIES):
-            if tries > _TRIES_WITHOUT_PAUSE:
-                # Others are at it too, and where a name stays until all have closed the file (Windows) we are in each
-                # other's way. Not all of us pause equally long.
-                sleep(0.000_1 * tries * (os.getpid() % 7 + 1))
             place = self._open_place()
             hold = None
             try:
@@ -269,7 +264,7 @@ class LockFile(FileLock[FileHold]):
             finally:
                 if hold is None:
                     place.leave()
-        return BUSY  # other processes take it and release it all the time
+        return REPLACED  # other processes take it and release it all the time
 
     def _publish_after_look(self, place: Place) -> FileHold | None:
         """Take the name if it is free, or its lock file is stale. None: something changed meanwhile, so look again."""
@@ -430,33 +425,18 @@ class LockFile(FileLock[FileHold]):
         hold: FileHold | Outcome = BUSY
         try:
             while True:
-                hold = yield from self._attempt_step(queued=not slept)
+                hold = yield from self._attempt_step(self._attempt, queued=not slept)
                 if not isinstance(hold, Outcome):
                     return hold
                 check_deadline(deadline)
                 slept = yield from self._wait_for_change(waiting, deadline)
                 waiting.move(self._file)
                 in_vain = 0 if slept else in_vain + 1
-                if in_vain > _MANY_IN_VAIN:  # it is stale, and in use as another kind of lock, or not ours to remove
+                # It is stale, and in use as another kind of lock or not ours to remove. Or others keep replacing it.
+                if in_vain > _MANY_IN_VAIN:
                     yield waiting.backoff.pause(deadline)
         finally:
             waiting.end(reuse=not isinstance(hold, Outcome))
-
-    def _attempt_step(self, *, queued: bool) -> Steps[FileHold | Outcome]:
-        """One attempt; by a task in a thread, because it may wait for the disk."""
-        if not self._may_block:
-            return self._attempt(queued=queued)
-        step = Run(lambda: self._attempt(queued=queued))
-        try:
-            yield step
-        except BaseException:
-            if isinstance(step.result, FileHold):  # cancelled meanwhile
-                step.result.release()
-            raise
-        found: FileHold | Outcome = step.outcome()
-        if not isinstance(found, Outcome):
-            found._adopt()
-        return found
 
     def _wait_for_change(self, waiting: Waiting, deadline: float | None) -> Steps[bool]:
         """Until the lock file that is there now is gone, replaced or stale. False: it is so already.
