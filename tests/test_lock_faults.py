@@ -263,6 +263,24 @@ def test_a_symlink_of_another_user_in_a_sticky_directory_is_not_followed(kind: s
     assert not victim.exists()
 
 
+def test_a_semaphore_whose_file_may_not_be_read_at_this_moment_is_busy(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CIFS nobody else can read a file while a process has locked all of it, as to write the number of permits."""
+    answers = [PermissionError(errno.EACCES, "locked by another machine")] * 4  # an attempt reads twice
+    plain = system.pread
+
+    def pread(*args: Any) -> bytes:
+        if answers:
+            raise answers.pop()
+        return plain(*args)
+
+    monkeypatch.setattr(system, "pread", pread)
+    assert Semaphore(path, 2).try_acquire() is None
+    Semaphore(path, 2).acquire().release()
+    assert not answers
+
+
 @needs_users
 def test_a_file_that_is_removed_while_a_user_may_not_create_it_is_no_error(
     path: str, monkeypatch: pytest.MonkeyPatch

@@ -105,7 +105,10 @@ class Semaphore(PathLock[SemaphoreHold]):
             raise PermissionError(errno.EACCES, text, self.path) from None
 
     def _take_slot(self, file: OpenFile) -> bool | Outcome:
-        content = system.pread(file.fd, _MAX_BYTES + 1, 0)
+        try:
+            content = system.pread(file.fd, _MAX_BYTES + 1, 0)
+        except PermissionError:  # CIFS: a process that has locked all of the file keeps others from reading it
+            return BUSY
         return self._take_slot_of(file, content) if content else self._take_new(file)
 
     def _take_slot_of(self, file: OpenFile, content: bytes) -> bool | Outcome:
