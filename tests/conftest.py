@@ -5,18 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
-from support import Peer
+from support import Peer, Waited
 
-from holdfast import process
+from holdfast import process, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     from holdfast.tasks import TaskQueue
 
@@ -50,6 +52,24 @@ def _registry_is_right() -> Iterator[None]:
 def path(tmp_path: Path) -> str:
     """Where a lock can be: nothing there yet."""
     return os.path.realpath(tmp_path / "x.lock")
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[Waited]:
+    """Every wait of this process for a lock, in order: to compare deadlines, which load does not change."""
+    found: list[Waited] = []
+
+    def recorded(real: Any) -> Any:
+        def block(step: wait.Step) -> Any:
+            found.append(Waited(time.monotonic(), step.until))
+            return real(step)
+
+        return block
+
+    for kind in (wait.Readable, wait.Pause, wait.Granted, wait.Notified):
+        for name in ("block", "wait"):
+            monkeypatch.setattr(kind, name, recorded(getattr(kind, name)))
+    return found
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from typing import Any
 
 import holdfast
 from holdfast import process
+from holdfast.locks import path_lock
 from holdfast.locks import queue as queues
 from holdfast.system import linux
 from holdfast.wait import Notification
@@ -184,6 +185,10 @@ class Peer:
         assert line, "the peer is gone"
         return json.loads(line)
 
+    def look_only_when_told(self) -> None:
+        """From now on only an event can wake its waiters: neither the safety look nor the looks of a first waiter."""
+        self.ask("look only when told")
+
     def start(self, path: str | Path, name: str = "hold", **options: object) -> None:
         """Have it acquire, in a thread of its own, without waiting for that."""
         self.ask("acquire", name=name, path=str(path), **options)
@@ -228,11 +233,20 @@ class _Worker:
     def main(self) -> None:
         for line in sys.stdin:
             command = json.loads(line)
-            if command.pop("what") == "release":
+            what = command.pop("what")
+            if what == "look only when told":
+                self._look_only_when_told()
+            elif what == "release":
                 self._released[command["name"]].set()
             else:
                 self._released[command["name"]] = threading.Event()
                 threading.Thread(target=self._acquire, kwargs=command, daemon=True).start()
+
+    def _look_only_when_told(self) -> None:
+        from support import look_only_when_told
+
+        path_lock.LOOKS = path_lock.LOOKS[-1:]
+        look_only_when_told()
 
     def _say(self, **what: object) -> None:
         os.write(1, json.dumps(what).encode() + b"\n")

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 NO_PROCESS = 4_194_304  # one more than the highest pid there can be
 PATIENCE = 30.0  # seconds until a test that hangs says so; nothing waits that long when it passes
@@ -172,17 +172,11 @@ def until(condition: Any, seconds: float = PATIENCE) -> None:
         time.sleep(0.001)
 
 
-def until_below(limit: float, measure: Any, seconds: float = PATIENCE) -> None:
-    """Measure until a result is below the limit. Under load some are not; where the code waits in vain, none is."""
-    deadline = time.monotonic() + seconds
-    while (result := measure()) >= limit:
-        assert time.monotonic() < deadline, f"never below {limit:g}; the last one was {result:g}"
+class Waited(NamedTuple):
+    """A wait of this process, as the fixture `waits` records it. Both are monotonic seconds."""
 
-
-def seconds_for(work: Any) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
+    at: float
+    until: float | None
 
 
 class LoopClock:
@@ -233,6 +227,36 @@ def state_of(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def wake_ups(pid: int) -> int:
+    """How often the threads of a process were woken, or lost the processor to others, so far."""
+    found = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/status") as file:
+            found += sum(int(line.split()[1]) for line in file if "voluntary_ctxt_switches:" in line)
+    return found
+
+
+def processor_ticks(pid: int) -> int:
+    """How long it has run so far, in units of usually 10 ms."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def until_asleep(pids: list[int]) -> None:
+    """Until there was half a second in which none of them woke up. One that polls or spins never sleeps that long.
+
+    Load does not matter: it makes a sleep longer, and never shorter.
+    """
+
+    def asleep() -> bool:
+        before = [(wake_ups(pid), processor_ticks(pid)) for pid in pids]
+        time.sleep(0.5)
+        return before == [(wake_ups(pid), processor_ticks(pid)) for pid in pids]
+
+    until(asleep)
 
 
 def is_alive(pid: int) -> bool:
@@ -437,7 +461,7 @@ def count_up(path: str, record: str, rounds: int, kind: Any = None, **options: A
 
 
 def look_only_when_told() -> None:
-    """Take the safety look away, so that whoever is woken was woken by an event. Quick looks after one are left."""
+    """Remove the safety look, so that only an event can wake a waiter. The quick looks after an event remain."""
     from holdfast.wait import SAFETY_LOOK, Readable
 
     left = Readable.left

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from support import auntil, tickets
+from support import Waited, auntil, descriptors, tickets
 
 import holdfast
 from holdfast import system
@@ -172,18 +172,23 @@ def test_tail(store: EventStore, run: Any) -> None:
     run(work)
 
 
-def test_a_cancelled_tail_leaves_nothing(store: EventStore, run: Any) -> None:
-    from support import descriptors
+def test_a_cancelled_tail_leaves_nothing(store: EventStore, run: Any, waits: list[Waited]) -> None:
+    async def follow() -> None:
+        async for _ in store.tail():
+            pass
+
+    async def cancel_while_it_waits() -> None:
+        waits.clear()
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            await auntil(lambda: waits)
+            group.cancel_scope.cancel()
 
     async def work() -> None:
         store.append(Event("T"))
-        with anyio.move_on_after(0.05):
-            async for _ in store.tail():
-                pass
+        await cancel_while_it_waits()
         before = sum("inotify" in target for target in descriptors().values())
-        with anyio.move_on_after(0.05):
-            async for _ in store.tail():
-                pass
+        await cancel_while_it_waits()
         assert sum("inotify" in target for target in descriptors().values()) == before
 
     run(work)

@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from support import WAYS, Raised, assert_nothing_left, begin_together, seconds_for, until_below, until_queued
+from support import WAYS, Raised, assert_nothing_left, begin_together, until_queued
 
 from holdfast import Busy, Lock, NotLocked, WouldDeadlock
 
@@ -261,14 +261,11 @@ asyncio.run(share_twice())
 
 
 @pytest.mark.parametrize("timeout", [None, 5])
-def test_exclusive_after_shared_by_the_same_thread_would_deadlock(path, timeout):
+def test_exclusive_after_shared_by_the_same_thread_would_deadlock(path, timeout, waits):
     with Lock(path, shared=True) as hold:
-
-        def refused() -> None:
-            with pytest.raises(WouldDeadlock, match="already"):
-                Lock(path).acquire(timeout=timeout)
-
-        until_below(1, lambda: seconds_for(refused))
+        with pytest.raises(WouldDeadlock, match="already"):
+            Lock(path).acquire(timeout=timeout)
+        assert waits == [], "it is refused at once"
         assert Lock(path).try_acquire() is None
         with pytest.raises(Busy):
             Lock(path).acquire(timeout=0)
