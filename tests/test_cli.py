@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HOLDFAST = [sys.executable, "-W", "error", "-m", "holdfast"]
+# `holdfast run` that looks at the lock and the command once, and later only after an event.
+ONLY_EVENTS = """
+import sys
+from holdfast.cli import main, supervise
+supervise._LOOK = supervise._SAFETY_LOOK = 3600.0
+sys.exit(main())
+"""
+HOLDFAST_BY_EVENTS = [sys.executable, "-W", "error", "-c", ONLY_EVENTS]
 PATIENCE = 30
 
 
@@ -47,9 +55,9 @@ def begin() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start the command in the background; what is left of it in the end is killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*words: object, **options: Any) -> subprocess.Popen[str]:
+    def begin(*words: object, program: list[str] = HOLDFAST, **options: Any) -> subprocess.Popen[str]:
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        process = subprocess.Popen([*HOLDFAST, *map(os.fspath, map(_word, words))], text=True, **options)
+        process = subprocess.Popen([*program, *map(os.fspath, map(_word, words))], text=True, **options)
         started.append(process)
         return process
 
@@ -156,7 +164,7 @@ def test_a_timeout_takes_as_long_as_it_says(path: str, holding: Callable[..., su
     holding(path)
     began = time.monotonic()
     assert holdfast("run", "-w", "0.75", path, "--", "true").returncode == 75
-    assert 0.75 <= time.monotonic() - began < 15
+    assert time.monotonic() - began >= 0.75
 
 
 def test_who_waits_gets_it(path: str, holding: Callable[..., subprocess.Popen[str]], begin: Any) -> None:
@@ -177,7 +185,7 @@ def test_in_a_pipe_a_wait_says_so_once_after_a_second(
     assert time.monotonic() - began >= 1
     assert line.startswith("waiting for x.lock: 1st of 1 in the queue; held for ")
     assert f" by pid {process.pid} (holdfast run " in line
-    time.sleep(0.3)
+    until(lambda: len(os.listdir(f"/proc/{waiter.pid}/task")) == 1)  # the thread that writes the line has ended
     ended(process)
     assert ended(waiter) == (0, "", "")
 
@@ -291,7 +299,7 @@ def test_signals_are_passed_on(name: str, path: str, begin: Any) -> None:
 def test_a_signal_that_ends_the_command_ends_us_with_its_number(path: str, holding: Any) -> None:
     process = holding(path)
     process.terminate()
-    assert ended(process)[0] == 128 + signal.SIGTERM
+    assert process.wait(PATIENCE) == 128 + signal.SIGTERM  # its stdin is still open: only the signal can end it
 
 
 def test_the_command_has_pythons_signals_back(path: str) -> None:
@@ -318,14 +326,13 @@ def test_an_interrupted_wait_ends_with_130(path: str, holding: Any, begin: Any) 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["", "and ignores SIGTERM"])
 def test_a_lost_lock_ends_the_command(kind: str, stubborn: bool, path: str, begin: Any) -> None:
     line = ("trap '' TERM; " if stubborn else "") + "echo here; while :; do sleep 0.05; done"
-    process = begin("run", "--kind", kind, "--grace", "0.3", path, "--", "sh", "-c", line)
+    words = ("run", "--kind", kind, "--grace", "0.3", path, "--", "sh", "-c", line)
+    process = begin(*words, program=HOLDFAST_BY_EVENTS)
     assert process.stdout.readline() == "here\n"
     until(lambda: watches(process))
-    began = time.monotonic()
     os.unlink(path)
     code, _, err = ended(process)
     assert code == 76 and "the lock was taken away" in err
-    assert time.monotonic() - began < 8, "it was found by a look, not by an event"
 
 
 def test_a_lock_lost_to_a_break_is_reported(path: str, begin: Any) -> None:
@@ -506,6 +513,7 @@ def test_the_words_of_sema(tmp_path: Path) -> None:
 
 
 def test_the_json_of_sema(path: str) -> None:
+    before = int(time.time())
     done = as_caller(
         f"""
         holdfast status '{path}' --json; holdfast try '{path}' --tag 'a "quoted"
@@ -516,11 +524,10 @@ tag' --json; holdfast status '{path}' --json; holdfast try '{path}' --json
     )
     *lines, me = done.stdout.splitlines()
     free, acquired, held, refused, timed_out, not_owner, released, not_held, again = map(json.loads, lines)
-    now = time.time()
     assert free["locked"] is False
     assert acquired.keys() == {"acquired", "pid", "timestamp", "tag", "token"}
     assert (acquired["acquired"], acquired["pid"], acquired["tag"]) == (True, int(me), 'a "quoted" tag')
-    assert abs(acquired["timestamp"] - now) < 20 and acquired["token"] > 10**18
+    assert before <= acquired["timestamp"] <= time.time() and acquired["token"] > 10**18
     assert (held["locked"], held["pid"], held["timestamp"]) == (True, int(me), acquired["timestamp"])
     assert (held["tag"], held["token"], held["corrupt"]) == ('a "quoted" tag', acquired["token"], False)
     assert (refused["locked"], refused["pid"], refused["since"]) == (True, int(me), acquired["timestamp"])
@@ -565,9 +572,7 @@ def test_a_lock_in_another_name(path: str, start_peer: Callable[..., Peer]) -> N
     waiting = LockFile(path)
     assert waiting.try_acquire() is None
     peer.kill()
-    began = time.monotonic()
-    waiting.acquire(timeout=PATIENCE).release()
-    assert time.monotonic() - began < 5
+    waiting.acquire(timeout=0).release()
 
 
 def test_release_by_force_and_of_the_dead(path: str, start_peer: Callable[..., Peer]) -> None:
@@ -718,22 +723,20 @@ def test_nobody_acquires_for_the_dead(path: str, start_peer: Callable[..., Peer]
 
 
 def test_an_ignored_sigchld(path: str) -> None:
-    began = time.monotonic()
-    script = f'trap "" CHLD; exec "{sys.executable}" -m holdfast run {path} -- sh -c "sleep 0.2; exit 3"'
-    done = subprocess.run(
-        ["perl", "-e", '$SIG{CHLD}="IGNORE"; exec @ARGV', "bash", "-c", script], check=False, timeout=PATIENCE
-    )
-    assert done.returncode == 3 and time.monotonic() - began < 8
+    """The command ends when `holdfast run` sleeps and looks no more, so that only SIGCHLD can wake it."""
+    ignore = ["perl", "-e", '$SIG{CHLD}="IGNORE"; exec @ARGV', "bash", "-c", 'trap "" CHLD; exec "$@"', "bash"]
+    watches, sleeps = "readlink /proc/$PPID/fd/* | grep -q inotify", "grep -q '^State:.S' /proc/$PPID/status"
+    line = f"until {watches} && {sleeps}; do sleep 0.01; done; exit 3"
+    command = [*ignore, *HOLDFAST_BY_EVENTS, "run", path, "--", "sh", "-c", line]
+    assert subprocess.run(command, check=False, timeout=PATIENCE).returncode == 3
 
 
 def test_an_alarm_reaches_the_command(path: str) -> None:
-    began = time.monotonic()
-    done = subprocess.run(
-        ["perl", "-e", "alarm 1; exec @ARGV", *HOLDFAST, "run", path, "--", "sleep", "20"],
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 128 + signal.SIGALRM and time.monotonic() - began < 15
+    """However early it comes: it stays blocked until `holdfast run` and then its command ask for it."""
+    block = "use POSIX; sigprocmask(SIG_BLOCK, POSIX::SigSet->new(SIGALRM)); alarm 1; exec @ARGV"
+    unblock = "use POSIX; sigprocmask(SIG_UNBLOCK, POSIX::SigSet->new(SIGALRM)); sleep"
+    command = ["perl", "-e", block, *HOLDFAST, "run", path, "--", "perl", "-e", unblock]
+    assert subprocess.run(command, check=False, timeout=PATIENCE).returncode == 128 + signal.SIGALRM
 
 
 def test_output_that_cannot_be_written(path: str) -> None:

@@ -226,7 +226,6 @@ def test_top(locks: Path, terminal: Callable[..., Terminal]) -> None:
     top.until(
         lambda screen: "▔" not in screen and "containing 'depl'" in screen and "v1.2.3" in screen, "closed the field"
     )
-    time.sleep(0.2)
     top.press("q")
     assert top.wait() == 0
 
