@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Child, descriptors, in_child, is_alive, state_of, unpacked, until, until_below
+from support import Child, descriptors, in_child, is_alive, state_of, unpacked, until
 
 from holdfast import Lock, NotLocked, system
 from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, idle, taking
+from holdfast.tasks import worker as supervisor
 from holdfast.tasks.verdict import Verdict
 
 
@@ -187,25 +188,25 @@ def test_the_second_sigterm_gives_it_back(queue: TaskQueue, in_memory: Path) -> 
     assert task.state == "pending" and task.tried == 0 and task.error == "its worker was ended"
 
 
-def test_who_is_killed_is_replaced_within_a_second(queue: TaskQueue, in_memory: Path) -> None:
-    def handle(task: Claim) -> float:
+def test_who_is_killed_is_replaced_at_once(queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an event: the look that the supervisor takes every half second is put off, and so is that of idle workers."""
+    monkeypatch.setattr(supervisor, "_TICK", 600.0)
+    monkeypatch.setattr(idle, "SAFETY_LOOK", 600.0)
+
+    def handle(task: Claim) -> None:
         if task.token == 1:
             note(in_memory / task.id, str(os.getpid()))
-            time.sleep(60)
-        return time.monotonic()
+            time.sleep(600)
 
     worker = Running(lambda: Worker(queue, handle, concurrency=2))
-
-    def replaced() -> float:
+    for _ in range(5):
         id = queue.put("x")
-        until(lambda: noted(in_memory / id))
-        killed = time.monotonic()
-        os.kill(int(noted(in_memory / id)[0]), signal.SIGKILL)
-        (task,) = queue.wait(id, timeout=30)
-        assert task.tried == 2
-        return float(task.result) - killed
-
-    until_below(1, replaced)
+        until(lambda id=id: noted(in_memory / id))
+        killed = int(noted(in_memory / id)[0])
+        os.kill(killed, signal.SIGKILL)
+        until(lambda killed=killed: len({*children_of(worker.pid)} - {killed}) == 2)
+        until(lambda id=id: queue.get(id).state == "done")
+        assert queue.get(id).tried == 2
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
 
@@ -336,7 +337,9 @@ def test_hooks_and_results_that_cannot_be_kept(queue: TaskQueue, in_memory: Path
     assert [queue.get(id).state for id in (good, bad, odd)] == ["done", "failed", "failed"]
 
 
-def test_an_observer_in_the_supervisor(queue: TaskQueue) -> None:
+def test_an_observer_in_the_supervisor(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is woken by its descriptor: the look every half second is put off."""
+    monkeypatch.setattr(supervisor, "_TICK", 600.0)
     reader, writer = os.pipe()
     heard, pids = [], set()
 
@@ -353,13 +356,11 @@ def test_an_observer_in_the_supervisor(queue: TaskQueue) -> None:
 
     def handle(task: Claim) -> int:
         os.write(writer, b"hello")
-        began = time.monotonic()
-        os.read(asked, 1)  # the supervisor was woken for it
-        return time.monotonic() - began < 0.4
+        return len(os.read(asked, 1))  # the supervisor was woken for it
 
     ids = [queue.put(number) for number in range(20)]
     Worker(queue, handle, observer=Observer()).run(drain=True)
-    assert heard == [b"hello"] * 20 and pids == {os.getpid()} and any(queue.get(id).result for id in ids)
+    assert heard == [b"hello"] * 20 and pids == {os.getpid()} and all(queue.get(id).result for id in ids)
     for fd in (reader, writer, asked, answered):
         os.close(fd)
 
@@ -396,7 +397,7 @@ def test_stopped_from_another_thread(queue: TaskQueue) -> None:
     thread.start()
     until(lambda: queue.stats()["done"] == 1)
     worker.stop()
-    thread.join(20)
+    thread.join(30)
     assert summaries and summaries[0].done == 1
 
 
@@ -482,7 +483,7 @@ def test_a_command_that_outlives_everybody_keeps_its_task(queue: TaskQueue, in_m
     until(lambda: not is_alive(child))
     assert queue.claim() is None and queue.get(id).state == "running"
     (in_memory / "go").touch()
-    again = queue.claim(timeout=20)
+    again = queue.claim(timeout=30)
     assert again is not None and again.token == 2
     assert [line.split()[0] for line in noted(in_memory / "out")] == ["start", "end"]
 
@@ -545,10 +546,10 @@ def test_two_workers_in_one_process(jobs: Path) -> None:
     for thread in threads:
         thread.start()
     queue = TaskQueue(jobs)
-    queue.wait(queue.put("x"), timeout=20)
+    queue.wait(queue.put("x"), timeout=30)
     for worker, thread in zip(workers, threads, strict=True):
         worker.stop()
-        thread.join(20)
+        thread.join(30)
         assert not thread.is_alive()
 
 
@@ -576,7 +577,7 @@ def test_the_command_of_a_killed_process_is_ended_before_it_is_begun_again(queue
     worker = Running(lambda: Worker(queue, ["sh", "-c", script]))
     until(lambda: noted(in_memory / "out"))
     os.kill(int(noted(in_memory / "out")[0].split()[1]), signal.SIGKILL)
-    assert queue.wait(id, timeout=20)[0].tried == 2
+    assert queue.wait(id, timeout=30)[0].tried == 2
     assert [line.split()[0] for line in noted(in_memory / "out")] == ["start", "start", "end"]
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
@@ -688,7 +689,7 @@ def test_idle_children_are_killed_while_one_works(queue: TaskQueue, in_memory: P
             known.add(pid)
             os.kill(pid, signal.SIGKILL)
     gate.write_text("")
-    assert queue.wait("x", timeout=20)[0].tried == 1
+    assert queue.wait("x", timeout=30)[0].tried == 1
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
 
@@ -718,7 +719,7 @@ def test_children_cannot_begin_while_one_works(
             os.kill(int(pid), signal.SIGKILL)
     until(lambda: len(noted(in_memory / "failed")) > 9)
     gate.write_text("")
-    assert queue.wait("x", timeout=20)[0].tried == 1
+    assert queue.wait("x", timeout=30)[0].tried == 1
     worker.kill(signal.SIGTERM)
     worker.end()
 
