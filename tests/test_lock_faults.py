@@ -187,18 +187,18 @@ FOREIGN = [(kind, number) for kind in CONTENTS for number in NUMBERS]
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
 def test_foreign_content_of_a_queue_holds_up_nobody(kind: str, path: str, foreign_queue: None) -> None:
     make = KINDS[kind]
-    make(path).acquire(timeout=20).release()
+    make(path).acquire(timeout=30).release()
     with make(path):
         assert make(path).try_acquire() is None
         began = time.monotonic()
         with pytest.raises(Timeout):
             in_another_thread(lambda: make(path).acquire(timeout=0.05))
         assert time.monotonic() - began >= 0.05
-    waiting = threading.Thread(target=lambda: make(path).acquire(timeout=20).release())
+    waiting = threading.Thread(target=lambda: make(path).acquire(timeout=30).release())
     with make(path):
         waiting.start()
         until(lambda: process.registry.lines)
-    waiting.join(20)
+    waiting.join(30)
     assert not waiting.is_alive()
 
 
@@ -242,11 +242,11 @@ def test_the_queue_of_another_user_in_a_sticky_directory_is_not_obeyed(sticky: P
     try:
         Lock(path).acquire(timeout=0).release()
         hold = Lock(path).acquire(timeout=10)
-        waiting = threading.Thread(target=lambda: Lock(path).acquire(timeout=20).release())
+        waiting = threading.Thread(target=lambda: Lock(path).acquire(timeout=30).release())
         waiting.start()
         until(lambda: process.registry.lines)
         hold.release()
-        waiting.join(20)
+        waiting.join(30)
         assert not waiting.is_alive()
     finally:
         os.close(fd)
@@ -360,7 +360,7 @@ def test_a_closed_event_loop_in_the_line_holds_up_nobody(path: str) -> None:
 
     loop.run_until_complete(until_in_line())
     got: list[Any] = []
-    last = threading.Thread(target=lambda: got.append(Lock(path, fair=False).acquire(timeout=20)))
+    last = threading.Thread(target=lambda: got.append(Lock(path, fair=False).acquire(timeout=30)))
     last.start()
     until(lambda: len(process.registry.lines[path].waiting) == 2)  # else it would find the lock free, and not wait
     loop.close()

@@ -101,7 +101,7 @@ def test_waiters_are_woken(lock: StandingLock, path: str, start_peer: Callable[.
         peer.do("look_only_when_told()")
         file = take(lock) if takes else None
         hold = None if takes else lock.acquire()
-        peer.begin("Lock(path, keep=True).acquire(timeout=20).release()")
+        peer.begin("Lock(path, keep=True).acquire(timeout=30).release()")
         until_queued(path, 1)
         peer.until_waiting(path)
         if file is not None:

@@ -60,12 +60,14 @@ def ago(seconds: float) -> str:
 
 def test_one_worker_has_a_task(tmp_path: Path) -> None:
     one, other = TaskLocks(tmp_path, "w1"), TaskLocks(tmp_path, "w2")
+    before = time.time()
     hold = one.claim("resize-7")
+    after = time.time()
     assert hold is not None and other.claim("resize-7") is None and one.claim("resize-7") is None
     said = json.loads((tmp_path / "resize-7.lock").read_text())
     assert list(said)[:3] == ["worker_id", "started_at", "task_id"]
     assert (said["worker_id"], said["task_id"], said["pid"]) == ("w1", "resize-7", os.getpid())
-    assert abs(datetime.fromisoformat(said["started_at"]).timestamp() - time.time()) < 5
+    assert before - 0.00001 < datetime.fromisoformat(said["started_at"]).timestamp() < after + 0.00001
     assert int(said["token"]) == hold.token
     status = other.status("resize-7")
     assert status.held and status.tag == "w1" and list(other.claimed()) == ["resize-7"]

@@ -179,7 +179,7 @@ def test_the_clock_does_not_jump(queue: TaskQueue, jobs: Path, monkeypatch: pyte
 def test_tried_again_and_then_a_dead_letter(queue: TaskQueue, jobs: Path) -> None:
     id = queue.put("x", attempts=3)
     for attempt in (1, 2, 3):
-        claim = queue.claim(timeout=5)
+        claim = queue.claim(timeout=30)
         assert claim is not None and claim.token == attempt
         with suppress(ValueError), claim:
             raise ValueError(f"number {attempt}")
@@ -188,7 +188,7 @@ def test_tried_again_and_then_a_dead_letter(queue: TaskQueue, jobs: Path) -> Non
         assert task.state == ("failed" if attempt == 3 else "pending")
     assert queue.claim(timeout=0.1) is None and os.listdir(jobs / "failed") == [id]
     queue.retry(id)
-    with queue.claim(timeout=5) as again:  # type: ignore[union-attr]
+    with queue.claim(timeout=30) as again:  # type: ignore[union-attr]
         assert again.token == 4
     task = queue.get(id)
     assert task.state == "done" and task.error is None and os.listdir(jobs / "failed") == []
@@ -343,6 +343,7 @@ def test_many_where_the_file_system_cannot_be_synced(jobs: Path, monkeypatch: py
 
 
 def test_what_cannot_be_begun_now(queue: TaskQueue) -> None:
+    began = time.monotonic()
     queue.put(0, id="now")
     queue.put(0, id="later", delay=100)
     queue.put(0, id="first.of.key", key="k")
@@ -350,7 +351,8 @@ def test_what_cannot_be_begun_now(queue: TaskQueue) -> None:
     one, other = claimed(queue), claimed(queue)
     assert queue.claim() is None
     put_off = queue.put_off()
-    assert put_off["second.of.key"] is None and 90 < put_off["later"] <= 100 and len(put_off) == 2
+    passed = time.monotonic() - began
+    assert put_off["second.of.key"] is None and 99.9 - passed < put_off["later"] <= 100 and len(put_off) == 2
     one.complete()
     other.complete()
     assert list(queue.put_off()) == ["later"]
@@ -369,7 +371,7 @@ def test_waiting_for_the_end(queue: TaskQueue, jobs: Path) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     began.set()
-    assert [task.state for task in queue.wait(ids, timeout=20)] == ["done", "done"]
+    assert [task.state for task in queue.wait(ids, timeout=30)] == ["done", "done"]
     thread.join()
 
 
@@ -385,16 +387,18 @@ def test_so_many_of_a_key(queue: TaskQueue, jobs: Path) -> None:
     assert (a.payload, b.payload, c.payload) == (0, 1, "free") and other.claim() is None
     assert queue.stats()["parked"] >= 1
     b.complete()
-    d = queue.claim(timeout=5)
+    d = queue.claim(timeout=30)
     assert d is not None and d.payload == 2 and other.claim() is None
     a.abandon()  # as if it had died
     del a
     found = []
-    while (claim := other.claim(timeout=1.5)) is not None:
+    while len(found) < 4:
+        claim = other.claim(timeout=30)
+        assert claim is not None
         found.append(claim.payload)
         claim.complete()
     d.complete()
-    assert sorted(found, key=str) == [0, 3, 4, 5]
+    assert sorted(found, key=str) == [0, 3, 4, 5] and other.claim() is None
 
 
 def test_not_more_than_so_many(jobs: Path) -> None:
@@ -472,7 +476,7 @@ def test_while_it_is_used(queue: TaskQueue, jobs: Path) -> None:
     (jobs / "pending").mkdir()
     assert queue.claim() is None
     TaskQueue(jobs).put("b")
-    claim = queue.claim(timeout=5)
+    claim = queue.claim(timeout=30)
     assert claim is not None and claim.payload == "b"
 
 
