@@ -453,10 +453,13 @@ class BaseLock(Generic[HoldType]):
             raise NotLocked(f"{self.path}: nobody has entered it", path=self.path) from None
         if entered:
             hold = self._exchange_for_own(hold)
-        if error is not None or hold._registry is not process.registry:
+        if error is not None:
             hold.__exit__(kind, error, trace)
             return
-        hold.release()
+        try:
+            hold.release()
+        except NotOwner:
+            pass  # a forked child leaves its parent's block: nothing of its own to release
 
     def _exchange_for_own(self, last: Hold) -> Hold:
         """Several threads or tasks are in a block of this lock: find the hold of the caller.

@@ -240,12 +240,10 @@ class PathLock(QueuedLock[PathHoldType]):
                 if opened is None:
                     return REPLACED
             found = granted or self._take(opened)
-            if found is BUSY:
-                found = self._take_again(opened)
-            if found is True:
+            if found is True or (found is BUSY and (found := self._take_again(opened)) is True):
                 st = named(self.path, opened.inode)
                 if st is not None:
-                    if st.st_size and not self.has_content:  # another kind of lock was made of it meanwhile
+                    if st[6] and not self.has_content:  # another kind of lock was made of it meanwhile
                         raise self._not_a_lock_file()
                     hold = self._hold_type()
                     hold._begin_with(self, opened, queued)
