@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from faces import PATIENCE, Caller, Leftovers, descriptors, eventually, in_thread, peers, until_waiting
+from faces import PATIENCE, Caller, Leftovers, descriptors, eventually, in_thread, peers, until_waiting, watches
 
 import holdfast
 from holdfast import system
@@ -770,9 +770,10 @@ def test_status_leaves_nothing_and_takes_nothing(path, tmp_path, keep):
     leftovers = Leftovers(tmp_path)
     lock.status()
     leftovers.check()
-    hold = in_thread(lock.acquire)
+    hold, before = in_thread(lock.acquire), watches()
     waiter = Caller(lambda: lock.acquire(timeout=60))
     until_waiting(lock, 1)
+    eventually(lambda: watches() > before, "the waiter sleeps")  # and changes nothing any more
     busy = Leftovers(tmp_path)
     for _ in range(20):
         lock.status()
