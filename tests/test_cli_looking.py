@@ -419,10 +419,13 @@ def test_help_has_examples_that_work(command: str, tmp_path: Path) -> None:
     assert holdfast("help", command).stdout == done.stdout or command in cli.ALIASES
     if command in ("top", "completion"):
         return
+    (tmp_path / "Makefile").write_text("all:\n")  # for the example with make
     examples = done.stdout.partition("example")[2].splitlines()[1:]
     for line in filter(str.strip, examples):
         script = f'holdfast() {{ "{sys.executable}" -m holdfast "$@"; }}\n{line.replace("/tmp", str(tmp_path))}'
-        ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE)
+        ran = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
         assert "Traceback" not in ran.stderr and ran.returncode in (0, 1), (line, ran)
         assert "usage" not in ran.stderr and "--help tells more" not in ran.stderr, (line, ran)
 
