@@ -24,14 +24,14 @@ lint: $(VENV)/ready
 	$(RUN) -m mypy
 
 test: lint
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) scripts/test.py -m "not slow"
 
 test-all: lint
 	$(RUN) -m pytest
 
 # The package and all programs that the tests start run as with `python -O`. pytest does not: its tests are asserts.
 test-optimised: $(VENV)/ready
-	PYTHONPATH=tests $(RUN) -m pytest -m "not slow" -p optimised
+	PYTHONPATH=tests $(RUN) scripts/test.py -m "not slow" -p optimised
 
 format: $(VENV)/ready
 	$(RUN) -m ruff check --fix-only .
