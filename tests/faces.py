@@ -245,7 +245,7 @@ class _Worker:
     def _look_only_when_told(self) -> None:
         from support import look_only_when_told
 
-        path_lock.LOOKS = path_lock.LOOKS[-1:]
+        path_lock.BURSTS = path_lock.BURSTS[-1:]
         look_only_when_told()
 
     def _say(self, **what: object) -> None:

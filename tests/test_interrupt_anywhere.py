@@ -274,7 +274,7 @@ def close_what_is_left(path: str) -> None:
 
     If it marks a removal, every later run would wait for that removal, a hundred times, and be interrupted in each.
     """
-    owned = set(process.registry.descriptors.values())
+    owned = set(process.descriptors.values())
     for fd, target in descriptors().items():
         if target.startswith(path) and fd not in owned:
             os.close(fd)
