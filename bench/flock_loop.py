@@ -21,10 +21,7 @@ LIMIT = 4.0
 FLOOR = "C, blocking flock"
 BLOCKING = "Lock, no timeout"
 _SETUP = "from holdfast import Lock; lock = Lock(path, keep=True, timeout=10)"
-_ASYNC = (
-    "import anyio; from anyio.from_thread import start_blocking_portal; portal = start_blocking_portal('asyncio'); "
-    "call = portal.__enter__().call"
-)
+_ASYNC = "import asyncio; run = asyncio.new_event_loop().run_until_complete"
 
 
 class Waiter(Contestant):
@@ -52,7 +49,7 @@ def _beside(program: str, held: int, gap: int, rounds: int, place: Place) -> Tab
         FLOOR: [program, path, "wait"],
         BLOCKING: python_loop(f"path = {path!r}; {_SETUP}", "lock.acquire(None).release()"),
         "Lock, timeout=10": python_loop(f"path = {path!r}; {_SETUP}", "lock.acquire().release()"),
-        "Lock, asyncio": python_loop(f"path = {path!r}; {_SETUP}; {_ASYNC}", "call(lock.aacquire).release()"),
+        "Lock, asyncio": python_loop(f"path = {path!r}; {_SETUP}; {_ASYNC}", "run(lock.aacquire()).release()"),
     }
     samples: dict[str, list[float]] = {name: [] for name in commands}
     looping = subprocess.Popen([program, path, "loop", str(held), str(gap)], stdout=subprocess.PIPE)

@@ -341,8 +341,9 @@ class LockFile(FileLock[FileHold]):
         """The name is ours, so what has to be greater than in every earlier hold is settled now."""
         hold = FileHold()
         fd, st, place = made.fd, made.st, made.place
+        inode = st[2], st[1]
         try:
-            hold._begin(self, made.file, (st[2], st[1]), place, content)
+            hold._begin(self, made.file, inode, place, content)
             made.hand_over()
             token = tokens.new(self._file)
             if self.fence:
@@ -355,7 +356,7 @@ class LockFile(FileLock[FileHold]):
             system.pwrite(fd, b"%020d" % token, self.format.token_at(content))
             if self.durable and place.folder is not None:
                 system.fsync(place.folder)
-            if not self._is_at(place, fd, st):
+            if place.inode(place.name) != inode and not self._is_at(place, fd, st):
                 raise _Robbed
             if self.heartbeat is not None:
                 heartbeat.beat(hold, st.st_dev, self.heartbeat)

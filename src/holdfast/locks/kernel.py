@@ -115,8 +115,8 @@ class Lock(PathLock[KernelHold]):
     def _unlock(self, file: OpenFile) -> None:
         (system.lock_range if file.mount.ranged else system.lock)(file.fd, system.UN)
 
-    def _is_ours(self, file: OpenFile) -> bool:
-        return system.fstat(file.fd).st_size == 0
+    def _is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
+        return st.st_size == 0
 
     def _is_free(self) -> bool:
         """Could an exclusive waiter have it? A sharer that is let in beside others says nothing about that."""

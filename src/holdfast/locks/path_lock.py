@@ -200,7 +200,7 @@ class PathLock(QueuedLock[PathHoldType]):
         """How to wait for the lock in the kernel, if that can be done."""
         return None
 
-    def _is_ours(self, file: OpenFile) -> bool:
+    def _is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
         """Does the file look like one of this kind that is not in use? Then it may be removed."""
         raise NotImplementedError
 
@@ -417,7 +417,8 @@ class PathLock(QueuedLock[PathHoldType]):
         self._metrics.cleanups_skipped.bump()
 
     def _confirm_removal(self, file: OpenFile) -> bool:
-        return named(self.path, file.inode) is not None and self._is_ours(file)
+        st = named(self.path, file.inode)
+        return st is not None and self._is_ours(file, st)
 
     def _sweep(self) -> None:
         """Remove a file that was left for a waiter that has gone."""
@@ -436,7 +437,7 @@ class PathLock(QueuedLock[PathHoldType]):
             return
         with file:
             try:
-                if file.mount.removes and file.st.st_mode & _FILE_TYPE == _REGULAR and self._is_ours(file):
+                if file.mount.removes and file.st.st_mode & _FILE_TYPE == _REGULAR and self._is_ours(file, file.st):
                     system.mark_removal(file.fd)
                     self._remove_unused(file)
             except (HoldfastError, OSError):

@@ -180,7 +180,7 @@ class Semaphore(PathLock[SemaphoreHold]):
         system.unlock_slots(file.fd, MAX_PERMITS)
         (system.lock_range if file.mount.ranged else system.lock)(file.fd, system.UN)
 
-    def _is_ours(self, file: OpenFile) -> bool:
+    def _is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
         content = system.pread(file.fd, _MAX_BYTES + 1, 0)
         return not content or parse(content) is not None
 
