@@ -66,10 +66,12 @@ def _uncontended(quick: bool, place: Place, sources: dict[str, str]) -> Table:
 def _handoff(quick: bool, place: Place, sources: dict[str, str]) -> Table:
     rows = []
     for how, what in HANDED_OVER:
+        # One path for each kind: a kept file is a damaged lock file, which `LockFile` waits for.
+        path = f"{place.directory}/{HANDED_OVER.index((how, what))}.lock"
         samples: dict[str, list[float]] = {side: [] for side in sources}
         for _ in range(3 if quick else 6):
             for side, source in sources.items():
-                samples[side] += _hand_over(source, how, what, f"{place.directory}/handoff.lock", 25)
+                samples[side] += _hand_over(source, how, what, path, 25)
         new, old = samples.values()
         rows.append(_row(f"{what}, {how}", new, old, median(new) / median(old)))
     return Table(f"Hand-off, beside another checkout, {place.kind}", rows)

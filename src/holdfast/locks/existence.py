@@ -243,7 +243,8 @@ class LockFile(FileLock[FileHold]):
     def _attempt(self, *, queued: bool = False) -> FileHold | Outcome:
         """Look, then publish or take over. A lock that is held costs a look, and no fsync.
 
-        Without an fsync to save, and not having seen a lock file (`queued`), it is quicker to publish at once.
+        If no lock file is there, or none was seen yet (not `queued`) and there is no fsync to save, it is quicker to
+        publish at once.
         """
         if self._location.file is not self.path:
             self._resolve()
@@ -251,8 +252,8 @@ class LockFile(FileLock[FileHold]):
             place = self._open_place()
             hold = None
             try:
-                at_once = not (tries or queued or self.durable)
-                hold = self._publish(place) if at_once else self._publish_after_look(place)
+                looks = tries or queued or (self.durable and system.access(place.name, 0, dir_fd=place.folder))
+                hold = self._publish_after_look(place) if looks else self._publish(place)
                 if hold is not None:
                     return hold
             except (_StillHeld, Unreadable):

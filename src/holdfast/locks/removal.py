@@ -153,12 +153,17 @@ class FileLock(QueuedLock[HoldType]):
             inode = inode_of(st or system.fstat(fd))
         except FileNotFoundError:  # sshfs has no attributes of an open file that was removed
             return False
-        return place.inode(place.name) == inode or self._says(place, inode, system.pread(fd, record.MOST_BYTES, 0))
+        if place.inode(place.name) == inode:
+            return True
+        # Only where the content has to be compared: a read of so many bytes takes its time.
+        return not self._has_inodes(inode) and self._says(place, system.pread(fd, record.MOST_BYTES, 0))
 
-    def _says(self, place: Place, inode: process.Inode, content: bytes) -> bool:
-        """Is the file with this name the one with that inode and content? For file systems without inode numbers."""
-        if mount_at(inode[0], self.path).has_inodes:
-            return False
+    def _has_inodes(self, inode: process.Inode) -> bool:
+        """Are the inode numbers stable on the file system of this file?"""
+        return mount_at(inode[0], self.path).has_inodes
+
+    def _says(self, place: Place, content: bytes) -> bool:
+        """Has the file with this name the same content, or owner? For file systems without stable inode numbers."""
         there = _read(place)
         return there is not None and (there == content or self.format.same_owner(there, content))
 
@@ -173,7 +178,7 @@ class FileLock(QueuedLock[HoldType]):
                 return private
             if place.inode(place.name) == top:
                 break
-        return place.name if self._says(place, inode, content) else None
+        return place.name if not self._has_inodes(inode) and self._says(place, content) else None
 
     def _displaced_name(self, place: Place) -> str | None:
         """The private name of the file that the one with our name displaced, if it did."""
