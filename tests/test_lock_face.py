@@ -958,3 +958,44 @@ def test_a_name_that_cannot_have_a_queue_is_waited_for_without(path):
     with pytest.raises(holdfast.Timeout):
         holdfast.Lock(path).acquire(timeout=0.05)
     hold.release()
+
+
+def test_a_thread_that_leaves_a_block_releases_its_own_hold(path):
+    """Two threads are in a block of one lock. The one that entered first leaves first, and holds nothing afterwards."""
+    lock, exclusive = holdfast.Lock(path, shared=True), holdfast.Lock(path)
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay():
+        with lock as hold:
+            entered.set()
+            assert leave.wait(PATIENCE)
+            with pytest.raises(holdfast.WouldDeadlock):
+                exclusive.acquire(timeout=0.01)
+            hold.check()
+
+    with lock:
+        other = Caller(stay)
+        assert entered.wait(PATIENCE)
+    with pytest.raises(holdfast.Timeout):
+        exclusive.acquire(timeout=0.01)
+    leave.set()
+    other.result()
+    exclusive.try_acquire().release()
+
+
+def test_a_hold_that_was_released_in_its_block_costs_no_other_thread_its_own(path):
+    lock = holdfast.Lock(path, shared=True)
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay():
+        with lock as hold:
+            entered.set()
+            assert leave.wait(PATIENCE)
+            hold.check()
+
+    with pytest.raises(holdfast.NotLocked), lock as hold:
+        hold.release()
+        other = Caller(stay)
+        assert entered.wait(PATIENCE)
+    leave.set()
+    other.result()
