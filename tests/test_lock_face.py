@@ -993,9 +993,11 @@ def test_a_hold_that_was_released_in_its_block_costs_no_other_thread_its_own(pat
             assert leave.wait(PATIENCE)
             hold.check()
 
-    with pytest.raises(holdfast.NotLocked), lock as hold:
-        hold.release()
-        other = Caller(stay)
-        assert entered.wait(PATIENCE)
+    block = ExitStack()
+    block.enter_context(lock).release()
+    other = Caller(stay)
+    assert entered.wait(PATIENCE)
+    with pytest.raises(holdfast.NotLocked):
+        block.close()
     leave.set()
     other.result()
