@@ -528,6 +528,7 @@ def _empty(directory: Path) -> None:
 
 def _execute(scenario: Scenario, directory: Path, choose: Choose, kills: int) -> Run:
     run = Run(directory, choose, kills)
+    random.seed(0)  # so that a pause has the same length in two runs of one schedule
     try:
         with in_place_of_the_system(run):
             run.execute(scenario(run))

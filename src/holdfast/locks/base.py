@@ -317,7 +317,8 @@ class BaseLock(Generic[HoldType]):
                 removals += 1
                 if removals > MAX_REMOVALS:
                     return None
-                yield wait.Pause(monotonic() + _MOMENT)
+                # About 0.1 s in all: on a busy machine the process that removes the file has to wait for its turn.
+                yield wait.Pause(monotonic() + min(removals * removals * _MOMENT, _MAX_MOMENT))
             elif found is REPLACED:
                 replaced += 1
                 if replaced > _MAX_REPLACED:
