@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import time
 from contextlib import ExitStack
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.tasks import TaskQueue
+
+
+# A shell that runs the tests in the background, or nohup, has them ignore signals that tests send to their children.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:
