@@ -2,8 +2,8 @@
 
     python scripts/test.py [options of pytest]
 
-Most tests wait for other processes, so that two shares take little more than half the time of one run. The output of a
-share is printed when it has ended. The exit code is that of the first share that failed.
+Most tests wait for other processes, so two shares take little more than half the time of one run. Each share prints its
+output when it has ended. The exit code is that of the first share that failed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_SHARES = 4
@@ -50,23 +51,27 @@ def main(options: list[str]) -> int:
         cache = f"cache_dir=.pytest_cache/{len(running) + 1}"
         command = [sys.executable, "-m", "pytest", "-o", cache, *options, *files]
         running.append((subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output), output))
-    print(f"{len(running)} shares of the tests run; the output of each comes at its end", flush=True)
+    print(f"Running the tests in {len(running)} processes. Each prints its output when it has ended.", flush=True)
     codes = []
     try:
         while running:
             for one in [one for one in running if one[0].poll() is not None]:
-                process, output = one
-                output.seek(0)
-                sys.stdout.buffer.write(output.read())
-                sys.stdout.flush()
-                codes.append(process.returncode)
                 running.remove(one)
+                show(one[1])
+                codes.append(one[0].returncode)
             time.sleep(0.1)
-    finally:
-        for process, _ in running:
+    finally:  # an interrupt
+        for process, output in running:
             process.terminate()
             process.wait()
+            show(output)
     return next((code for code in codes if code), 0)
+
+
+def show(output: BinaryIO) -> None:
+    output.seek(0)
+    sys.stdout.buffer.write(output.read())
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -535,6 +535,23 @@ def test_a_free_permit_is_never_reported_busy(tmp_path: Path) -> None:
     assert explore(scenario, tmp_path, preemptions=2)["runs"] > 50
 
 
+def test_a_permit_tried_in_vain_leaves_no_file(tmp_path: Path) -> None:
+    """The attempt must not keep the last holder from removing the file: nobody else would."""
+
+    def scenario(run: Run) -> Callable[[], None]:
+        def use() -> None:
+            hold = Semaphore(run.path, 1).try_acquire()
+            if hold is not None:
+                hold.release()
+
+        run.symmetric = True
+        run.spawn(use)
+        run.spawn(use)
+        return lambda: nothing_left(run)
+
+    assert explore(scenario, tmp_path, preemptions=2)["runs"] > 50
+
+
 def test_a_number_that_nobody_uses_any_more_is_replaced_by_two_at_once(tmp_path: Path) -> None:
     """A crash left a file with another number. Neither of those who agree on the new one is told that it is in use."""
 

@@ -26,7 +26,7 @@ from support import Peer, in_child, tickets, until, until_queued
 
 import holdfast
 from holdfast import Lock, LockFile, NotALockFile, Semaphore, Timeout, UnsafePath, process, system, wait
-from holdfast.locks import path_lock
+from holdfast.locks import base, path_lock
 from holdfast.locks import queue as queues
 
 if TYPE_CHECKING:
@@ -664,3 +664,14 @@ def test_the_bursts_of_the_first_waiter_become_rare() -> None:
     assert before == float("inf") and burst / (burst + pause) < 0.01
     assert max(before for before, _, _ in path_lock.BURSTS[:-1]) <= 2
     assert queues.SAFETY_LOOK >= 1
+
+
+def test_a_try_gives_a_process_that_removes_the_file_time_to_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a process may lose its processor in the middle, for some time slices. The pauses are counted, not slept."""
+    pauses: list[float] = []
+    monkeypatch.setattr(base, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(wait.Pause, "block", lambda step: pauses.append(step.until))
+    monkeypatch.setattr(Lock, "_first_attempt", lambda lock: base.REMOVING)
+    monkeypatch.setattr(Lock, "_attempt", lambda lock: base.REMOVING)
+    assert Lock(path).try_acquire() is None
+    assert 0.05 < sum(pauses) < 0.2 and pauses[0] < 0.000_1

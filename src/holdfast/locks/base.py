@@ -68,8 +68,9 @@ class Outcome:
 
 BUSY, QUEUED = Outcome("BUSY"), Outcome("QUEUED")
 REPLACED, REMOVING = Outcome("REPLACED"), Outcome("REMOVING")
-_FEW_REPLACED, _MAX_REPLACED = 3, 200  # without a pause; after which a single try calls the lock busy
-MAX_REMOVALS = 50  # after so many in a row, the process that removes the file counts as a holder: it may be stopped
+_FEW_REPLACED = 3  # retries without a pause
+_MAX_REPLACED = 200  # retries after which `try_acquire` calls the lock busy
+MAX_REMOVALS = 50  # retries after which the process that removes the file is treated as a holder: it may be stopped
 _MOMENT, _MAX_MOMENT = 0.000_05, 0.002  # seconds
 
 
@@ -243,13 +244,12 @@ class Hold:
 
     def __del__(self) -> None:
         try:
-            if self._is_closed:
+            if getattr(self, "_is_closed", False) or self._registry is not process.current_registry():
                 return
-        except AttributeError:
-            pass
-        if not self._is_live or self._registry is not process.current_registry():
+            entry = self._registry.holds.pop(id(self), None)
+        except AttributeError:  # never got as far as being held, or the interpreter is going down
             return
-        if self._registry.holds.pop(id(self), None) is not None:
+        if entry is not None:
             self._release()  # first: where warnings are errors, nothing comes after them
             if sys.is_finalizing():
                 return

@@ -59,7 +59,8 @@ _MOMENT = 0.000_02  # seconds
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000  # S_ISREG of the module stat costs an import and a call
 
 # How the first waiter polls: some programs unlock without closing the file, so that no event comes, and lock it again
-# within microseconds. Each row: until so many seconds of waiting, attempt for so long, then sleep for so long.
+# within microseconds. A row applies until the waiter has waited for the first number of seconds. The second number is
+# the length of a burst of attempts, the third the pause after it.
 BURSTS: tuple[tuple[float, float, float], ...] = (
     (0.150, 0.001, 0.001),
     (2.000, 0.002, 0.038),
@@ -519,12 +520,11 @@ class PathLock(QueuedLock[PathHoldType]):
     def _look(self, file: OpenFile, waiting: Waiting, bursts: _Bursts, deadline: float | None) -> Steps[bool]:
         """Wait for a change. True: the lock was taken meanwhile."""
         polls = self._polls and file.mount.events
-        if (
-            polls
-            and (seconds := bursts.due())
-            and (yield from self._burst(file, sooner(monotonic() + seconds, deadline)))
-        ):
-            return True
+        seconds = bursts.due() if polls else 0.0
+        if seconds:
+            taken = yield from self._burst(file, sooner(monotonic() + seconds, deadline))
+            if taken:
+                return True
         if file.mount.events and waiting.begin():
             return False  # registered: attempt once more, and only then sleep
         yield waiting.step(sooner(bursts.next, deadline) if polls else deadline)

@@ -137,7 +137,7 @@ class Published:
         if system.write(fd, content) < len(content):  # the disk is full, or the file may not be so large
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.place.name)
         if durable:
-            system.fsync(self.fd)
+            system.fsync(fd)
 
     def close(self) -> None:
         if self._file is not None:

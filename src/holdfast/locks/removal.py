@@ -155,7 +155,7 @@ class FileLock(QueuedLock[HoldType]):
             return False
         if place.inode(place.name) == inode:
             return True
-        # Only where the content has to be compared: a read of so many bytes takes its time.
+        # Most file systems need no read, which allocates 64 KiB.
         return not self._has_inodes(inode) and self._says(place, system.pread(fd, record.MOST_BYTES, 0))
 
     def _has_inodes(self, inode: process.Inode) -> bool:

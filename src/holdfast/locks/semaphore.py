@@ -22,7 +22,7 @@ import errno
 
 from .. import process, system
 from ..errors import Unsupported
-from ..files import OwnedFd, named
+from ..files import OwnedFd, named, write_at
 from .base import BUSY, REMOVING, REPLACED, Outcome
 from .kernel import try_lock
 from .path_lock import OpenFile, PathHold, PathLock, would_deadlock
@@ -144,8 +144,8 @@ class Semaphore(PathLock[SemaphoreHold]):
 
     def _write_all(self, file: OpenFile, content: bytes) -> None:
         try:
-            system.pwrite(file.fd, content, 0)
-        except OSError:  # the disk is full: an empty file would be in the way
+            write_at(file.fd, content, 0)
+        except OSError:  # the disk is full: an empty or incomplete file would be in the way
             if named(self.path, file.inode) is not None:
                 self._remove(file.inode)
             raise
