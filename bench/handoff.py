@@ -91,10 +91,11 @@ async def _serve_async(acquire: Callable[[], Awaitable[Any]]) -> None:
 
 
 class Pair:
-    """A waiter in a process of its own, and this process as the holder."""
+    """A waiter in a process of its own, and this process as the holder, for at least `held_for` seconds."""
 
-    def __init__(self, how: str, what: str, path: str) -> None:
+    def __init__(self, how: str, what: str, path: str, held_for: float = 0.0) -> None:
         self._how = how
+        self._held_for = held_for
         # filelock takes a flock too, so that its holder need not import it here, and asyncio with it.
         self._lock = make_lock("blocking" if how in TARGETS else "raw flock", what, path)
         command = [sys.executable, __file__, how, what, path]
@@ -114,6 +115,7 @@ class Pair:
         return next(line for line in status.splitlines() if line.startswith("voluntary"))
 
     def _wait_until_it_waits(self) -> None:
+        time.sleep(self._held_for)
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             before = self._asleep()

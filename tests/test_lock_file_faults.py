@@ -19,7 +19,7 @@ from support import NO_PROCESS, Peer, Raised, in_child, until
 
 import holdfast
 from holdfast import LockFile, NotALockFile, TaskLocks, owner, record, system
-from holdfast.locks import existence, tokens
+from holdfast.locks import base, existence, removal, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -574,3 +574,23 @@ def test_our_task_lock_has_microseconds_and_keeps_its_length(tmp_path: Path) -> 
     after = (tmp_path / "t.lock").read_bytes()
     assert len(after) == len(before) and json.loads(after)["started_at"] > json.loads(before)["started_at"]
     hold.release()
+
+
+def test_an_attempt_does_not_sleep_while_another_process_keeps_the_removal_byte(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a process may be stopped. The caller pauses between attempts, and lets other tasks run meanwhile."""
+    Path(path).touch()
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    sleeps: list[float] = []
+    monkeypatch.setattr(removal, "sleep", sleeps.append)
+    lock = LockFile(path, durable=False)
+    remover = os.open(path, os.O_RDWR)
+    try:
+        system.lock_removal(remover)
+        assert lock._attempt() is base.REPLACED and len(sleeps) < 50
+        with pytest.raises(holdfast.Timeout):
+            lock.acquire(timeout=0.05)
+    finally:
+        os.close(remover)
+    lock.acquire(timeout=60).release()

@@ -298,6 +298,8 @@ class LockFile(FileLock[FileHold]):
         Tools that know nothing of the removal byte may remove the stale one too, and make their own. With a moment
         between removing and making, we could remove theirs.
         """
+        if not take_removal_right(stale, _MAX_TRIES):
+            return None  # another process removes it, or looks at it; the caller pauses, within its deadline
         found = self._prepare_removal(place, stale, lambda judgement: judgement.stale)
         if found is False:
             raise _StillHeld

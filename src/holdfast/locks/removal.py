@@ -391,13 +391,13 @@ def _read(place: Place) -> bytes | None:
         return None
 
 
-def take_removal_right(fd: int) -> bool:
+def take_removal_right(fd: int, tries: int = _PATIENCE_WITH_REMOVER) -> bool:
     """Take the removal byte, which others have for microseconds. False: another process keeps it.
 
     A descriptor that can only read, of another user's file, gets it shared: no holder and no other remover has it then.
     """
     take = system.lock_removal
-    for _ in range(_PATIENCE_WITH_REMOVER):
+    for _ in range(tries):
         try:
             take(fd)
         except BlockingIOError:
