@@ -1,16 +1,16 @@
 """This checkout beside another one, in one run: uncontended acquires, hand-offs, and waits beside a loop of flock.
 
 `python bench/run.py --beside CHECKOUT`. Both sides take turns, so that what slows the machine down slows both.
-`beside.py` is also the program that hands over: `beside.py HOW WHAT PATH ROUNDS`.
+`beside.py` is also the program that hands over: `beside.py HOW WHAT PATH`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -68,32 +68,53 @@ def _uncontended(quick: bool, place: Place, sources: dict[str, str]) -> Table:
 
 def _handoff(quick: bool, place: Place, sources: dict[str, str]) -> Table:
     rows = []
-    for how, what in HANDED_OVER:
-        # One path for each kind: a kept file is a damaged lock file, which `LockFile` waits for.
-        path = f"{place.directory}/{HANDED_OVER.index((how, what))}.lock"
+    for i, (how, what) in enumerate(HANDED_OVER):
         samples: dict[str, list[float]] = {side: [] for side in sources}
-        for _ in range(3 if quick else 6):
-            for side, source in sources.items():
-                samples[side] += _hand_over(source, how, what, path, 12 if quick else 25)
+        for _ in range(4 if quick else 8):  # new processes each time
+            with ExitStack() as stack:
+                sides = {
+                    side: stack.enter_context(_Side(source, how, what, f"{place.directory}/{i}-{j}.lock"))
+                    for j, (side, source) in enumerate(sources.items())
+                }
+                for _ in range(10 if quick else 20):
+                    for side, pair in sides.items():
+                        samples[side].append(pair.once())
         new, old = samples.values()
         rows.append(_row(f"{what}, {how}", new, old, median(new) / median(old)))
     return Table(f"Hand-off, beside another checkout, {place.kind}", rows)
 
 
-def _hand_over(source: str, how: str, what: str, path: str, rounds: int) -> list[float]:
-    command = [sys.executable, __file__, how, what, path, str(rounds)]
-    environment = {**os.environ, "PYTHONPATH": f"{source}:{HERE}"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    found: list[float] = json.loads(done.stdout)
-    return found
+class _Side:
+    """A process that runs this file with the source of one checkout."""
+
+    def __init__(self, source: str, *arguments: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{source}:{HERE}"}
+        command = [sys.executable, __file__, *arguments]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> _Side:
+        self.once()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def once(self) -> float:
+        """One hand-off, in seconds."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
 
 
-def main(how: str, what: str, path: str, rounds: str) -> None:
+def main(how: str, what: str, path: str) -> None:
     import handoff
 
     with handoff.Pair(how, what, path, HELD_FOR) as pair:
-        pair.once()
-        print(json.dumps([pair.once() for _ in range(int(rounds))]))
+        for _ in sys.stdin:
+            print(pair.once(), flush=True)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class InheritedFd(OwnedFd):
     _open = _inherited
 
 
-def named(path: str, inode: process.Inode, *, follow_symlinks: bool = True) -> os.stat_result | None:
+def named(path: str, inode: process.Inode, follow_symlinks: bool = True) -> os.stat_result | None:
     """What `path` names now, if that is still the file with this device and inode; else None."""
     try:
         st = system.stat(path) if follow_symlinks else system.stat(path, follow_symlinks=False)

@@ -205,19 +205,21 @@ class LinePlace:
     def leave(self) -> None:
         if self.is_inherited:
             return
+        lines, me = self._registry.lines, self._me
         with self._registry.mutex:
-            line = self._line or self._registry.lines.get(self._path)
+            line = self._line or lines.get(self._path)
             if line is None:
                 return
             # Each step can be repeated: an interrupt may come between any two.
-            line.inside.discard(self._me)
-            if self._me in line.waiting:
-                line.waiting.remove(self._me)
-            if line.entering is self._me:
+            line.inside.discard(me)
+            if line.entering is me:
                 line.entering = None
-            line.admit()
-            if not line.inside and not line.waiting and self._registry.lines.get(self._path) is line:
-                del self._registry.lines[self._path]
+            if line.inside or line.waiting:
+                if me in line.waiting:
+                    line.waiting.remove(me)
+                line.admit()
+            if not line.inside and not line.waiting and lines.get(self._path) is line:
+                del lines[self._path]
             self._line = None
 
     def __del__(self) -> None:

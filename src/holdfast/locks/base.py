@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Any, Generic, TypeVar
+    from typing import Any, Generic, Literal, TypeVar
 
     from ..status import Status
 
@@ -59,7 +59,7 @@ class Outcome:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
 
     def __repr__(self) -> str:
@@ -116,6 +116,7 @@ class Hold:
     def _begin(self, lock: BaseLock[Any], inode: process.Inode, shared: bool, files: object) -> None:
         self.lock = lock
         self.acquired_at = time()
+        self._is_closed = False
         self._registry = process.registry
         self._enter(inode, shared, files)
 
@@ -208,8 +209,7 @@ class Hold:
             raise self._loss() if ours else self._not_held()
 
     def _finish_release(self) -> None:
-        is_closed = getattr(self, "_is_closed", self._registry is not process.registry)
-        if not is_closed and id(self) not in self._registry.holds:
+        if not self._is_closed and self._registry is process.registry and id(self) not in self._registry.holds:
             self._release()
 
     async def arelease(self) -> None:
@@ -244,7 +244,7 @@ class Hold:
 
     def __del__(self) -> None:
         try:
-            if getattr(self, "_is_closed", False) or self._registry is not process.current_registry():
+            if self._is_closed or self._registry is not process.current_registry():
                 return
             entry = self._registry.holds.pop(id(self), None)
         except AttributeError:  # never got as far as being held, or the interpreter is going down
@@ -304,7 +304,7 @@ class BaseLock(Generic[HoldType]):
     def try_acquire(self) -> HoldType | None:
         """The lock if it is free at this moment and nobody queues for it, else None."""
         found = self._first_attempt()
-        return found if found else wait.drive(self._settle(found))  # type: ignore[return-value]
+        return found if found else wait.drive(self._settle(found))
 
     def _settle(self, found: HoldType | Outcome) -> wait.Steps[HoldType | None]:
         """Try again, without waiting for a holder. None: it is busy, or a living waiter is in its queue."""
@@ -355,9 +355,9 @@ class BaseLock(Generic[HoldType]):
         """
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
         found = self._first_attempt()
-        return found if found else self._acquire_later(found, timeout)  # type: ignore[return-value, arg-type]
+        return found if found else self._acquire_later(found, timeout)
 
-    def _acquire_later(self, found: Outcome, timeout: float | None) -> HoldType:
+    def _acquire_later(self, found: HoldType | Outcome, timeout: float | None) -> HoldType:
         """`acquire` after the first attempt."""
         if timeout == 0:
             hold = wait.drive(self._settle(found))
@@ -435,7 +435,7 @@ class BaseLock(Generic[HoldType]):
 
     def __enter__(self) -> HoldType:
         found = self._first_attempt()
-        hold: HoldType = found if found else self._acquire_later(found, self.timeout)  # type: ignore[assignment, arg-type]
+        hold: HoldType = found if found else self._acquire_later(found, self.timeout)
         self._entered.append(hold)
         return hold
 

@@ -240,7 +240,7 @@ class LockFile(FileLock[FileHold]):
         turn = process.registry.turns.get(location.file)
         return self._attempt(queued=True) if turn is not None and turn.take() else QUEUED
 
-    def _attempt(self, *, queued: bool = False) -> FileHold | Outcome:
+    def _attempt(self, queued: bool = False) -> FileHold | Outcome:
         """Look, then publish or take over. A lock that is held costs a look, and no fsync.
 
         If no lock file is there, or none was seen yet (not `queued`) and there is no fsync to save, it is quicker to

@@ -78,7 +78,7 @@ class OpenFile(OwnedFd):
         try:
             if process._forks:
                 process.current_registry()
-            self._open[id(self)] = self.fd = fd
+            process.descriptors[id(self)] = self.fd = fd
             self.st = st = system.fstat(fd)
             dev = st[2]  # by number: half the price of a name, on a path that every acquire takes
             self.inode: process.Inode = (dev, st[1])
@@ -105,6 +105,7 @@ class PathHold(base.Hold):
         self._called_at = 0.0
         self.lock = lock
         self.acquired_at = time()
+        self._is_closed = False
         self._registry = registry = process.registry
         if lock.sets_time and self.acquired_at - file.st.st_mtime > _FRESH:
             _set_time(file)
@@ -228,7 +229,7 @@ class PathLock(QueuedLock[PathHoldType]):
         return False
 
     def _attempt(
-        self, file: OpenFile | None = None, *, queued: bool = False, granted: bool = False
+        self, queued: bool = False, file: OpenFile | None = None, granted: bool = False
     ) -> PathHoldType | Outcome:
         """One attempt, at `file` (which stays open if it fails) or at the file that the path names.
 
@@ -470,13 +471,14 @@ class PathLock(QueuedLock[PathHoldType]):
         """Only the holders are before us: attempt, wait for a change, attempt again."""
         waiting = Waiting(self._file)
         bursts = _Bursts()
-        file: OpenFile | None = None
+        file: OpenFile | Outcome = REPLACED
         found: PathHoldType | Outcome = REPLACED
         granted = False
         replaced = removals = 0
         try:
             while True:
-                found, file = self._attempt_at(file, granted)
+                file = file or self._open_or_say_why()
+                found = file if isinstance(file, Outcome) else self._attempt(True, file, granted)
                 granted = False
                 if not isinstance(found, Outcome):
                     return found
@@ -487,13 +489,13 @@ class PathLock(QueuedLock[PathHoldType]):
                 elif found is REPLACED:
                     replaced += 1
                     self._file_was_replaced(replaced)
-                    if file is not None:
+                    if file:
                         file.close()
-                        file = None
+                        file = REPLACED
                     waiting.move(self._file)
                     if replaced > _FEW_RETRIES:  # other programs run on, whatever the file system does
                         yield Pause(sooner(monotonic() + min(replaced * _MOMENT, 0.01), deadline))
-                elif file is None:  # another program keeps us from opening it
+                elif not file:  # another program keeps us from opening it
                     yield waiting.backoff.pause(deadline)
                 else:
                     replaced = removals = 0
@@ -504,16 +506,14 @@ class PathLock(QueuedLock[PathHoldType]):
         finally:
             # After the lock is taken, never before: closing a watch takes its time.
             waiting.end(reuse=not isinstance(found, Outcome))
-            if file is not None and isinstance(found, Outcome):
+            if file and isinstance(found, Outcome):
                 file.close()
 
-    def _attempt_at(self, file: OpenFile | None, granted: bool) -> tuple[PathHoldType | Outcome, OpenFile | None]:
+    def _open_or_say_why(self) -> OpenFile | Outcome:
         try:
-            if file is None:
-                file = self._open()
+            return self._open() or REPLACED
         except BlockingIOError:
-            return BUSY, None
-        return (REPLACED if file is None else self._attempt(file, queued=True, granted=granted)), file
+            return BUSY
 
     _polls = False
 

@@ -63,16 +63,13 @@ class Place:
         """What to call another file of this directory."""
         return name if self.folder is not None else f"{self.directory}/{name}"
 
-    def stat(self, name: str) -> os.stat_result | None:
+    def inode(self, name: str) -> Inode | None:
         """What a name in this directory means now; None: nothing."""
         try:
-            return system.stat(name, dir_fd=self.folder, follow_symlinks=False)
+            st = system.stat(name, dir_fd=self.folder, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
-
-    def inode(self, name: str) -> Inode | None:
-        st = self.stat(name)
-        return None if st is None else (st[2], st[1])
+        return st[2], st[1]
 
     def remove(self, name: str) -> bool:
         """False: there was nothing to remove."""

@@ -254,6 +254,7 @@ class Queue:
         except OSError:
             pass
         ticket.close()
+        self._ticket = None
 
 
 def _news(ticket: OwnedFd) -> bytes | None:
@@ -311,7 +312,7 @@ class QueuedLock(base.BaseLock[HoldType]):
 
     # What a kind of lock says.
 
-    def _attempt(self, *, queued: bool = False) -> HoldType | Outcome:
+    def _attempt(self, queued: bool = False) -> HoldType | Outcome:
         """One attempt, at the file that the path names. `queued`: in its turn, or first in the queue."""
         raise NotImplementedError
 

@@ -221,16 +221,18 @@ class FileLock(QueuedLock[HoldType]):
     def _put_back_displaced(self, place: Place, fd: int, found: Judgement) -> bool:
         """Finish a takeover that was killed: put back what it displaced, unless that is stale. True: it is back."""
         private = displaced_name(place.name, found.record)
-        entry = None if private is None else place.stat(private)
-        if private is None or entry is None or not place.trusts(entry):
+        if private is None:
             return False
         try:
+            entry = system.stat(private, dir_fd=place.folder, follow_symlinks=False)
+            if not place.trusts(entry):
+                return False
             if inode_of(entry) == inode_of(system.fstat(fd)) or self._is_stale(place, private):
                 place.remove(private)
                 return False
             place.rename(private, place.name)
-        except FileNotFoundError:
-            return False  # its holder has released it
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # it displaced nothing, or the holder has released it
         return True
 
     def _is_stale(self, place: Place, name: str) -> bool:

@@ -32,7 +32,8 @@ def note(path: str, token: int) -> None:
 
 def new(path: str) -> int:
     with process.registry.mutex:
-        token = _last[path] = max(time_ns(), _last.get(path, 0) + 1)
+        now, last = time_ns(), _last.get(path, 0)
+        token = _last[path] = now if now > last else last + 1
         if len(_last) > _MANY:
             _forget_oldest()
     return token
