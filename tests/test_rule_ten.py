@@ -131,3 +131,14 @@ def test_a_path_that_was_used_as_one_kind_has_one_holder_as_another(one: str, ot
     for hold in (first, second):
         if hold is not None:
             hold.release()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_other_kinds_name_the_holder_of_a_lock(tmp_path: Path, shared: bool) -> None:
+    path = str(tmp_path / "x.lock")
+    with Lock(path, shared=shared):
+        for other in (Semaphore(path, 2), LockFile(path, durable=False)):
+            status = other.status()
+            assert status.held and not status.corrupt
+            assert [holder.pid for holder in status.holders] == [os.getpid()]
+            assert f"by pid {os.getpid()}" in status.explain()

@@ -78,7 +78,7 @@ def test_another_number_is_an_error_that_says_both(path, tmp_path):
         leftovers = Leftovers(tmp_path)
         other = holdfast.Semaphore(path, 7)
         for acquire in (other.acquire, other.try_acquire, lambda: other.acquire(timeout=1)):
-            with pytest.raises(holdfast.Unsupported, match=r"has 4 permits .* and 7 were asked for"):
+            with pytest.raises(holdfast.Unsupported, match=r"with 4 permits, and 7 were asked for"):
                 acquire()
         leftovers.check()
         assert read(path) == b"permits=4\n"

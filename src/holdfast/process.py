@@ -127,7 +127,7 @@ class Line:
 
     __slots__ = ("entering", "inside", "waiting", "width")
 
-    # Weak references: a waiter that an interrupt kept from leaving does so when it is collected.
+    # Weak references: if an interrupt keeps a waiter from leaving, `LinePlace.__del__` leaves for it.
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -275,7 +275,7 @@ descriptors: dict[int, int] = {}  # of every `files.OwnedFd` that is open, by th
 _in_child: list[Callable[[], object]] = []
 _forks = 0  # forks that have begun: in between, this may be a child whose hook has not run yet
 _pid = os.getpid()
-_is_ready = True  # False from before a fork until the child has its own registry
+_is_ready = True  # False from the first fork on; True again in a child that has its own registry. Only a child reads it
 
 
 def after_fork_in_child(reset: Callable[[], object]) -> None:

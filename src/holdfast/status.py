@@ -305,8 +305,10 @@ def of_semaphore(path: str, permits: int) -> Status:
             holders = (Holder(None, shared=True),)
         held = bool(holders) and all(system.slot_taken(fd, slot) for slot in range(permits))
         if not held:
-            others = tuple(holder for holder in _holders(fd, st, _FLOCKS) if not holder.shared)
-            held, holders = bool(others), holders or others  # an exclusive lock on the whole file: flock(1)
+            # A `Lock` or flock(1) has the file. A sharer is in the way only of a caller that has to write the number.
+            others = tuple(holder for holder in _holders(fd, st, _FLOCKS) if not holder.shared or not st.st_size)
+            if others:
+                return Status(path, "semaphore", held=True, holders=others, waiters=waiters)
     return Status(path, "semaphore", held=held, holders=holders, waiters=waiters, permits=permits)
 
 
@@ -314,6 +316,10 @@ def of_lock_file(path: str, found: Judgement | None, kind: str = "file") -> Stat
     waiters = _waiters(os.path.realpath(path))
     if found is None:
         return Status(path, kind, held=False, waiters=waiters)
+    if found.record is None:
+        used = of_kernel_lock(path, keep=True)  # an empty file may be in use as a `Lock`
+        if used.held:
+            return Status(path, kind, held=True, holders=used.holders, waiters=waiters, alive=True)
     facts = found.facts()
     holder = Holder(facts.pop("pid"), False, facts.pop("command"), facts.pop("host"))
     holders = () if found.record is None else (holder,)

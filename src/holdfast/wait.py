@@ -268,7 +268,10 @@ def check_deadline(deadline: float | None) -> None:
 
 
 def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None) -> Result:
-    """Run an algorithm in this thread. `stop` is asked about once a second: True ends the wait with `Stopped`."""
+    """Run an algorithm in this thread. `stop` is called about once a second: True ends the wait with `Stopped`.
+
+    It is not called while the kernel grants a lock (`Granted`). An algorithm with a deadline does not wait like that.
+    """
     try:
         while True:
             try:

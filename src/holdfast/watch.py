@@ -67,7 +67,10 @@ class Waiting:
             self._look = _SOON
 
     def end(self, *, reuse: bool = False) -> None:
-        """Close the watch. In a forked child that unwinds its parent's wait, nothing happens."""
+        """Close the watch. `reuse`: keep the inotify instance for the next wait of this process.
+
+        In a forked child that unwinds its parent's wait, nothing happens.
+        """
         if self._watch is not None:
             self._watch.close(reuse=reuse)
             self._watch = None

@@ -218,6 +218,7 @@ class Committer:
         hold = self._acquire_soon()
         if hold is not None or not request.leads:
             return hold
+        # With a deadline, if need be an infinite one, the wait does not block in the kernel and can be stopped.
         left = float("inf") if request.deadline is None else max(0.0, request.deadline - monotonic())
         try:
             return wait.drive(self.lock._wait(left, asynchronous=False), stop=lambda: not request.leads)

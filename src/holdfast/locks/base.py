@@ -213,7 +213,7 @@ class Hold:
             self._release()
 
     async def arelease(self) -> None:
-        """The same: releasing never waits."""
+        """`release`, for tasks. It takes microseconds; up to 0.01 s while another process removes the same file."""
         self.release()
 
     def __enter__(self: HoldType) -> HoldType:
@@ -292,13 +292,17 @@ class BaseLock(Generic[HoldType]):
 
     def _queue_is_alive(self) -> bool:
         """After QUEUED: is any of the waiters alive?"""
-        return False
+        raise NotImplementedError
 
     def _steps(self, deadline: float | None, *, asynchronous: bool) -> wait.Steps[HoldType]:
         raise NotImplementedError
 
     def status(self) -> Status:
-        """Who holds it and who waits, from what the system knows. Takes nothing, and disturbs no one."""
+        """Return who holds the lock and who waits for it. Does not acquire it.
+
+        In a container, whose /proc does not show every process, it may lock the file for a moment. Other processes
+        try again then.
+        """
         raise NotImplementedError
 
     def try_acquire(self) -> HoldType | None:
@@ -376,7 +380,7 @@ class BaseLock(Generic[HoldType]):
         return await wait.adrive(self._attempt_step(self._first_attempt))
 
     async def atry_acquire(self) -> HoldType | None:
-        """`try_acquire` for asyncio and trio: it does not wait, and lets other tasks run."""
+        """`try_acquire` for asyncio and trio. It does not wait for a holder, and lets other tasks run."""
         found = await self._afirst_attempt()
         return await wait.adrive(self._settle(found)) if isinstance(found, Outcome) else found
 

@@ -60,7 +60,11 @@ _MAX_TRIES = 5
 
 
 class FileHold(base.Hold):
-    """A held `LockFile`. `token` is greater than that of every earlier hold on the path."""
+    """A held `LockFile`.
+
+    `token` is greater than that of every earlier hold on the path. Without `fence=True` this fails if the clock is set
+    back while the lock is free.
+    """
 
     __slots__ = ("_called_at", "_content", "_file", "_inode", "_lost", "_place", "_renewing", "token")
 
@@ -173,7 +177,7 @@ class LockFile(FileLock[FileHold]):
     """A lock file of the `sema` protocol, shared with its other implementations.
 
     tag: what to say about the holder
-    stale_after: seconds after which a lock may be taken from a holder of whom nothing else is known; None: never
+    stale_after: seconds after which a lock is old; None: never. `stale` decides what that means
     stale: "proof" replaces a holder proved dead at once, keeps one proved alive, and lets age decide only where neither
         can be proved; "old" goes by age alone; "dead-and-old" wants both an old lock and a pid that does not exist
     retry: seconds between looks where no event can be had
@@ -243,8 +247,8 @@ class LockFile(FileLock[FileHold]):
     def _attempt(self, queued: bool = False) -> FileHold | Outcome:
         """Look, then publish or take over. A lock that is held costs a look, and no fsync.
 
-        If no lock file is there, or none was seen yet (not `queued`) and there is no fsync to save, it is quicker to
-        publish at once.
+        If no lock file is there, or none was seen yet and there is no fsync to save, it is quicker to publish at once.
+        `queued` means that one was seen.
         """
         if self._location.file is not self.path:
             self._resolve()
@@ -387,7 +391,7 @@ class LockFile(FileLock[FileHold]):
     # Waiting.
 
     def wait_until_free(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
-        """Until nobody holds it, or whoever does is stale. Takes nothing. Raises Timeout, or Busy for 0."""
+        """Wait until the lock is free or stale. Does not acquire it. Raises Timeout, or Busy for 0."""
         timeout = self.timeout if timeout is base.DEFAULT else base.check_timeout(timeout)
         deadline = None if timeout is None else monotonic() + timeout
         try:
@@ -445,7 +449,7 @@ class LockFile(FileLock[FileHold]):
     def _wait_for_change(self, waiting: Waiting, deadline: float | None) -> Steps[bool]:
         """Until the lock file that is there now is gone, replaced or stale. False: it is so already.
 
-        It stays open meanwhile: to open and close it for each look would wake us, being news to whoever watches it.
+        The file stays open between looks: closing it would wake every waiter that watches it, this one included.
         """
         place = self._open_place()
         file = None
@@ -492,4 +496,7 @@ class _StillHeld(Exception):
 
 
 class _Robbed(Exception):
-    """Taken away before its token was settled, which might then be greater than the robber's: to be begun again."""
+    """Another process took the lock away before this hold had its token.
+
+    The token could be greater than that of the new holder, so the attempt starts again.
+    """

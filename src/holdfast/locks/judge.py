@@ -125,7 +125,7 @@ def decide(
     *,
     whole_seconds: bool = True,
 ) -> Judgement:
-    # sema's record says a whole second, which may have been nearly over, and sema counts whole ones.
+    # sema rounds timestamps down to a second and compares whole seconds: a whole `stale_after` ends one second later.
     more = 1 if whole_seconds and found is not None and stale_after and stale_after % 1 == 0 else 0
     old = stale_after is not None and (age >= stale_after + 1 if more else age > stale_after)
     old_in = None if stale_after is None else max(0.0, stale_after + more - age)

@@ -7,9 +7,10 @@ The file is empty and carries no state; it is there only to be locked. Acquiring
     3. take the kernel lock on the descriptor, shared or exclusive
     4. compare the descriptor with what the path names now; if they differ, close and begin again
 
-Releasing an exclusive lock unlinks the file before it unlocks. A sharer unlocks and removes the file if nobody else
-has it. With `keep=True` the file stays, and stays one inode: cheaper, and right where other tools expect to find it. On
-network file systems it always stays.
+Releasing an exclusive lock unlinks the file before it unlocks. A sharer tries to convert its lock to an exclusive one.
+If the kernel grants that, no other sharer is left, and it unlinks the file before it unlocks. With `keep=True` the
+file stays, and stays one inode: cheaper, and right where other tools expect to find it. On network file systems it
+always stays.
 
 Not promised: that the file is gone at once when holders crash, or when removal is not permitted (another user's file
 in a sticky directory). Programs that delete the file cause a second holder; `check` and `release` find that out
@@ -137,11 +138,11 @@ class Lock(PathLock[KernelHold]):
         if not self.shared:
             process.registry.note_turn(self._file, called_at)
 
-    def _refuse_deadlock(self, *, asynchronous: bool) -> list[process.Entry]:
+    def _refuse_deadlock(self, *, asynchronous: bool) -> bool:
         mine = self._held_by_caller(asynchronous=asynchronous)
         if any(not (self.shared and shared) for _, shared, *_ in mine):
             raise would_deadlock(self.path, asynchronous, "holds the lock")
-        return mine
+        return bool(mine)
 
 
 def try_lock(file: OpenFile, op: int) -> bool:

@@ -9,7 +9,7 @@ locking, and if the path names another file, close and begin again.
                                                            C creates x, locks it: two holders, had B not compared
 
 *Nobody unlinks what may be held.* Removing needs the whole lock, exclusively, on the file that the path names. The last
-holder removes the file: it unlocks and tries to lock all of it. While it does, it holds a byte past the end of the file
+holder removes the file: it tries to lock all of it. While it does, it holds a byte past the end of the file
 (`mark_removal`). An attempt that finds the lock taken for that reason returns REMOVING, not BUSY. After a crash the
 next holder removes the file. Where other machines see late what a name means (NFS, CIFS), nobody removes it.
 
@@ -91,12 +91,12 @@ class OpenFile(OwnedFd):
 class PathHold(base.Hold):
     """A hold that is a kernel lock on an open file."""
 
-    # A holder that came through the queue, with a ticket or in its turn, leaves the file to the next one. One that had
-    # a ticket also removes the empty queue, and has a turn from then on.
+    # A holder that came through the queue, with a ticket or in its turn, leaves the file to the next one. One that has
+    # waited also removes the empty queue, and has a turn from then on.
     __slots__ = ("_called_at", "_came_through_queue", "_file")
 
     _file: OpenFile
-    _called_at: float  # on the monotonic clock; 0: without a ticket
+    _called_at: float  # when a waiter got the lock, on the monotonic clock; 0: it did not wait, or without a queue
 
     def _begin_with(self, lock: Any, file: OpenFile, queued: bool) -> None:
         # `_begin` without its calls: every acquire comes here.
@@ -206,8 +206,8 @@ class PathLock(QueuedLock[PathHoldType]):
         """Does the file look like one of this kind that is not in use? Then it may be removed."""
         raise NotImplementedError
 
-    def _refuse_deadlock(self, *, asynchronous: bool) -> list[process.Entry]:
-        """Raise if the caller would wait for itself; else return the holds that it has on this lock."""
+    def _refuse_deadlock(self, *, asynchronous: bool) -> bool:
+        """Raise if the caller would wait for itself. True: it shares the lock already, so it must not queue."""
         raise NotImplementedError
 
     def _put_away(self, file: OpenFile, reusable: bool) -> None:
@@ -264,10 +264,10 @@ class PathLock(QueuedLock[PathHoldType]):
         return found  # type: ignore[return-value]
 
     def _take_again(self, file: OpenFile) -> bool | Outcome:
-        """Was the lock only taken in order to remove the file? Then it is free as soon as that is done.
+        """The lock is busy. Does a process hold it that removes the file?
 
-        The mark comes first: a remover that had the lock when we tried, and whose mark is gone now, has removed the
-        file, or has let it be.
+        The mark comes first. If it is gone now, that process has finished: it unlinked the file, or kept it and
+        unlocked, so one more attempt decides.
         """
         if not file.mount.removes:
             return BUSY
@@ -401,8 +401,8 @@ class PathLock(QueuedLock[PathHoldType]):
     def _remove_unused(self, file: OpenFile) -> None:
         """Remove the file if nobody else uses it. The caller has marked the removal.
 
-        A process in our way that has such a mark too removes the file itself or only looks (`status`), and is soon
-        gone. It may have gone between our attempt and our look at its mark, so two of them decide.
+        Another process with such a mark removes the file itself, or only looks (`status`), so try again. Its mark may
+        vanish between our attempt and our look. So give up only at the second attempt without a mark.
         """
         unmarked = 0
         for _ in range(_MAX_LOOKS):
@@ -448,8 +448,8 @@ class PathLock(QueuedLock[PathHoldType]):
     # Waiting for it.
 
     def _steps(self, deadline: float | None, *, asynchronous: bool) -> Steps[PathHoldType]:
-        mine = self._refuse_deadlock(asynchronous=asynchronous)
-        queued = not mine and self._has_queue()
+        shares = self._refuse_deadlock(asynchronous=asynchronous)
+        queued = not shares and self._has_queue()
         registry = process.registry
         hold = None
         try:
@@ -477,7 +477,7 @@ class PathLock(QueuedLock[PathHoldType]):
         replaced = removals = 0
         try:
             while True:
-                file = file or self._open_or_say_why()
+                file = file or self._open_or_outcome()
                 found = file if isinstance(file, Outcome) else self._attempt(True, file, granted)
                 granted = False
                 if not isinstance(found, Outcome):
@@ -502,14 +502,14 @@ class PathLock(QueuedLock[PathHoldType]):
                     step = None if asynchronous or deadline is not None else self._block(file)
                     if step is not None:
                         yield step
-                    granted = step is not None or (yield from self._look(file, waiting, bursts, deadline))
+                    granted = step is not None or (yield from self._wait_for_change(file, waiting, bursts, deadline))
         finally:
             # After the lock is taken, never before: closing a watch takes its time.
             waiting.end(reuse=not isinstance(found, Outcome))
             if file and isinstance(found, Outcome):
                 file.close()
 
-    def _open_or_say_why(self) -> OpenFile | Outcome:
+    def _open_or_outcome(self) -> OpenFile | Outcome:
         try:
             return self._open() or REPLACED
         except BlockingIOError:
@@ -517,7 +517,9 @@ class PathLock(QueuedLock[PathHoldType]):
 
     _polls = False
 
-    def _look(self, file: OpenFile, waiting: Waiting, bursts: _Bursts, deadline: float | None) -> Steps[bool]:
+    def _wait_for_change(
+        self, file: OpenFile, waiting: Waiting, bursts: _Bursts, deadline: float | None
+    ) -> Steps[bool]:
         """Wait for a change. True: the lock was taken meanwhile."""
         polls = self._polls and file.mount.events
         seconds = bursts.due() if polls else 0.0

@@ -184,7 +184,7 @@ def publish(place: Place, content: bytes, mode: int, durable: bool) -> Published
     except BaseException as error:
         made.give_up(error)
         # No /proc to name it by, or no hard links here.
-        if isinstance(error, OSError) and error.errno in NOT_HERE and not isinstance(error, FileExistsError):
+        if isinstance(error, OSError) and error.errno in NOT_HERE:
             return _publish_private(place, content, mode, durable)
         raise
     return made
@@ -249,7 +249,7 @@ def _publish_private(place: Place, content: bytes, mode: int, durable: bool) -> 
         system.link(private, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except BaseException as error:
         made.give_up(error)
-        if isinstance(error, FileExistsError) or not isinstance(error, OSError) or error.errno not in NOT_HERE:
+        if not isinstance(error, OSError) or error.errno not in NOT_HERE:
             raise
         # Gone: somebody who could not see that we live has cleaned it away. Else there are no hard links here.
         again = _publish_private if error.errno == errno.ENOENT else _publish_in_place

@@ -16,10 +16,10 @@ descriptor, which keeps the FIFO open.
 A waiter that gives up removes the directory if it is empty, and so does a holder that came through the queue, when it
 releases. A waiter that was about to put a ticket into it makes it again.
 
-A ticket whose kernel lock is free belongs to a dead waiter. Any waiter may remove it, lock the ticket, see that
-the name still means this file, unlink.
+A ticket whose kernel lock is free belongs to a dead waiter. Any waiter may remove it: lock the ticket, check that the
+name still means this file, unlink it.
 
-The queue orders; it excludes nobody. So a fault in it costs a place in the line at the worst. Where there can be no
+The queue orders; it excludes nobody. So a fault in it costs at worst the order. Where there can be no
 ticket (the directory is not writable, the disk is full, the file system knows no FIFOs), a waiter waits without. What
 is not a FIFO counts for nothing, and in a directory that others can write to, neither does what another user made
 (rule 11). A waiter that was stopped (SIGSTOP) at the head would hold up all others although the lock is free: so
@@ -101,7 +101,7 @@ class Queue:
             here = system.stat(self.path, follow_symlinks=False)
             above = system.stat(os.path.dirname(self.path))
         except FileNotFoundError:
-            self._trusts_all = True
+            self._trusts_all = not self._mode & 0o022  # as `_make_directory` will make it
             return True
         except OSError:
             return False

@@ -293,13 +293,13 @@ class FileLock(QueuedLock[HoldType]):
         return of_lock_file(self.path, self.examine(), self.format.kind)
 
     def break_(self) -> Record | None:
-        """Take the lock away from whoever has it, by hand. Gives the record of the loser, None if it had none."""
+        """Remove the lock file, whoever holds the lock. Returns the holder's record; None: it was empty or damaged."""
         return self._remove_by_hand(lambda _: True)
 
     def release_as_owner(self, pid: int | None = None, *, force: bool = False, of_dead: bool = False) -> None:
-        """Release a lock that was acquired in the name of `pid` (this process, if not given), by whatever process.
+        """Release a lock that was acquired for `pid` (default: this process).
 
-        Another's lock only with `force`, or, with `of_dead`, if that one has ended.
+        `force=True` releases any holder's lock; `of_dead=True` also that of a dead holder.
         """
         pid = os.getpid() if pid is None else pid
 
@@ -317,7 +317,11 @@ class FileLock(QueuedLock[HoldType]):
         def remove(place: Place, fd: int) -> Judgement:
             judgement = self._judge(fd)
             if not self._remove(place, fd, wanted, by_owner=by_owner):
-                raise not_a_lock_file(self.path, "in use by a Lock, a Semaphore or flock(1), or about to be removed")
+                raise NotALockFile(
+                    f"{self.path} was not removed: it is in use by a Lock, a Semaphore or flock(1), or another process "
+                    "is removing it. Try again later.",
+                    path=self.path,
+                )
             return judgement
 
         try:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import errno
 
-from .. import process, system
+from .. import system
 from ..errors import Unsupported
 from ..files import OwnedFd, named, write_at
 from .base import BUSY, REMOVING, REPLACED, Outcome
@@ -167,9 +167,9 @@ class Semaphore(PathLock[SemaphoreHold]):
                 self._unlock(file)
                 system.unmark_removal(file.fd)
         raise Unsupported(
-            f"{self.path}: this semaphore has {number} permits for those who use it now, and {self.permits} were "
-            "asked for. All its users must give the same number; change it in all of them while none of them runs"
-            f"{'' if file.mount.removes else ', and remove the file then'}.",
+            f"{self.path}: other processes use this semaphore with {number} permits, and {self.permits} were asked "
+            "for. Use the same number everywhere. To change it, stop all users first"
+            f"{'' if file.mount.removes else ', then delete the file'}.",
             path=self.path,
         )
 
@@ -184,10 +184,10 @@ class Semaphore(PathLock[SemaphoreHold]):
         content = system.pread(file.fd, _MAX_BYTES + 1, 0)
         return not content or parse(content) is not None
 
-    def _refuse_deadlock(self, *, asynchronous: bool) -> list[process.Entry]:
+    def _refuse_deadlock(self, *, asynchronous: bool) -> bool:
         if len(self._held_by_caller(asynchronous=asynchronous)) >= self.permits:
             raise would_deadlock(self.path, asynchronous, "has all the permits")
-        return []
+        return False
 
 
 def parse(content: bytes) -> int | None:

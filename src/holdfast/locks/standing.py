@@ -4,9 +4,9 @@ To lock a file that is open, and to compare it with the path, is half of what an
 the lock is held only while the file is locked and the path names it. If the path names another file, that one is
 opened.
 
-A waiter with a timeout wakes up when the file is closed. So the file is closed if there is a queue, for which a
-releaser looks after unlocking: a waiter tries once more after it has joined. A waiter without a queue (`fair=False`)
-may wake up late.
+A waiter with a timeout wakes up when the file is closed. So the releaser unlocks, looks for a queue, and closes the
+file if there is one. A waiter that joins the queue later makes one more attempt before it sleeps. A waiter without a
+queue (`fair=False`) may wake up late.
 """
 
 from __future__ import annotations

@@ -32,16 +32,15 @@ _UNSAFE = re.compile(r"[/\0]|%(?=[0-9A-Fa-f]{2})" if os.name != "nt" else r'[\0-
 class TaskLock(LockFile):
     """The lock file of one task."""
 
-    __slots__ = ("format", "task_id")
+    __slots__ = ("format",)
 
     def __init__(self, path: str, task_id: str, worker_id: str, **options: object) -> None:
         self.format = TaskFormat(task_id, worker_id)
-        self.task_id = task_id
         LockFile.__init__(self, path, stale="dead-or-old", fair=False, **options)  # type: ignore[arg-type]
 
 
 class TaskLocks:
-    """The locks of the tasks in a directory, for one worker.
+    """The locks of the tasks in a directory, for one worker. All files `*.lock` in the directory are task locks.
 
     stale_after: seconds after which a task is taken from a worker that has not renewed its lock
     heartbeat: seconds between renewals
@@ -83,11 +82,13 @@ class TaskLocks:
         hold = self._lock(task_id).try_acquire()
         if hold is not None:
             with self._mutex:
+                for other in [other for other, held in self._holds.items() if held.released]:
+                    del self._holds[other]
                 self._holds[task_id] = hold
         return hold
 
     def release(self, task_id: str) -> None:
-        """Give a claimed task back, or `hold.release()`. Raises LockLost if it was taken away meanwhile."""
+        """Release a claimed task, as `hold.release()` does. Raises LockLost if another worker took it meanwhile."""
         with self._mutex:
             hold = self._holds.pop(task_id, None)
         if hold is None:

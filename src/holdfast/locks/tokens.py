@@ -1,4 +1,4 @@
-"""Fencing tokens: each greater than every earlier one of its path.
+"""Fencing tokens: each greater than every earlier one of its path, unless the clock is set back.
 
 A token is the clock in nanoseconds, or one more than the greatest that this process gave out or saw. Where clocks may
 be set back, a small file beside the lock keeps the last one.
@@ -25,7 +25,7 @@ _last: dict[str, int] = {}
 
 
 def note(path: str, token: int) -> None:
-    """Return nothing smaller from `new` from now on."""
+    """From now on `new` returns only greater tokens."""
     with process.registry.mutex:
         _last[path] = max(token, _last.get(path, 0))
 
