@@ -36,7 +36,7 @@ import sys
 import threading
 from _thread import get_ident, start_new_thread
 from collections import Counter
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -490,7 +490,6 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         (kernel, "_A_WHILE", float("inf")),
         (watch, "_SOON", SAFETY_LOOK),  # here, who dies reports its end when all its locks are gone
         (path_lock, "BURSTS", ((float("inf"), 0.0, float("inf")),)),  # a burst of attempts would be one attempt here
-        (base, "_looking", nullcontext()),  # the mutex of a real process, in which an actor would keep the others out
         (process, "registry", process.registry),
     ]
     names = {"monotonic": lambda: run.now, "sleep": run.sleep, "SAFETY_LOOK": SAFETY_LOOK}

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from faces import eventually, in_thread
-from support import Child, in_child, until, until_queued
+from support import NO_PROCESS, Child, in_child, tickets, until, until_asleep, until_queued
 
 import holdfast
 from holdfast import Lock, LockFile, Semaphore, metrics, process, system
-from holdfast.locks import judge
+from holdfast.locks import existence, judge
 from holdfast.record import Record
 
 KINDS = {"lock": Lock, "semaphore": lambda path: Semaphore(path, 1), "file": LockFile}
@@ -311,3 +314,234 @@ def test_a_file_left_by_root_for_a_queue_is_removed_by_who_comes_last(tmp_path):
     hold.release()
     assert waiter.end()[0] == 0
     assert os.listdir(room) == []
+
+
+# A second attack.
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+def test_a_child_forked_by_a_signal_handler_does_not_go_on_with_the_wait(path, tmp_path, timeout, monkeypatch):
+    """The child opens files, which get the numbers of the descriptors that the fork hook has closed."""
+    children = []
+
+    def wait(say):
+        def fork(*_):
+            pid = os.fork()
+            if pid == 0:
+                children.append([open(tmp_path / f"log{i}", "w") for i in range(8)])  # noqa: SIM115
+            else:
+                children.append(pid)
+
+        signal.signal(signal.SIGUSR1, fork)
+        say("ready")
+        try:
+            Lock(path).acquire(timeout).release()
+            say("acquired")
+        except holdfast.NotOwner:
+            say("refused")
+        if isinstance(children[0], int):
+            os.waitpid(children[0], 0)
+
+    with Lock(path):
+        waiter = Child(wait)
+        until_queued(path, 1)
+        until_asleep([waiter.pid])
+        os.kill(waiter.pid, signal.SIGUSR1)
+        until((tmp_path / "log7").exists)
+        time.sleep(0.1)  # in which the child would get the lock
+    assert waiter.end() == (0, ["ready", "refused", "acquired"])
+
+
+def test_a_task_of_a_forked_child_does_not_go_on_with_its_parents_wait(path, tmp_path, start_peer):
+    holder = start_peer(path=path)
+    holder.do("hold = holdfast.Lock(path).acquire()")
+
+    async def main():
+        waiter = asyncio.create_task(Lock(path).aacquire(60))
+        while not tickets(path):
+            await asyncio.sleep(0.01)
+        pid = os.fork()
+        if pid == 0:
+            files = [open(tmp_path / f"log{i}", "w") for i in range(8)]  # noqa: SIM115
+            try:
+                await asyncio.wait_for(waiter, 1)
+            except BaseException:  # of the child's broken event loop, too
+                os._exit(0)
+            os._exit(len(files))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        holder.do("hold.release()")
+        (await waiter).release()
+
+    asyncio.run(main())
+
+
+def test_a_lock_file_published_in_place_does_not_share_its_file_with_a_lock(path, monkeypatch):
+    """Where there are no hard links, the file has its name before it is locked."""
+
+    def no_links(*_, **__):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    real, locks = system.lock_liveness, []
+
+    def lock_liveness(fd):
+        if os.path.exists(path) and not locks:
+            locks.append(Lock(path).try_acquire())
+        real(fd)
+
+    monkeypatch.setattr(system, "link", no_links)
+    monkeypatch.setattr(system, "link_open_file", no_links)
+    monkeypatch.setattr(system, "lock_liveness", lock_liveness)
+    assert LockFile(path).try_acquire() is None
+    assert locks[0] is not None
+    locks[0].check()
+    locks[0].release()
+    with LockFile(path):
+        pass
+
+
+@pytest.mark.parametrize("age", [0, 7200])
+def test_clean_leaves_a_users_file_that_a_killed_takeover_displaced(path, age):
+    private = f"{path}.{NO_PROCESS}.0123456789abcdef.tmp"
+    Path(private).write_text("precious data of the user\n")
+    os.utime(private, (time.time() - age,) * 2)
+    assert not LockFile(path).clean()
+    assert Path(private).read_text() == "precious data of the user\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+@pytest.mark.parametrize("kind", [*KINDS, "file, not durable"])
+def test_another_users_symlink_on_the_way_is_refused(kind, mode, tmp_path):
+    make = KINDS.get(kind, lambda path: LockFile(path, durable=False))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "app").symlink_to(tmp_path / "mine")
+    os.lchown(tmp_path / "open" / "app", 65534, 65534)
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(holdfast.UnsafePath, match="user 65534"):
+        make(tmp_path / "open" / "app" / "x").acquire()
+    assert os.listdir(tmp_path / "mine") == []
+
+
+def test_a_waiter_behind_another_waits_where_a_program_has_locked_the_whole_file(path, start_peer):
+    """The second waiter looks at the lock once a second."""
+    holder, first, other = (start_peer(path=path) for _ in range(3))
+    holder.do("hold = holdfast.Lock(path, keep=True).acquire()")
+    other.do("import fcntl; fd = os.open(path, os.O_RDWR); fcntl.lockf(fd, fcntl.LOCK_EX)")
+    first.begin("holdfast.Lock(path, keep=True).acquire().release()")
+    until_queued(path, 1)
+    with pytest.raises(holdfast.Timeout):
+        Lock(path, keep=True, timeout=1.5).acquire()
+    holder.do("hold.release()")
+    first.answer()
+
+
+def test_no_fsync_runs_in_the_event_loop_behind_a_waiter_that_was_stopped(path, monkeypatch, start_peer):
+    loop_thread, synced = threading.get_ident(), []
+    real = system.fsync
+
+    def fsync(fd):
+        synced.append(threading.get_ident())
+        real(fd)
+
+    holder, first = start_peer(path=path), start_peer(path=path)
+    holder.do("hold = holdfast.LockFile(path).acquire()")
+    first.begin("holdfast.LockFile(path).acquire().release()")
+    until_queued(path, 1)
+    first.stop()
+    monkeypatch.setattr(system, "fsync", fsync)
+
+    async def main():
+        waiter = asyncio.create_task(LockFile(path).aacquire(60))
+        while len(tickets(path)) < 2:
+            await asyncio.sleep(0.01)
+        holder.do("hold.release()")
+        (await waiter).release()
+
+    asyncio.run(main())
+    first.go_on()
+    first.answer()
+    assert synced and loop_thread not in synced
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_long_queue_of_the_dead_lets_other_tasks_run(path, dead):
+    os.mkdir(path + ".queue")
+    for number in range(1, 2001):
+        name = f"{path}.queue/{number:012d}"
+        if dead:
+            os.mkfifo(name)
+        else:
+            Path(name).touch()
+
+    async def main():
+        turns = 0
+        waiter = asyncio.create_task(Lock(path).aacquire(60))
+        while not waiter.done():
+            turns += 1
+            await asyncio.sleep(0)
+        (await waiter).release()
+        return turns
+
+    assert asyncio.run(main()) > 1000
+
+
+def test_a_lock_file_in_a_directory_that_was_renamed_is_lost(tmp_path):
+    (tmp_path / "room").mkdir()
+    hold = LockFile(tmp_path / "room" / "x").acquire()
+    (tmp_path / "room").rename(tmp_path / "moved")
+    (tmp_path / "room").mkdir()
+    with LockFile(tmp_path / "room" / "x"), pytest.raises(holdfast.LockLost):
+        hold.release()
+    assert os.listdir(tmp_path / "moved") == []
+
+
+def test_an_error_of_the_release_does_not_hide_that_of_the_block(path, monkeypatch):
+    def fail(*_, **__):
+        raise PermissionError(errno.EACCES, "not now")
+
+    with pytest.raises(ValueError, match="mine"), Lock(path):  # noqa: PT012
+        monkeypatch.setattr(system, "stat", fail)
+        raise ValueError("mine")
+    monkeypatch.undo()
+    assert is_free(Lock, path)
+
+
+def test_a_private_name_that_another_user_has_guessed_does_not_stop_a_takeover(path, monkeypatch):
+    Path(path).write_text(f"pid={NO_PROCESS}\ntimestamp=1600000000\n")
+    planted = []
+
+    def plant(name, found):
+        private = real(name, found)
+        if not planted:
+            planted.append(private)
+            Path(os.path.dirname(path), private).touch()
+        return private
+
+    real = existence.displaced_name
+    monkeypatch.setattr(existence, "displaced_name", plant)
+    with LockFile(path, timeout=10):
+        assert len(planted) == 1
+
+
+def test_timeouts_do_not_wait_for_each_others_status(path, tmp_path, monkeypatch):
+    """A mount that hangs must not hold up the error of another lock."""
+    hanging, go_on = threading.Event(), threading.Event()
+    real = Lock.status
+
+    def status(lock):
+        if lock.path == path:
+            hanging.set()
+            go_on.wait(60)
+        return real(lock)
+
+    other = str(tmp_path / "other")
+    monkeypatch.setattr(Lock, "status", status)
+    with Lock(path), Lock(other):
+        thread = threading.Thread(target=lambda: Lock(path, timeout=0).try_acquire() or Lock(path)._timed_out(0))
+        thread.start()
+        assert hanging.wait(60)
+        with pytest.raises(holdfast.Busy):
+            Lock(other).acquire(0)
+        go_on.set()
+        thread.join()

@@ -28,6 +28,9 @@ import threading
 import time
 from time import monotonic
 
+from . import process
+from .errors import NotOwner
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -272,6 +275,7 @@ def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None) -> Resul
 
     It is not called while the kernel grants a lock (`Granted`). An algorithm with a deadline does not wait like that.
     """
+    registry = process.registry
     try:
         while True:
             try:
@@ -282,19 +286,37 @@ def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None) -> Resul
                 if stop():
                     raise Stopped
                 step.until = sooner(monotonic() + SAFETY_LOOK, step.until)
-            step.block()
+            try:
+                step.block()
+            finally:
+                _check_process(registry)
     finally:
         steps.close()
 
 
 async def adrive(steps: Steps[Result]) -> Result:
     """Run an algorithm in this task."""
+    registry = process.registry
     try:
         while True:
             try:
                 step = next(steps)
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]
-            await step.wait()
+            try:
+                await step.wait()
+            finally:
+                _check_process(registry)
     finally:
         steps.close()
+
+
+def _check_process(registry: process.Registry) -> None:
+    """Raise in a child that was forked during a wait, and that would go on with it.
+
+    The descriptors of the wait are closed there. Their numbers may stand for other files of the child.
+    """
+    if process.registry is not registry:
+        raise NotOwner(
+            "this process was forked during a wait for a lock. The wait is its parent's: acquire again here."
+        )

@@ -163,6 +163,8 @@ class Child:
             if status != LOST:
                 self.say_lost("it was lost while the command ran")
             return LOST
+        except OSError as error:
+            output.complain(f"holdfast: {output.shown(self.path)}: the lock file was not removed: {error.strerror}")
         return status
 
     def run_only(self, command: list[str]) -> int:
@@ -188,13 +190,15 @@ class Child:
         return () if self._close else (self._hold.fileno(),)
 
     def is_lost(self) -> bool:
-        if self._hold.lost:
-            return True
-        if self._renews:
-            try:
-                self._hold.renew()  # type: ignore[attr-defined]
-            except LockLost:
+        try:
+            if self._hold.lost:
                 return True
+            if self._renews:
+                self._hold.renew()  # type: ignore[attr-defined]
+        except LockLost:
+            return True
+        except OSError:
+            pass  # the path cannot be reached now: look again later
         return False
 
     @property

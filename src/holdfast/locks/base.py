@@ -20,7 +20,6 @@ algorithm, for a driver of `wait`) and `status`. It gets the rest from here, onc
 from __future__ import annotations
 
 import sys
-from _thread import allocate_lock
 from sys import modules as _modules
 from time import monotonic, time
 from weakref import ref
@@ -72,19 +71,6 @@ _FEW_REPLACED = 3  # retries without a pause
 _MAX_REPLACED = 200  # retries after which `try_acquire` calls the lock busy
 MAX_REMOVALS = 50  # retries after which the process that removes the file is treated as a holder: it may be stopped
 _MOMENT, _MAX_MOMENT = 0.000_05, 0.002  # seconds
-
-
-# For `BaseLock._status_now`.
-_looking = allocate_lock()
-_last_look: dict[tuple[type, str], tuple[float, Status | None]] = {}
-
-
-def _forget_look() -> None:
-    global _looking
-    _looking = allocate_lock()  # a thread that is not in this process may have had it
-
-
-process.after_fork_in_child(_forget_look)
 
 
 class Default:
@@ -231,7 +217,7 @@ class Hold:
             return
         try:  # the caller's own exception matters more than what went wrong with the lock
             self.release()
-        except HoldfastError:
+        except (HoldfastError, OSError):
             pass
 
     async def __aenter__(self: HoldType) -> HoldType:
@@ -413,7 +399,7 @@ class BaseLock(Generic[HoldType]):
         return hold
 
     def _timed_out(self, timeout: float) -> Timeout:
-        status = self._status_now()
+        status = self.status()
         who = status.explain() if status.held or status.waiters else "it was held a moment ago and is free now"
         if timeout == 0:
             error: Timeout = Busy(f"{self.path} is busy: {who}. Give a timeout to wait for it.", path=self.path)
@@ -425,17 +411,6 @@ class BaseLock(Generic[HoldType]):
             )
         error.status = status
         return error
-
-    def _status_now(self) -> Status:
-        """The status, not older than this call. Threads that ask for it at the same time share one look."""
-        asked, key = monotonic(), (type(self), self.path)
-        with _looking:
-            began, status = _last_look.get(key, (0.0, None))
-            if status is None or began < asked:
-                began, status = monotonic(), self.status()
-                _last_look.clear()
-                _last_look[key] = (began, status)
-        return status
 
     def __enter__(self) -> HoldType:
         found = self._first_attempt()

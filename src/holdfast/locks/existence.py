@@ -138,8 +138,11 @@ class FileHold(base.Hold):
             # The process that has it removes the file; if not, everybody finds that we are gone.
             self.lock._metrics.cleanups_skipped.bump()
             return not self._lost and named(self.lock.path, inode) is not None
-        if place.inode(place.name) == inode and place.remove(place.name):
-            return not self._lost  # who lost it once may have had a successor meanwhile
+        if place.inode(place.name) == inode:
+            # The directory may have another name by now. Who lost the lock once may have had a successor meanwhile.
+            self._lost = self._lost or (place.folder is not None and named(self.lock.path, inode) is None)
+            if place.remove(place.name):
+                return not self._lost
         removed = False
         # More than once, if a takeover had given it another name and has put it back in the moment of the removal.
         for _ in range(_MAX_TRIES):
@@ -313,7 +316,7 @@ class LockFile(FileLock[FileHold]):
         private = displaced_name(place.name, self.format.parse(content))
         try:
             made = exchange(place, private or "", content, self.mode, self.durable, system.fstat(stale))
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):  # the second: another user has guessed the private name
             return None
         except OSError as error:
             if error.errno not in NOT_HERE:
@@ -377,6 +380,10 @@ class LockFile(FileLock[FileHold]):
                 pass  # why we gave up matters more
             raise
         return hold
+
+    def _is_free(self) -> bool:
+        found = self.examine()
+        return found is None or found.stale
 
     def acquire_as_owner(self, pid: int, timeout: float | base.Default | None = base.DEFAULT) -> Record:
         """Acquire in the name of another process, for a command that ends before its caller does.

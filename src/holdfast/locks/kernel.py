@@ -125,9 +125,12 @@ class Lock(PathLock[KernelHold]):
         if file is None:
             return False
         with file:
-            if file.mount.removes:
-                system.mark_removal(file.fd)
-            return self._take_all(file)
+            try:
+                if file.mount.removes:
+                    system.mark_removal(file.fd)
+                return self._take_all(file)
+            except BlockingIOError:  # another program has locked it from end to end
+                return False
 
     def _block(self, file: OpenFile) -> Step | None:
         if not file.mount.blocks or process.uses_greenlets():

@@ -279,6 +279,7 @@ class PathLock(QueuedLock[PathHoldType]):
 
     def _check_mount(self) -> None:
         """Before the first file is made: one left on a file system that is refused would be in the way."""
+        follow_links(os.path.dirname(self._file))  # raises UnsafePath
         check_directory(self._file)
         self._unchecked = False
 

@@ -129,6 +129,8 @@ class Published:
         if mount.lets_read:  # so that `Lock` and flock(1) wait for the holder
             try:
                 (system.lock_range if mount.ranged else system.lock)(fd, system.EX_NB)
+            except BlockingIOError:
+                raise  # published in place, and taken as another kind of lock at once
             except OSError:
                 pass  # a file system without such locks
         if system.write(fd, content) < len(content):  # the disk is full, or the file may not be so large
@@ -321,6 +323,9 @@ def _publish_in_place(place: Place, content: bytes, mode: int, durable: bool) ->
     made.open(place.name, system.O_NEW, mode)
     try:
         made.fill(content, durable)
+    except BlockingIOError:
+        made.close()
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place.name) from None
     except BaseException:
         # Nobody takes an empty file over before it is old, so it is still ours to remove.
         system.unlink(place.name, dir_fd=place.folder)

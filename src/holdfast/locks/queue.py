@@ -198,28 +198,28 @@ class Queue:
     def wait(self, waiter: QueuedLock[HoldType], deadline: float | None) -> Steps[HoldType | None]:
         """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
         suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
-        ignored: set[str] = set()  # waiters that have left, and names that count for nothing
-        before = self._before  # nobody comes in before us, so we look again only when one of these goes
+        before = sorted(self._before)  # nobody comes in before us, so these can only become fewer
         while before:
             check_deadline(deadline)
             look_again = monotonic() + SAFETY_LOOK
-            last = max(before)
-            news = yield from self._listen(last, look_again, deadline)
+            news = yield from self._listen(before[-1], look_again, deadline)
             if news == _WAS_FIRST:
                 break
             if news is not None:
-                ignored.add(last)  # a second look at the same ticket would bring nothing new
+                before.pop()
+                if before:  # there may be thousands of them: let other tasks run
+                    yield Pause(monotonic())
             elif monotonic() >= look_again:
-                first = min(before)
-                if not waiter._is_free():
+                there = set(self._names())
+                before = [name for name in before if name in there]
+                if not before or not waiter._is_free():
                     suspect = ""
-                elif suspect == first:
-                    found = waiter._attempt(queued=True)
+                elif suspect == before[0]:
+                    found = yield from waiter._attempt_step(waiter._attempt, queued=True)
                     if not isinstance(found, Outcome):
                         return found
                 else:
-                    suspect = first
-            before = [name for name in self._names() if name < self._name and name not in ignored]
+                    suspect = before[0]
         self._is_first = True
         return None
 

@@ -107,6 +107,8 @@ class FileLock(QueuedLock[HoldType]):
             if not system.HAS_FOLDERS or (not self.durable and cannot_be_swapped(parent)):
                 location.safe_place = Place(parent, name, None)
                 return location.safe_place
+            if system.HAS_FOLDERS:
+                follow_links(parent)  # raises UnsafePath
             flags = system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER
             return Place(parent, name, OwnedFd(system.open_fd(parent, flags)))
         except FileNotFoundError:
@@ -360,20 +362,24 @@ class FileLock(QueuedLock[HoldType]):
         except OSError:
             return False
         with file:
-            age = time.time() - system.fstat(file.fd).st_mtime
-            old = self.stale_after is not None and age > self.stale_after
-            needed = self._may_be_needed(file.fd, int(name.rsplit(".", 3)[1])) and not old
+            needed = self._may_be_needed(file.fd, int(name.rsplit(".", 3)[1]))
             return not needed and not system.liveness_locked(file.fd) and place.remove(name)
 
     def _may_be_needed(self, fd: int, pid: int) -> bool:
-        """Does a living process use this private file, or is it a displaced lock that must be put back?"""
-        # Between making the file and locking its liveness byte an acquirer shows only its pid.
-        if system.process_exists(pid):
-            return True
+        """Does a living process use this private file, or was it displaced by a takeover that was killed?
+
+        A lock that was displaced may go when it is old. A user's file may not.
+        """
+        content = system.pread(fd, record.MOST_BYTES, 0)
         try:
-            return self.format.parse(system.pread(fd, record.MOST_BYTES, 0)).pid != pid
+            found = self.format.parse(content) if content else None
         except HoldfastError:
+            return True
+        age = time.time() - system.fstat(fd).st_mtime
+        if self.stale_after is not None and age > self.stale_after:
             return False
+        # Between making the file and locking its liveness byte an acquirer shows only its pid.
+        return system.process_exists(pid) or (found is not None and found.pid != pid)
 
 
 class IsLink(Exception):

@@ -135,6 +135,8 @@ class Semaphore(PathLock[SemaphoreHold]):
                 if not content:
                     content = b"%s%d\n" % (_PREFIX, self.permits)
                     self._write_all(file, content)
+                if file.mount.ranged:  # on an SMB server a shared lock does not take the place of an exclusive one
+                    system.lock_range(file.fd, system.UN)
                 taken = self._take_slot_of(file, content)
         finally:
             if taken is not True:
