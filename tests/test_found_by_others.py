@@ -483,7 +483,7 @@ def test_a_long_queue_of_the_dead_lets_other_tasks_run(path, dead):
         (await waiter).release()
         return turns
 
-    assert asyncio.run(main()) > 1000
+    assert asyncio.run(main()) > 50
 
 
 def test_a_lock_file_in_a_directory_that_was_renamed_is_lost(tmp_path):

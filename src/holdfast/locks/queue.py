@@ -54,6 +54,7 @@ else:
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32
 _MAX_TRIES = 1000  # for a ticket
+_TICKETS_BETWEEN_TASKS = 20  # of waiters that have gone; about 1 ms
 _MAX_TICKET = "999999999000"  # higher numbers are not tickets of ours, and would leave no room
 _MOMENT = 0.001  # seconds
 
@@ -199,6 +200,7 @@ class Queue:
         """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
         suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
         before = sorted(self._before)  # nobody comes in before us, so these can only become fewer
+        gone = 0
         while before:
             check_deadline(deadline)
             look_again = monotonic() + SAFETY_LOOK
@@ -207,7 +209,8 @@ class Queue:
                 break
             if news is not None:
                 before.pop()
-                if before:  # there may be thousands of them: let other tasks run
+                gone += 1
+                if gone % _TICKETS_BETWEEN_TASKS == 0:  # there may be thousands: let other tasks run
                     yield Pause(monotonic())
             elif monotonic() >= look_again:
                 there = set(self._names())
