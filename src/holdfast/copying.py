@@ -18,7 +18,7 @@ import os
 import stat
 
 from . import system
-from .files import OwnedFd
+from .files import OwnedFd, inode_of
 from .trees import COMMON, TO_CHANGE, Descent
 
 TYPE_CHECKING = False
@@ -146,7 +146,7 @@ class Copier:
 
     def _linked(self, name: str, way: str, target: int, st: os.stat_result) -> bool:
         """True: the copy has it already by another name, and by this one from now on."""
-        first = self._links.setdefault((st.st_dev, st.st_ino), (way, name))
+        first = self._links.setdefault(inode_of(st), (way, name))
         if first == (way, name):
             return False
         folder = self._firsts.go(first[0])

@@ -48,6 +48,7 @@ class Mount:
         "events",
         "has_inodes",
         "is_ours",
+        "keeps",
         "kind",
         "lets_read",
         "ranged",
@@ -78,6 +79,7 @@ class Mount:
             self.refusal = next((why for option, why in _LOCAL_ONLY_OPTIONS.items() if option in given), None)
             if kind in ("cifs", "smb3") and "nolease" not in given:
                 self.refusal = self.refusal or _LEASES
+        self.keeps = kind not in ("ramfs", "tmpfs")  # else a power failure takes everything, synced or not
         # Can others read a file on which there is a kernel lock that reaches them? Then a lock file may have one.
         self.lets_read = os.name != "nt" and kind not in _SMB and self.refusal is None
 

@@ -18,7 +18,7 @@ from time import monotonic
 from . import system, wait
 from .disposal import try_lock
 from .errors import Busy, HoldfastError, NotLocked, Timeout, Unsupported
-from .files import OwnedFd, named
+from .files import OwnedFd, inode_of, named
 from .locks.kernel import Lock
 from .offload import in_thread
 from .paths import mount_at
@@ -156,4 +156,4 @@ def _left(deadline: float | None) -> float | None:
 
 def _names(path: str, folder: OwnedFd) -> bool:
     st = system.fstat(folder.fd)
-    return named(path, (st.st_dev, st.st_ino)) is not None
+    return named(path, inode_of(st)) is not None

@@ -30,7 +30,7 @@ from zlib import crc32
 
 from .. import owner, system
 from ..errors import Timeout
-from ..files import OwnedFd, create_file, private_name
+from ..files import OwnedFd, create_file, inode_of, private_name
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
 _INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE = range(1, 12)
@@ -65,7 +65,7 @@ class Ledger:
         st = system.fstat(self._fd)
         if st.st_size < _SIZE:
             raise ValueError("too short")
-        self.inode = (st.st_dev, st.st_ino)
+        self.inode = inode_of(st)
         self._number = _number_of(self._fd, st.st_ino)
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         self._memory = mmap.mmap(self._fd, _SIZE, access=access)
@@ -104,7 +104,7 @@ class Ledger:
         except FileNotFoundError:
             return False
         # Cut short, to look at it would kill us.
-        return (st.st_dev, st.st_ino) == self.inode and st.st_size >= _SIZE
+        return inode_of(st) == self.inode and st.st_size >= _SIZE
 
     def was_synced(self, store: bytes) -> int:
         """What was on disk at some time, also before the last boot."""

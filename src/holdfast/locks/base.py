@@ -20,13 +20,13 @@ algorithm, for a driver of `wait`) and `status`. It gets the rest from here, onc
 from __future__ import annotations
 
 import sys
-from sys import modules as _modules
-from time import monotonic, time
-from weakref import ref
+from time import monotonic
 
 from .. import metrics, process, wait
 from ..errors import Busy, HoldfastError, LockLost, NotLocked, NotOwner, Timeout
 from ..paths import absolute
+
+_forks = process.forks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ DEFAULT = Default()
 class Hold:
     """A lock that is held. Use it in a `with` block, or call `release` exactly once.
 
-    The hold is live from `_begin` on, which enters it into the registry of the process.
+    The hold is live from the `_begin` of its kind on, which enters it into the registry of the process.
 
     `acquired_at` is wall-clock time, for people. `token` grows with every acquisition of a lock that can be taken away
     from its holder; a kernel lock cannot be, and has None.
@@ -98,34 +98,21 @@ class Hold:
     acquired_at: float
     token: int | None = None
     _is_closed: bool  # set by `_release`
-
-    def _begin(self, lock: BaseLock[Any], inode: process.Inode, shared: bool, files: object) -> None:
-        self.lock = lock
-        self.acquired_at = time()
-        self._is_closed = False
-        self._registry = process.registry
-        self._enter(inode, shared, files)
-
-    def _enter(self, inode: process.Inode, shared: bool, files: object) -> None:
-        """Enter this hold into the registry, as held by the calling thread and task."""
-        if "asyncio" in _modules or "trio" in _modules:
-            task = process.current_task()
-            # Weak: a task that is dropped with its hold must be collectable, or the hold would never be missed.
-            reference = None if task is None else ref(task)
-        else:
-            reference = None
-        self._registry.holds[id(self)] = (inode, shared, process.current_thread(), reference, files)
+    _registry: process.Registry
 
     def _adopt(self) -> None:
         """Another thread has acquired this hold for the caller."""
         entry = self._registry.holds.get(id(self))
         if entry is not None:
-            self._enter(entry[0], entry[1], entry[4])
+            self._registry.holds[id(self)] = (entry[0], entry[1], process.owner(), entry[3])
 
     def _owner(self) -> object:
         """The task or thread that acquired it. None: it is released, or the task is gone."""
         entry = self._registry.holds.get(id(self))
-        return entry and (entry[2] if entry[3] is None else entry[3]())
+        if entry is None:
+            return None
+        thread, task = entry[2]
+        return thread if task is None else task()
 
     def _not_held(self) -> HoldfastError:
         path = self.lock.path
@@ -181,18 +168,18 @@ class Hold:
 
     def release(self) -> None:
         """Give the lock back. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
-        if process._forks:  # perhaps the fork hook of another module, in a child, and before ours
+        if _forks:  # perhaps the fork hook of another module, in a child, and before ours
             process.current_registry()
-        ours = good = False
         try:
             # Popping the entry is atomic: of two threads that release at once, one gets it.
-            ours = self._registry.holds.pop(id(self), None) is not None
-            good = ours and self._release()
+            if self._registry.holds.pop(id(self), None) is None:
+                raise self._not_held()
+            if self._release():
+                return
         except BaseException:  # perhaps an interrupt, before anything was done
             self._finish_release()
             raise
-        if not good:
-            raise self._loss() if ours else self._not_held()
+        raise self._loss()
 
     def _finish_release(self) -> None:
         if not self._is_closed and self._registry is process.registry and id(self) not in self._registry.holds:

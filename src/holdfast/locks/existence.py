@@ -33,7 +33,7 @@ from time import monotonic, time_ns
 
 from .. import owner, process, record, system
 from ..errors import LockLost
-from ..files import named
+from ..files import inode_of, named
 from ..paths import mount_at
 from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, check_deadline, drive, sooner
 from ..watch import Waiting
@@ -46,9 +46,10 @@ from .removal import FileLock, IsLink, Unreadable, take_removal_right
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _thread import LockType
     from collections.abc import Callable
 
-    from ..files import OwnedFd
+    from ..files import HeldFd
     from ..record import Record
     from ..wait import Steps
     from .judge import Judgement, Policy
@@ -70,19 +71,23 @@ class FileHold(base.Hold):
 
     lock: LockFile
     token: int
+    _renewing: LockType | None  # held by a thread that renews; made by the first one
 
-    def _begin(  # type: ignore[override]
-        self, lock: LockFile, file: OwnedFd, inode: process.Inode, place: Place, content: bytes
-    ) -> None:
+    def _begin(self, lock: LockFile, file: HeldFd, inode: process.Inode, place: Place, content: bytes) -> None:
+        # With what `Hold._begin` does: every acquire comes here.
         self._file = file
         self._inode = inode
         self._place = place
         self._content = content
-        self._lost = False
-        self._renewing = allocate_lock()
+        self._lost = self._is_closed = False
+        self._renewing = None
         self._called_at = 0.0
-        lock._metrics.acquisitions.bump()
-        base.Hold._begin(self, lock, inode, False, (file, place))
+        self.lock = lock
+        self.acquired_at = time.time()
+        self._registry = registry = process.registry
+        count = lock._metrics.acquisitions.bump
+        count()
+        registry.holds[id(self)] = (inode, False, process.owner(), (file, place))
 
     def fileno(self) -> int:
         """The descriptor that carries the liveness byte."""
@@ -121,12 +126,13 @@ class FileHold(base.Hold):
                 heartbeat.end(self, inode[0])
             # A thread that renews it has the mutex, and a later one finds no entry. When the interpreter goes down,
             # threads stop with what they have.
-            if not sys.is_finalizing():
+            if self._renewing is not None and not sys.is_finalizing():
                 with self._renewing:
                     pass
             self._is_closed = True
             self._file.close()
-            self._place.release()
+            if self._place.folder is not None:
+                self._place.release()
             if self._called_at:
                 process.registry.note_turn(self.lock._file, self._called_at)
                 remove_queue(self.lock._queue)
@@ -169,7 +175,9 @@ class FileHold(base.Hold):
     def renew(self) -> None:
         """Set the timestamp to now, in place: as many digits as before, in one write. Raises LockLost."""
         self.check()
-        with self._renewing:  # `_release` waits for it before it closes the descriptor
+        with process.registry.mutex:
+            mutex = self._renewing = self._renewing or allocate_lock()
+        with mutex:  # `_release` waits for it before it closes the descriptor
             if self.released:
                 return
             start, text = self.lock.format.renewal(self._content, time.time())
@@ -351,21 +359,22 @@ class LockFile(FileLock[FileHold]):
         """The name is ours, so what has to be greater than in every earlier hold is settled now."""
         hold = FileHold()
         fd, st, place = made.fd, made.st, made.place
-        inode = st[2], st[1]
+        inode = inode_of(st)
+        path = self._location.file
         try:
-            hold._begin(self, made.file, inode, place, content)
+            hold._begin(self, made, inode, place, content)
             made.hand_over()
-            token = tokens.new(self._file)
+            token = tokens.new(path)
             if self.fence:
                 # Nobody takes the lock away from the process with the removal byte, so nobody else writes the fence.
                 if not take_removal_right(fd) or not self._is_at(place, fd, st):
                     raise _Robbed
-                token = tokens.advance_fence(place, self._file, token, self.mode, self.durable)
+                token = tokens.advance_fence(place, path, token, self.mode, self.durable)
                 system.unmark_removal(fd)
             hold.token = token
             system.pwrite(fd, b"%020d" % token, self.format.token_at(content))
-            if self.durable and place.folder is not None:
-                system.fsync(place.folder)
+            if self.durable:
+                place.sync()
             if place.inode(place.name) != inode and not self._is_at(place, fd, st):
                 raise _Robbed
             if self.heartbeat is not None:
@@ -425,7 +434,7 @@ class LockFile(FileLock[FileHold]):
         except OSError:
             pass
         else:
-            if process.registry.holds_of_caller((st.st_dev, st.st_ino), asynchronous=asynchronous):
+            if process.registry.holds_of_caller(inode_of(st), asynchronous=asynchronous):
                 raise would_deadlock(self.path, asynchronous, "holds the lock")
         queue = Queue(self._queue, self.mode) if self._has_queue() else None
         hold = yield from self._wait_in_line(deadline, asynchronous, queue)

@@ -52,8 +52,7 @@ class KernelHold(PathHold):
             system.mark_removal(file.fd)
             lock._remove_unused(file)  # our own share is not in the way
             return False
-        looks = self._came_through_queue or time() - self.acquired_at > _A_WHILE
-        if looks and system.access(lock._queue, 0):
+        if (self._came_through_queue or time() - self.acquired_at > _A_WHILE) and system.access(lock._queue, 0):
             return True
         lock._remove(file.inode)
         return False
@@ -72,7 +71,6 @@ class Lock(PathLock[KernelHold]):
     __slots__ = ("_op", "keep", "shared")
 
     _options = ("shared", "timeout", "keep", "fair", "mode")
-    _hold_type = KernelHold
     _polls = True
 
     def __init__(
@@ -85,7 +83,7 @@ class Lock(PathLock[KernelHold]):
         fair: bool = True,
         mode: int = 0o644,
     ) -> None:
-        PathLock.__init__(self, path, "lock", timeout, fair, mode)
+        PathLock.__init__(self, path, "lock", timeout, fair, mode, KernelHold)
         self.shared = shared
         self.keep = keep
         self.removes_file = self.sets_time = not keep
@@ -105,7 +103,8 @@ class Lock(PathLock[KernelHold]):
 
     def _take(self, file: OpenFile) -> bool | Outcome:
         try:
-            (system.lock_range if file.mount.ranged else system.lock)(file.fd, self._op)
+            set_lock = file.set_lock
+            set_lock(file.fd, self._op)
         except BlockingIOError:
             return BUSY
         return True
@@ -114,7 +113,8 @@ class Lock(PathLock[KernelHold]):
         return try_lock(file, system.EX_NB)
 
     def _unlock(self, file: OpenFile) -> None:
-        (system.lock_range if file.mount.ranged else system.lock)(file.fd, system.UN)
+        set_lock = file.set_lock
+        set_lock(file.fd, system.UN)
 
     def _is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
         return st.st_size == 0
@@ -135,7 +135,7 @@ class Lock(PathLock[KernelHold]):
     def _block(self, file: OpenFile) -> Step | None:
         if not file.mount.blocks or process.uses_greenlets():
             return None
-        return Granted(system.lock_range if file.mount.ranged else system.lock, file.fd, self._op & ~system.NB)
+        return Granted(file.set_lock, file.fd, self._op & ~system.NB)
 
     def _note_turn(self, called_at: float) -> None:
         if not self.shared:
@@ -150,7 +150,7 @@ class Lock(PathLock[KernelHold]):
 
 def try_lock(file: OpenFile, op: int) -> bool:
     try:
-        (system.lock_range if file.mount.ranged else system.lock)(file.fd, op)
+        file.set_lock(file.fd, op)
     except BlockingIOError:
         return False
     return True

@@ -25,12 +25,11 @@ from __future__ import annotations
 
 import errno
 import os
-from sys import modules
 from time import monotonic, sleep, time
 
 from .. import process, system
 from ..errors import HoldfastError, NotALockFile, WouldDeadlock
-from ..files import OwnedFd, named
+from ..files import HeldFd, inode_of, named
 from ..paths import LOCAL, check_directory, follow_links, mount_of
 from ..wait import Pause, check_deadline, sooner
 from ..watch import Waiting
@@ -40,6 +39,7 @@ from .queue import Queue, QueuedLock, remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, TypeVar
 
     from ..paths import Mount
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 else:
     PathHoldType = None
 
+_new = object.__new__
+_forks, _descriptors = process.forks, process.descriptors
 _FRESH = 0.1  # seconds
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
 _FEW_RETRIES = 3
@@ -68,24 +70,15 @@ BURSTS: tuple[tuple[float, float, float], ...] = (
 )
 
 
-class OpenFile(OwnedFd):
-    """The file of a lock, open: what it was when it was opened (`st`), and how to lock it where it is."""
+class OpenFile(HeldFd):
+    """The file of a lock, open: what it was when it was opened (`st`), and how to lock it where it is (`set_lock`)."""
 
-    __slots__ = ("inode", "mount", "st")
+    __slots__ = ("inode", "mount", "set_lock", "st")
 
-    def __init__(self, fd: int, path: str) -> None:
-        # `OwnedFd.__init__`, and more, without the call: every acquire comes here.
-        try:
-            if process._forks:
-                process.current_registry()
-            process.descriptors[id(self)] = self.fd = fd
-            self.st = st = system.fstat(fd)
-            dev = st[2]  # by number: half the price of a name, on a path that every acquire takes
-            self.inode: process.Inode = (dev, st[1])
-            self.mount: Mount = LOCAL if dev & 0xFFF00 else mount_of(dev, path)
-        except BaseException:  # refused, or an interrupt
-            self._abandon(fd)
-            raise
+    inode: process.Inode
+    mount: Mount
+    set_lock: Callable[[int, int], None]  # of a descriptor and an operation, as flock
+    st: os.stat_result
 
 
 class PathHold(base.Hold):
@@ -99,7 +92,6 @@ class PathHold(base.Hold):
     _called_at: float  # when a waiter got the lock, on the monotonic clock; 0: it did not wait, or without a queue
 
     def _begin_with(self, lock: Any, file: OpenFile, queued: bool) -> None:
-        # `_begin` without its calls: every acquire comes here.
         self._file = file
         self._came_through_queue = queued
         self._called_at = 0.0
@@ -109,11 +101,9 @@ class PathHold(base.Hold):
         self._registry = registry = process.registry
         if lock.sets_time and self.acquired_at - file.st.st_mtime > _FRESH:
             _set_time(file)
-        lock._count()
-        if "asyncio" in modules or "trio" in modules:  # else there is no task
-            self._enter(file.inode, lock.shared, file)
-        else:
-            registry.holds[id(self)] = (file.inode, lock.shared, process.current_thread(), None, file)
+        count = lock._count
+        count()
+        registry.holds[id(self)] = (file.inode, lock.shared, process.owner(), file)
 
     def _still_named(self) -> bool:
         return named(self.lock.path, self._file.inode) is not None
@@ -130,9 +120,10 @@ class PathHold(base.Hold):
         still_named = left_for_next = False
         try:
             st = named(lock.path, file.inode)
-            still_named = st is not None
-            if st is not None and lock.removes_file and file.mount.removes:
-                left_for_next = self._free_name(st)
+            if st is not None:
+                still_named = True
+                if lock.removes_file and file.mount.removes:
+                    left_for_next = self._free_name(st)
         except BlockingIOError:  # another program has locked it from end to end
             lock._metrics.cleanups_skipped.bump()
         finally:
@@ -171,16 +162,25 @@ def _set_time(file: OpenFile) -> None:
 class PathLock(QueuedLock[PathHoldType]):
     """Finding, locking, waiting for and removing the file. A subclass implements `_take` and the methods below."""
 
-    __slots__ = ("_count", "_unchecked", "removes_file", "sets_time")
+    # Not attributes of the class: Python 3.11 finds those of an object faster.
+    __slots__ = ("_count", "_hold_type", "_unchecked", "keeps_open", "removes_file", "sets_time")
 
     has_content = False  # may the file have content?
-    keeps_open = False  # does the file stay open after a release?
     shared = True  # may others hold it at the same time?
-    _hold_type: type[PathHoldType]
 
-    def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
+    def __init__(
+        self,
+        path: base.StrPath,
+        kind: str,
+        timeout: float | None,
+        fair: bool,
+        mode: int,
+        hold_type: type[PathHoldType],
+    ) -> None:
         QueuedLock.__init__(self, path, kind, timeout, fair, mode)
+        self._hold_type = hold_type
         self._unchecked = True
+        self.keeps_open = False  # does the file stay open after a release?
         self.removes_file = True
         self.sets_time = not self.has_content
         self._count = self._metrics.acquisitions.bump
@@ -247,7 +247,8 @@ class PathLock(QueuedLock[PathHoldType]):
                 if st is not None:
                     if st[6] and not self.has_content:  # another kind of lock was made of it meanwhile
                         raise self._not_a_lock_file()
-                    hold = self._hold_type()
+                    hold_type = self._hold_type
+                    hold = hold_type()
                     hold._begin_with(self, opened, queued)
                     return hold
                 found = REPLACED
@@ -287,27 +288,41 @@ class PathLock(QueuedLock[PathHoldType]):
         """The path is a symlink, which may have been changed since."""
         self._locate(follow_links(self.path))
 
-    def _open(self) -> OpenFile | None:
-        """Open the file, and make it if it is not there. None: it vanished meanwhile."""
+    def _open(self, create: bool = True) -> OpenFile | None:
+        """Open the file, and make it if it is not there, unless `create` is false. None: it is not there.
+
+        Raises NotALockFile, or Unsupported where the file system has no locks that work.
+        """
         path = self._location.file
         if path is not self.path:
             self._follow_link()
             path = self._location.file
         try:
-            file = OpenFile(system.open_fd(path, system.O_LOCK, self.mode), path)
+            fd = system.open_fd(path, system.O_LOCK if create else system.O_EXISTING, self.mode)
         except OSError as error:
-            other = self._open_otherwise(error)
-            if other is None:
+            fd = self._open_otherwise(error) if create else self._open_to_read(error)
+            if fd < 0:
                 return None
-            file = other
-        st = file.st
-        if st[0] & _FILE_TYPE != _REGULAR or (st[6] and not self.has_content):
-            file.close()
-            raise self._not_a_lock_file()
+            path = self._location.file
+        file = _new(OpenFile)  # `HeldFd(fd)` in place: calls cost 3 % of an acquire here
+        try:
+            if _forks:
+                process.current_registry()
+            _descriptors[id(file)] = file.fd = fd
+            file.st = st = system.fstat(fd)
+            mode, ino, dev, _, _, _, size, _, _, _ = st
+            if mode & _FILE_TYPE != _REGULAR or (size and not self.has_content):
+                raise self._not_a_lock_file()
+            file.inode = (dev, ino)
+            file.mount = mount = LOCAL if dev & 0xFFF00 else mount_of(dev, path)
+            file.set_lock = system.lock_range if mount.ranged else system.lock
+        except BaseException:  # refused, or an interrupt
+            file._abandon(fd)
+            raise
         return file
 
-    def _open_otherwise(self, error: OSError) -> OpenFile | None:
-        """The plain open failed: find the way around, or say why there is none."""
+    def _open_otherwise(self, error: OSError) -> int:
+        """The plain open failed: find the way around, or say why there is none. -1: the file vanished meanwhile."""
         if error.errno == errno.ELOOP and self._file == self.path:
             self._follow_link()
             if self._file != self.path:
@@ -321,13 +336,20 @@ class PathLock(QueuedLock[PathHoldType]):
             raise FileNotFoundError(errno.ENOENT, text, self.path) from None
         raise error
 
-    def _open_target(self) -> OpenFile | None:
+    def _open_to_read(self, error: OSError) -> int:
+        """Another user's file, and yet ours to remove, perhaps. -1: it is not there, or not to be opened."""
         try:
-            return OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode), self._file)
+            return system.open_fd(self._file, system.O_READ) if isinstance(error, PermissionError) else -1
+        except OSError:
+            return -1
+
+    def _open_target(self) -> int:
+        try:
+            return system.open_fd(self._file, system.O_LOCK, self.mode)
         except OSError as error:
             return self._open_otherwise(error)
 
-    def _open_denied(self, error: PermissionError) -> OpenFile | None:
+    def _open_denied(self, error: PermissionError) -> int:
         """Open a lock file that we may not create or not write: another user's, perhaps in a sticky directory.
 
         With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so ask again
@@ -336,7 +358,7 @@ class PathLock(QueuedLock[PathHoldType]):
         for _ in range(_MAX_DENIALS):
             for flags in (system.O_EXISTING, system.O_READ):
                 try:
-                    return OpenFile(system.open_fd(self._file, flags), self._file)
+                    return system.open_fd(self._file, flags)
                 except PermissionError:
                     continue
                 except FileNotFoundError:
@@ -346,11 +368,11 @@ class PathLock(QueuedLock[PathHoldType]):
             else:
                 raise error
             try:
-                return OpenFile(system.open_fd(self._file, system.O_LOCK, self.mode), self._file)
+                return system.open_fd(self._file, system.O_LOCK, self.mode)
             except PermissionError:
                 continue
             except FileNotFoundError:
-                return None
+                return -1
         raise error
 
     def _file_was_replaced(self, retries: int) -> None:
@@ -380,7 +402,7 @@ class PathLock(QueuedLock[PathHoldType]):
             st = system.stat(self.path)
         except OSError:
             return []
-        return process.registry.holds_of_caller((st.st_dev, st.st_ino), asynchronous=asynchronous, ended=ended)
+        return process.registry.holds_of_caller(inode_of(st), asynchronous=asynchronous, ended=ended)
 
     # Removing it.
 
@@ -397,7 +419,8 @@ class PathLock(QueuedLock[PathHoldType]):
         except (FileNotFoundError, PermissionError):
             self._metrics.cleanups_skipped.bump()
         else:
-            self._metrics.cleanups.bump()
+            count = self._metrics.cleanups.bump
+            count()
 
     def _remove_unused(self, file: OpenFile) -> None:
         """Remove the file if nobody else uses it. The caller has marked the removal.
@@ -427,24 +450,16 @@ class PathLock(QueuedLock[PathHoldType]):
         """Remove a file that was left for a waiter that has gone."""
         if not self.removes_file:
             return
-        file = None
-        for flags in (system.O_EXISTING, system.O_READ):
-            try:
-                file = OpenFile(system.open_fd(self._file, flags), self._file)
-                break
-            except PermissionError:  # another user's, and yet ours to remove, perhaps
-                continue
-            except (HoldfastError, OSError):
+        try:
+            file = self._open(create=False)
+            if file is None:
                 return
-        if file is None:
-            return
-        with file:
-            try:
-                if file.mount.removes and file.st.st_mode & _FILE_TYPE == _REGULAR and self._is_ours(file, file.st):
+            with file:
+                if file.mount.removes and self._is_ours(file, file.st):
                     system.mark_removal(file.fd)
                     self._remove_unused(file)
-            except (HoldfastError, OSError):
-                pass  # not ours, or locked from end to end by another program
+        except (HoldfastError, OSError):
+            pass  # not ours, or locked from end to end by another program
 
     # Waiting for it.
 

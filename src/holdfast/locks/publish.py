@@ -14,15 +14,17 @@ import errno
 import os
 
 from .. import owner, system
-from ..files import OwnedFd
-from ..paths import is_trusted, mount_at
+from ..files import HeldFd, OwnedFd, inode_of, sync_directory
+from ..paths import LOCAL, is_trusted, mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..paths import Mount
     from ..record import Record
 
     Inode = tuple[int, int]
 
+_new = object.__new__
 _MAX_EXCHANGES = 100
 _LONGEST_STEM = 200  # bytes of 255; a pid, 16 digits and .tmp come after it
 NOT_HERE = frozenset(
@@ -33,7 +35,7 @@ NOT_HERE = frozenset(
 class Place:
     """Where a file is to be: a name in a directory, which is open, or of which we know that nobody can swap it."""
 
-    __slots__ = ("_owner", "directory", "folder", "held", "made", "name", "path")
+    __slots__ = ("_mount", "_mounted", "_owner", "directory", "folder", "held", "made", "name", "path")
 
     def __init__(self, directory: str, name: str, folder: OwnedFd | None) -> None:
         self.path = f"{directory}/{name}"
@@ -43,6 +45,14 @@ class Place:
         self.made: Published | None = None  # what can only be taken back while `folder` is open
         self.directory = directory if folder is None else "."
         self.name = name if folder is not None else self.path
+        self._mounted, self._mount = -1, LOCAL
+
+    def mount(self, device: int) -> Mount:
+        """The mount of this directory, whose `st_dev` is `device`. Looked up once for each device."""
+        if device != self._mounted:
+            self._mount = mount_at(device, self.path)
+            self._mounted = device
+        return self._mount
 
     def release(self) -> None:
         """`leave`, for the hold that has it."""
@@ -69,7 +79,7 @@ class Place:
             st = system.stat(name, dir_fd=self.folder, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return st[2], st[1]
+        return inode_of(st)
 
     def remove(self, name: str) -> bool:
         """False: there was nothing to remove."""
@@ -82,50 +92,45 @@ class Place:
     def rename(self, one: str, other: str) -> None:
         system.rename(one, other, src_dir_fd=self.folder, dst_dir_fd=self.folder)
 
+    def sync(self) -> None:
+        """The names in this directory are on disk."""
+        if not self._mount.keeps:
+            return
+        if self.folder is None:
+            sync_directory(self.directory)
+        else:
+            system.fsync(self.folder)
+
     def trusts(self, entry: os.stat_result) -> bool:
         """Was this file made by a user that we trust?"""
         return is_trusted(entry, system.stat(self.directory) if self.folder is None else system.fstat(self.folder))
 
 
-class Published:
-    """A file that was made, with its liveness byte locked, and not yet anybody's hold.
+class Published(HeldFd):
+    """A file that was made, open, with its liveness byte locked.
 
-    Dropped, as by an interrupt, it is taken back.
+    Dropped before a hold owns it, as by an interrupt, it is taken back.
     """
 
-    __slots__ = ("_file", "fd", "place", "private", "st")
+    __slots__ = ("is_held", "place", "private", "st")
 
-    fd: int
+    is_held: bool  # by a hold, which closes it
+    place: Place
+    private: str  # the name that it has until it is published
     st: os.stat_result
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.private = ""  # the name that it has until it is published
-        self._file: OwnedFd | None = None
-        if place.folder is not None:
-            place.made = self
-
-    def open(self, name: str, flags: int, mode: int) -> None:
-        self._file = file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=self.place.folder))
-        self.fd = file.fd
-        self.st = system.fstat(self.fd)
-
-    @property
-    def file(self) -> OwnedFd:
-        if self._file is None:
-            raise ValueError("this file is not open")
-        return self._file
 
     def hand_over(self) -> None:
         """A hold has the file and the directory from now on."""
-        self._file = None
-        self.place.made = None
-        self.place.held = self.place.folder is not None
+        self.is_held = True
+        place = self.place
+        if place.folder is not None:
+            place.made = None
+            place.held = True
 
     def fill(self, content: bytes, durable: bool) -> None:
         fd = self.fd
         system.lock_liveness(fd)
-        mount = mount_at(self.st[2], self.place.path)
+        mount = self.place.mount(self.st[2])
         if mount.lets_read:  # so that `Lock` and flock(1) wait for the holder
             try:
                 (system.lock_range if mount.ranged else system.lock)(fd, system.EX_NB)
@@ -135,13 +140,8 @@ class Published:
                 pass  # a file system without such locks
         if system.write(fd, content) < len(content):  # the disk is full, or the file may not be so large
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.place.name)
-        if durable:
+        if durable and mount.keeps:
             system.fsync(fd)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def give_up(self, error: BaseException) -> None:
         """Publishing failed, or was interrupted: perhaps when it was done. What a signal's handler raised may be an
@@ -152,8 +152,8 @@ class Published:
             self.take_back()
 
     def take_back(self) -> None:
-        if self._file is None or not self._file.is_open:
-            return  # handed over, or of the parent of this process
+        if self.is_held or not self.is_open:
+            return  # or it belongs to the parent of this process
         place = self.place
         try:
             system.lock_removal(self.fd)
@@ -167,15 +167,27 @@ class Published:
             self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_file", None) is not None:
+        if self.fd != -1 and not self.is_held:
             self.take_back()
+
+
+def _open_new(place: Place, name: str, flags: int, mode: int, private: str = "") -> Published:
+    made = _new(Published)  # calling the class would cost an acquire 2 %
+    made.fd = -1
+    made.is_held = False
+    made.place = place
+    made.private = private
+    if place.folder is not None:
+        place.made = made
+    HeldFd.__init__(made, system.open_fd(name, flags, mode, dir_fd=place.folder))
+    made.st = system.fstat(made.fd)
+    return made
 
 
 def publish(place: Place, content: bytes, mode: int, durable: bool) -> Published:
     """Make the file. Raises FileExistsError if the name is taken."""
-    made = Published(place)
     try:
-        made.open(place.directory, system.O_TMPFILE, mode)
+        made = _open_new(place, place.directory, system.O_TMPFILE, mode)
     except OSError as error:
         if error.errno not in NOT_HERE:
             raise
@@ -229,16 +241,16 @@ def _stem(name: str) -> str:
 
 def _make_private(place: Place, private: str, content: bytes, mode: int, durable: bool) -> Published:
     """A file that is whole, under a name that nobody looks at; for its owner's eyes only until then."""
-    made = Published(place)
+    made = None
     try:
-        made.private = private
-        made.open(private, system.O_NEW, mode)
+        made = _open_new(place, private, system.O_NEW, mode, private)
         system.fchmod(made.fd, 0o600)
         made.fill(content, durable)
         system.fchmod(made.fd, made.st.st_mode & 0o7777)  # which has what the umask left of `mode`
         return made
     except BaseException:
-        made.close()
+        if made is not None:
+            made.close()
         place.remove(private)
         raise
 
@@ -314,13 +326,8 @@ def _put_back(place: Place, private: str, ours: Inode, displaced: Inode | None) 
     return False
 
 
-def inode_of(st: os.stat_result) -> Inode:
-    return st.st_dev, st.st_ino
-
-
 def _publish_in_place(place: Place, content: bytes, mode: int, durable: bool) -> Published:
-    made = Published(place)
-    made.open(place.name, system.O_NEW, mode)
+    made = _open_new(place, place.name, system.O_NEW, mode)
     try:
         made.fill(content, durable)
     except BlockingIOError:

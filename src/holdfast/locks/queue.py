@@ -35,7 +35,7 @@ import stat
 from time import monotonic
 
 from .. import process, system
-from ..files import OwnedFd, named
+from ..files import OwnedFd, inode_of, named
 from ..paths import is_trusted, mount_at
 from ..wait import SAFETY_LOOK, AsyncNotification, Notification, Notified, Pause, Readable, check_deadline, sooner
 from . import base
@@ -189,7 +189,7 @@ class Queue:
         except BlockingIOError:
             return False
         st = system.fstat(ticket.fd)
-        if named(f"{self.path}/{name}", (st.st_dev, st.st_ino), follow_symlinks=False) is not None:
+        if named(f"{self.path}/{name}", inode_of(st), follow_symlinks=False) is not None:
             try:
                 system.unlink(f"{self.path}/{name}")
             except (FileNotFoundError, PermissionError):

@@ -23,11 +23,11 @@ from time import sleep
 
 from .. import record, system
 from ..errors import HoldfastError, NotALockFile, NotLocked, NotOwner
-from ..files import OwnedFd
+from ..files import OwnedFd, inode_of
 from ..paths import cannot_be_swapped, check_no_parent_component, follow_links, mount_at
 from . import base, tokens
 from .judge import POLICIES, Judgement, judge, not_a_lock_file
-from .publish import Place, displaced_name, inode_of, private_files
+from .publish import Place, displaced_name, private_files
 from .queue import Location, QueuedLock
 from .semaphore import MAX_PERMITS
 
@@ -104,11 +104,10 @@ class FileLock(QueuedLock[HoldType]):
             return location.safe_place
         parent, name = location.parent, location.name
         try:
-            if not system.HAS_FOLDERS or (not self.durable and cannot_be_swapped(parent)):
+            if not system.HAS_FOLDERS or cannot_be_swapped(parent):
                 location.safe_place = Place(parent, name, None)
                 return location.safe_place
-            if system.HAS_FOLDERS:
-                follow_links(parent)  # raises UnsafePath
+            follow_links(parent)  # raises UnsafePath
             flags = system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER
             return Place(parent, name, OwnedFd(system.open_fd(parent, flags)))
         except FileNotFoundError:

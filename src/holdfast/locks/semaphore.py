@@ -64,7 +64,6 @@ class Semaphore(PathLock[SemaphoreHold]):
     __slots__ = ("permits",)
 
     _options = ("permits", "timeout", "fair", "mode")
-    _hold_type = SemaphoreHold
     has_content = True
 
     def __init__(
@@ -76,7 +75,7 @@ class Semaphore(PathLock[SemaphoreHold]):
         fair: bool = True,
         mode: int = 0o644,
     ) -> None:
-        PathLock.__init__(self, path, "semaphore", timeout, fair, mode)
+        PathLock.__init__(self, path, "semaphore", timeout, fair, mode, SemaphoreHold)
         if not isinstance(permits, int) or not 1 <= permits <= MAX_PERMITS:
             raise ValueError(f"permits is a number from 1 to {MAX_PERMITS}, not {permits!r}")
         self.permits = permits
@@ -180,7 +179,7 @@ class Semaphore(PathLock[SemaphoreHold]):
 
     def _unlock(self, file: OpenFile) -> None:
         system.unlock_slots(file.fd, MAX_PERMITS)
-        (system.lock_range if file.mount.ranged else system.lock)(file.fd, system.UN)
+        file.set_lock(file.fd, system.UN)
 
     def _is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
         content = system.pread(file.fd, _MAX_BYTES + 1, 0)

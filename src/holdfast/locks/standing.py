@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 class StandingLock(Lock):
     __slots__ = ("_standing",)
 
-    keeps_open = True
-
     def __init__(self, path: base.StrPath, *, timeout: float | None, mode: int) -> None:
         self._standing: list[OpenFile] = []  # at most one; a list, because popping and appending are atomic
         Lock.__init__(self, path, keep=True, timeout=timeout, mode=mode)
+        self.keeps_open = True
 
     def close(self) -> None:
         """Close the file until the next time."""
         while self._standing:
             self._standing.pop().close()
+
+    __del__ = close
 
     def _pop_standing(self) -> OpenFile | None:
         """The open file, unless a fork has closed it."""
@@ -44,12 +45,12 @@ class StandingLock(Lock):
             return None
         return file if file.is_open else None
 
-    def _open(self) -> OpenFile | None:
+    def _open(self, create: bool = True) -> OpenFile | None:
         file = self._pop_standing()
         if file is not None and named(self.path, file.inode) is None:
             file.close()
             file = None
-        return file or Lock._open(self)
+        return file or Lock._open(self, create)
 
     def _put_away(self, file: OpenFile, reusable: bool) -> None:
         if not reusable or self._standing or system.access(self._queue, 0):

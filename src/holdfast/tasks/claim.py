@@ -21,7 +21,7 @@ from types import TracebackType
 
 from .. import process, system
 from ..errors import LockLost, NotLocked
-from ..files import OwnedFd, read_open
+from ..files import OwnedFd, inode_of, read_open
 from . import journal
 from .journal import Task
 from .places import Places, move, move_over, name_of
@@ -245,7 +245,7 @@ class Claim:
             named, st = system.stat(path, follow_symlinks=False), system.fstat(self._file.fd)
         except FileNotFoundError:
             return False
-        return (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino)
+        return inode_of(named) == inode_of(st)
 
     @property
     def inode(self) -> int:

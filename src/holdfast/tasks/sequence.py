@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic, sleep
 
 from .. import process, system
-from ..files import OwnedFd
+from ..files import OwnedFd, inode_of
 from .places import IN_A_BUCKET, Places, listed, number_of
 
 LATER = "later"
@@ -53,7 +53,7 @@ class Sequence:
         """Open the file anew if it is another one by now. True: it is."""
         try:
             st, mine = system.stat(self.path), system.fstat(self.fd)
-            if (st.st_dev, st.st_ino) == (mine.st_dev, mine.st_ino):
+            if inode_of(st) == inode_of(mine):
                 return False
         except FileNotFoundError:
             pass
