@@ -230,7 +230,6 @@ class Run:
         for fd in home.fds:
             with suppress(OSError):
                 os.close(fd)
-        _forget(WatchFd._open, home.fds)
         _forget(process.descriptors, home.fds)
         home.fds.clear()
         home.registry.holds.clear()

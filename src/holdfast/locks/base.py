@@ -170,16 +170,17 @@ class Hold:
         """Give the lock back. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
         if _forks:  # perhaps the fork hook of another module, in a child, and before ours
             process.current_registry()
+        ours = False
         try:
             # Popping the entry is atomic: of two threads that release at once, one gets it.
-            if self._registry.holds.pop(id(self), None) is None:
-                raise self._not_held()
-            if self._release():
-                return
+            if self._registry.holds.pop(id(self), None) is not None:
+                ours = True
+                if self._release():
+                    return
         except BaseException:  # perhaps an interrupt, before anything was done
             self._finish_release()
             raise
-        raise self._loss()
+        raise self._loss() if ours else self._not_held()
 
     def _finish_release(self) -> None:
         if not self._is_closed and self._registry is process.registry and id(self) not in self._registry.holds:

@@ -144,9 +144,10 @@ class FileHold(base.Hold):
             # The process that has it removes the file; if not, everybody finds that we are gone.
             self.lock._metrics.cleanups_skipped.bump()
             return not self._lost and named(self.lock.path, inode) is not None
-        if place.inode(place.name) == inode:
-            # The directory may have another name by now. Who lost the lock once may have had a successor meanwhile.
-            self._lost = self._lost or (place.folder is not None and named(self.lock.path, inode) is None)
+        # The directory may have another name by now. A hold that was lost once may have had a successor meanwhile.
+        is_there = named(self.lock.path, inode) is not None
+        if is_there or place.inode(place.name) == inode:
+            self._lost = self._lost or not is_there
             if place.remove(place.name):
                 return not self._lost
         removed = False

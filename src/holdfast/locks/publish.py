@@ -14,7 +14,7 @@ import errno
 import os
 
 from .. import owner, system
-from ..files import HeldFd, OwnedFd, inode_of, sync_directory
+from ..files import HeldFd, OwnedFd, inode_of
 from ..paths import LOCAL, is_trusted, mount_at
 
 TYPE_CHECKING = False
@@ -94,11 +94,7 @@ class Place:
 
     def sync(self) -> None:
         """The names in this directory are on disk."""
-        if not self._mount.keeps:
-            return
-        if self.folder is None:
-            sync_directory(self.directory)
-        else:
+        if self.folder is not None and self._mount.keeps:
             system.fsync(self.folder)
 
     def trusts(self, entry: os.stat_result) -> bool:
@@ -167,7 +163,7 @@ class Published(HeldFd):
             self.close()
 
     def __del__(self) -> None:
-        if self.fd != -1 and not self.is_held:
+        if getattr(self, "fd", -1) != -1 and not self.is_held:
             self.take_back()
 
 

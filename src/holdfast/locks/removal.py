@@ -53,12 +53,13 @@ _MAX_LOOKS = 10
 class FileLocation(Location):
     """The file of a lock file, and its directory."""
 
-    __slots__ = ("name", "parent", "safe_place")
+    __slots__ = ("is_safe", "name", "parent", "safe_place")
 
     def __init__(self, file: str) -> None:
         Location.__init__(self, file)
         self.parent, self.name = os.path.split(file)
-        self.safe_place: Place | None = None
+        self.is_safe = False  # nobody else can put another directory in place of the parent
+        self.safe_place: Place | None = None  # for all attempts, where no descriptor is needed
 
 
 class FileLock(QueuedLock[HoldType]):
@@ -104,10 +105,13 @@ class FileLock(QueuedLock[HoldType]):
             return location.safe_place
         parent, name = location.parent, location.name
         try:
-            if not system.HAS_FOLDERS or cannot_be_swapped(parent):
+            if not location.is_safe:
+                location.is_safe = not system.HAS_FOLDERS or cannot_be_swapped(parent)
+            if location.is_safe and not (self.durable and system.HAS_FOLDERS):
                 location.safe_place = Place(parent, name, None)
                 return location.safe_place
-            follow_links(parent)  # raises UnsafePath
+            if not location.is_safe:
+                follow_links(parent)  # raises UnsafePath
             flags = system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER
             return Place(parent, name, OwnedFd(system.open_fd(parent, flags)))
         except FileNotFoundError:
@@ -367,11 +371,11 @@ class FileLock(QueuedLock[HoldType]):
     def _may_be_needed(self, fd: int, pid: int) -> bool:
         """Does a living process use this private file, or was it displaced by a takeover that was killed?
 
-        A lock that was displaced may go when it is old. A user's file may not.
+        A lock that was displaced may go when it is old. A user's file may not. A number is the next fence file.
         """
         content = system.pread(fd, record.MOST_BYTES, 0)
         try:
-            found = self.format.parse(content) if content else None
+            found = self.format.parse(content) if content and not content.strip().isdigit() else None
         except HoldfastError:
             return True
         age = time.time() - system.fstat(fd).st_mtime

@@ -22,6 +22,7 @@ WATCH_CLOSING = 0x8  # in a directory, a file is closed by one who could have wr
 
 _AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 
+_BUFFER, _MAX_EVENT = 4096, 272  # bytes: one event with the longest name
 _FICLONE = 0x40049409
 _GETVERSION = 0x80087601
 
@@ -85,7 +86,9 @@ class Watch:
         """Take the events off. True: there was one."""
         any_news = False
         try:
-            while read(self.fd, 4096):
+            size = _BUFFER
+            while size > _BUFFER - _MAX_EVENT:  # else the kernel had no more
+                size = len(read(self.fd, _BUFFER))
                 any_news = True
         except BlockingIOError:
             pass
