@@ -247,7 +247,7 @@ class LockFile(FileLock[FileHold]):
 
     @property
     def _may_block(self) -> bool:  # type: ignore[override]
-        return self.durable
+        return self.durable and self._location.keeps
 
     def _first_attempt(self) -> FileHold | Outcome:
         location = self._location
@@ -268,7 +268,9 @@ class LockFile(FileLock[FileHold]):
             place = self._open_place()
             hold = None
             try:
-                looks = tries or queued or (self.durable and system.access(place.name, 0, dir_fd=place.folder))
+                looks = tries or queued
+                if not looks and self.durable and self._location.keeps:
+                    looks = system.access(place.name, 0, dir_fd=place.folder)
                 hold = self._publish_after_look(place) if looks else self._publish(place)
                 if hold is not None:
                     return hold
@@ -477,8 +479,12 @@ class LockFile(FileLock[FileHold]):
                 return slept
             fd = file.fd
             has_events = self._has_events()
+            try:
+                st = system.fstat(fd)
+            except FileNotFoundError:  # removed: sshfs has no attributes of it any more
+                return slept
             while True:
-                if not self._is_at(place, fd):  # released: the case that should be quick
+                if not self._is_at(place, fd, st):  # released: the case that should be quick
                     return slept
                 judgement = self._judge(fd)
                 if judgement.stale:

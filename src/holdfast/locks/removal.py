@@ -53,12 +53,13 @@ _MAX_LOOKS = 10
 class FileLocation(Location):
     """The file of a lock file, and its directory."""
 
-    __slots__ = ("is_safe", "name", "parent", "safe_place")
+    __slots__ = ("is_safe", "keeps", "name", "parent", "safe_place")
 
     def __init__(self, file: str) -> None:
         Location.__init__(self, file)
         self.parent, self.name = os.path.split(file)
         self.is_safe = False  # nobody else can put another directory in place of the parent
+        self.keeps = True  # the file system survives a power failure
         self.safe_place: Place | None = None  # for all attempts, where no descriptor is needed
 
 
@@ -107,7 +108,8 @@ class FileLock(QueuedLock[HoldType]):
         try:
             if not location.is_safe:
                 location.is_safe = not system.HAS_FOLDERS or cannot_be_swapped(parent)
-            if location.is_safe and not (self.durable and system.HAS_FOLDERS):
+                location.keeps = mount_at(system.stat(parent).st_dev, parent).keeps
+            if location.is_safe and not (self.durable and location.keeps and system.HAS_FOLDERS):
                 location.safe_place = Place(parent, name, None)
                 return location.safe_place
             if not location.is_safe:
