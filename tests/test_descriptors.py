@@ -12,11 +12,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from support import in_child
+from support import descriptors, in_child
 
 import holdfast
 from holdfast import files, process, system
 from holdfast.files import InheritedFd, OwnedFd
+from holdfast.locks.standing import StandingLock
 
 SOURCE = Path(holdfast.__file__).parent
 OWNERS = {"files.py", "process.py"}  # and system/, which makes the calls
@@ -230,6 +231,77 @@ def test_a_child_keeps_its_end_of_a_pipe_and_closes_the_other() -> None:
             assert in_child(child) is False
         assert os.read(reader.fd, 10) == b"x"
         assert os.read(reader.fd, 10) == b"", "nobody has the writer any more"
+
+
+GARBAGE_IN_THE_HOOK = """
+import gc, os, sys
+import holdfast
+from holdfast.files import OwnedFd
+
+class Node:
+    pass
+
+holds = [holdfast.Lock(f"{sys.argv[1]}/{number}").acquire() for number in range(40)]
+kept = 0
+for allocated in range(0, 700, 5):
+    gc.collect()
+    node = Node()
+    node.itself, node.file = node, OwnedFd(os.open(os.devnull, os.O_RDONLY))
+    del node
+    ballast = [[] for _ in range(allocated)]
+    pid = os.fork()
+    if pid == 0:
+        numbers = [hold._file.fd for hold in holds]
+        os._exit(any(os.path.exists(f"/proc/self/fd/{number}") for number in numbers))
+    kept += os.waitpid(pid, 0)[1] != 0
+    del ballast
+print(kept)
+"""
+
+
+@needs_fork
+def test_garbage_that_is_collected_in_the_fork_hook_keeps_no_descriptor_open(tmp_path: Path) -> None:
+    """In a program of its own, where a collection does come in the middle of the hook."""
+    command = [sys.executable, "-c", GARBAGE_IN_THE_HOOK, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
+
+
+@needs_fork
+def test_a_descriptor_that_was_handed_over_by_an_inherited_one_is_closed_in_a_forked_child() -> None:
+    reader, writer = files.pipe(writer=InheritedFd)
+    with reader, OwnedFd(writer.detach()) as mine:
+        assert in_child(lambda: is_open(mine.fd)) is False
+
+
+def test_a_hold_and_its_standing_lock_in_one_cycle_are_closed(path: str) -> None:
+    before = descriptors()
+    lock = StandingLock(path, timeout=None, mode=0o644)
+    cycle: list[object] = [lock, lock.acquire()]
+    cycle.append(cycle)
+    del cycle, lock
+    with pytest.warns(ResourceWarning):
+        gc.collect()
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("kind", [holdfast.Lock, holdfast.LockFile])
+def test_an_interrupt_while_a_dropped_hold_is_released_leaves_no_lock(
+    path: str, kind: type[holdfast.Lock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = kind(path).acquire()
+    real, calls = type(hold)._release, iter([True])
+
+    def interrupted(self: holdfast.Hold) -> bool:
+        if next(calls, False):
+            raise KeyboardInterrupt
+        return real(self)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(hold), "_release", interrupted)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    del hold
+    gc.collect()
+    with kind(path, timeout=0):
+        pass
 
 
 EARLY_HOOK = """

@@ -1588,6 +1588,49 @@ def test_a_directory_swapped_while_held_makes_us_remove_nothing_elsewhere(swappa
     assert tree(elsewhere) == before
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_link_that_follows_our_file_elsewhere_does_not_make_us_remove_another_holders_file(tmp_path, durable):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("a/x.lock")
+    hold = LockFile(link, durable=durable).acquire()
+    (tmp_path / "a/x.lock").rename(tmp_path / "b/x.lock")
+    link.unlink()
+    link.symlink_to("b/x.lock")
+    other = LockFile(tmp_path / "a/x.lock", durable=durable).acquire()
+    with suppress(holdfast.LockLost):
+        hold.release()
+    assert not other.lost
+    other.release()
+
+
+def test_a_link_in_place_of_our_file_is_not_removed(tmp_path):
+    path = tmp_path / "x.lock"
+    hold = LockFile(path).acquire()
+    path.rename(tmp_path / "real")
+    path.symlink_to("real")
+    with pytest.raises(holdfast.LockLost):
+        hold.release()
+    assert path.is_symlink()
+
+
+def test_a_durable_lock_syncs_its_directory_also_if_a_disk_was_mounted_there_since(path, monkeypatch):
+    lock = LockFile(path)
+    parent, name = os.path.split(path)
+    lock._location.safe_place = publish.Place(parent, name, None)  # as after an acquire on tmpfs
+    synced = []
+    real = system.fsync
+
+    def fsync(fd):
+        synced.append(stat.S_ISDIR(os.fstat(fd).st_mode))
+        real(fd)
+
+    monkeypatch.setattr(system, "fsync", fsync)
+    with lock:
+        assert synced == [False, True]
+
+
 def test_a_directory_swapped_while_we_acquire_makes_us_write_nothing_elsewhere(swappable, monkeypatch):
     lock, elsewhere, swap = swappable
     plain = system.link_open_file

@@ -73,7 +73,7 @@ class HeldFd:
 
     def detach(self) -> int:
         """Give the descriptor up without closing it: another owner closes it. -1: it is not open."""
-        return _owned.pop(id(self), -1)
+        return int(_owned.pop(id(self), -1))  # without the mark of an `InheritedNumber`
 
     def __enter__(self: Owner) -> Owner:
         return self

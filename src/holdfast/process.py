@@ -312,8 +312,8 @@ def current_registry() -> Registry:
 
 def _before_fork() -> None:
     global _is_ready
-    forks.append(None)
     _is_ready = False
+    forks.append(None)
 
 
 def _after_in_parent() -> None:
@@ -329,10 +329,10 @@ def _begin_in_child() -> None:
     _pid, _is_ready = os.getpid(), True
     old, registry = registry, Registry()
     old.holds.clear()
-    for owner, fd in list(descriptors.items()):
-        if isinstance(fd, InheritedNumber):
+    # The keys alone, and each looked up anew: garbage that is collected meanwhile closes its own descriptors.
+    for owner in list(descriptors):
+        if isinstance(descriptors.get(owner), InheritedNumber) or (fd := descriptors.pop(owner, None)) is None:
             continue
-        del descriptors[owner]
         try:
             system.close(fd)
         except OSError:

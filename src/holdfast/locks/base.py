@@ -220,11 +220,17 @@ class Hold:
         try:
             if self._is_closed or self._registry is not process.current_registry():
                 return
-            entry = self._registry.holds.pop(id(self), None)
+            entry = None
+            try:
+                entry = self._registry.holds.pop(id(self), None)
+                if entry is not None:
+                    self._release()  # first: where warnings are errors, nothing comes after them
+            except BaseException:
+                self._finish_release()
+                raise
         except AttributeError:  # never got as far as being held, or the interpreter is going down
             return
         if entry is not None:
-            self._release()  # first: where warnings are errors, nothing comes after them
             if sys.is_finalizing():
                 return
             text = f"a hold on {self.lock.path} was never released; keep what acquire() returns until then"

@@ -145,8 +145,10 @@ class FileHold(base.Hold):
             self.lock._metrics.cleanups_skipped.bump()
             return not self._lost and named(self.lock.path, inode) is not None
         # The directory may have another name by now. A hold that was lost once may have had a successor meanwhile.
-        is_there = named(self.lock.path, inode) is not None
-        if is_there or place.inode(place.name) == inode:
+        path = self.lock.path
+        is_same = place.name == path  # then one look is enough
+        is_there = named(path, inode, follow_symlinks=not is_same) is not None
+        if (is_there and is_same) or place.inode(place.name) == inode:
             self._lost = self._lost or not is_there
             if place.remove(place.name):
                 return not self._lost
@@ -376,7 +378,7 @@ class LockFile(FileLock[FileHold]):
                 system.unmark_removal(fd)
             hold.token = token
             system.pwrite(fd, b"%020d" % token, self.format.token_at(content))
-            if self.durable:
+            if self.durable and made.keeps:
                 place.sync()
             if place.inode(place.name) != inode and not self._is_at(place, fd, st):
                 raise _Robbed

@@ -29,7 +29,7 @@ from time import monotonic, sleep, time
 
 from .. import process, system
 from ..errors import HoldfastError, NotALockFile, WouldDeadlock
-from ..files import HeldFd, inode_of, named
+from ..files import HeldFd, OwnedFd, inode_of, named
 from ..paths import LOCAL, check_directory, follow_links, mount_of
 from ..wait import Pause, check_deadline, sooner
 from ..watch import Waiting
@@ -79,6 +79,14 @@ class OpenFile(HeldFd):
     mount: Mount
     set_lock: Callable[[int, int], None]  # of a descriptor and an operation, as flock
     st: os.stat_result
+
+
+class KeptOpenFile(OpenFile):
+    """One that may outlive its hold: closed when it is collected."""
+
+    __slots__ = ()
+
+    __del__ = OwnedFd.__del__
 
 
 class PathHold(base.Hold):
@@ -163,7 +171,7 @@ class PathLock(QueuedLock[PathHoldType]):
     """Finding, locking, waiting for and removing the file. A subclass implements `_take` and the methods below."""
 
     # Not attributes of the class: Python 3.11 finds those of an object faster.
-    __slots__ = ("_count", "_hold_type", "_unchecked", "keeps_open", "removes_file", "sets_time")
+    __slots__ = ("_count", "_file_type", "_hold_type", "_unchecked", "keeps_open", "removes_file", "sets_time")
 
     has_content = False  # may the file have content?
     shared = True  # may others hold it at the same time?
@@ -178,6 +186,7 @@ class PathLock(QueuedLock[PathHoldType]):
         hold_type: type[PathHoldType],
     ) -> None:
         QueuedLock.__init__(self, path, kind, timeout, fair, mode)
+        self._file_type: type[OpenFile] = OpenFile
         self._hold_type = hold_type
         self._unchecked = True
         self.keeps_open = False  # does the file stay open after a release?
@@ -304,7 +313,7 @@ class PathLock(QueuedLock[PathHoldType]):
             if fd < 0:
                 return None
             path = self._location.file
-        file = _new(OpenFile)  # `HeldFd(fd)` in place: calls cost 3 % of an acquire here
+        file: OpenFile = _new(self._file_type)  # `HeldFd(fd)` in place: calls cost 3 % of an acquire here
         try:
             if _forks:
                 process.current_registry()

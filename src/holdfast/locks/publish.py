@@ -14,12 +14,11 @@ import errno
 import os
 
 from .. import owner, system
-from ..files import HeldFd, OwnedFd, inode_of
+from ..files import HeldFd, OwnedFd, inode_of, sync_directory
 from ..paths import LOCAL, is_trusted, mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..paths import Mount
     from ..record import Record
 
     Inode = tuple[int, int]
@@ -35,7 +34,7 @@ NOT_HERE = frozenset(
 class Place:
     """Where a file is to be: a name in a directory, which is open, or of which we know that nobody can swap it."""
 
-    __slots__ = ("_mount", "_mounted", "_owner", "directory", "folder", "held", "made", "name", "path")
+    __slots__ = ("_owner", "directory", "folder", "held", "made", "name", "path")
 
     def __init__(self, directory: str, name: str, folder: OwnedFd | None) -> None:
         self.path = f"{directory}/{name}"
@@ -45,14 +44,6 @@ class Place:
         self.made: Published | None = None  # what can only be taken back while `folder` is open
         self.directory = directory if folder is None else "."
         self.name = name if folder is not None else self.path
-        self._mounted, self._mount = -1, LOCAL
-
-    def mount(self, device: int) -> Mount:
-        """The mount of this directory, whose `st_dev` is `device`. Looked up once for each device."""
-        if device != self._mounted:
-            self._mount = mount_at(device, self.path)
-            self._mounted = device
-        return self._mount
 
     def release(self) -> None:
         """`leave`, for the hold that has it."""
@@ -94,8 +85,10 @@ class Place:
 
     def sync(self) -> None:
         """The names in this directory are on disk."""
-        if self.folder is not None and self._mount.keeps:
+        if self.folder is not None:
             system.fsync(self.folder)
+        else:
+            sync_directory(self.directory)
 
     def trusts(self, entry: os.stat_result) -> bool:
         """Was this file made by a user that we trust?"""
@@ -108,9 +101,10 @@ class Published(HeldFd):
     Dropped before a hold owns it, as by an interrupt, it is taken back.
     """
 
-    __slots__ = ("is_held", "place", "private", "st")
+    __slots__ = ("is_held", "keeps", "place", "private", "st")
 
     is_held: bool  # by a hold, which closes it
+    keeps: bool  # does the file system survive a power failure? Known from `fill` on
     place: Place
     private: str  # the name that it has until it is published
     st: os.stat_result
@@ -126,7 +120,9 @@ class Published(HeldFd):
     def fill(self, content: bytes, durable: bool) -> None:
         fd = self.fd
         system.lock_liveness(fd)
-        mount = self.place.mount(self.st[2])
+        device = self.st[2]
+        mount = LOCAL if device & 0xFFF00 else mount_at(device, self.place.path)
+        self.keeps = mount.keeps
         if mount.lets_read:  # so that `Lock` and flock(1) wait for the holder
             try:
                 (system.lock_range if mount.ranged else system.lock)(fd, system.EX_NB)

@@ -53,13 +53,12 @@ _MAX_LOOKS = 10
 class FileLocation(Location):
     """The file of a lock file, and its directory."""
 
-    __slots__ = ("is_safe", "keeps", "name", "parent", "safe_place")
+    __slots__ = ("keeps", "name", "parent", "safe_place")
 
     def __init__(self, file: str) -> None:
         Location.__init__(self, file)
         self.parent, self.name = os.path.split(file)
-        self.is_safe = False  # nobody else can put another directory in place of the parent
-        self.keeps = True  # the file system survives a power failure
+        self.keeps = True  # does the file system survive a power failure?
         self.safe_place: Place | None = None  # for all attempts, where no descriptor is needed
 
 
@@ -106,14 +105,13 @@ class FileLock(QueuedLock[HoldType]):
             return location.safe_place
         parent, name = location.parent, location.name
         try:
-            if not location.is_safe:
-                location.is_safe = not system.HAS_FOLDERS or cannot_be_swapped(parent)
+            if self.durable:
                 location.keeps = mount_at(system.stat(parent).st_dev, parent).keeps
-            if location.is_safe and not (self.durable and location.keeps and system.HAS_FOLDERS):
+            needs_descriptor = self.durable and location.keeps and system.HAS_FOLDERS  # to sync it
+            if not needs_descriptor and (not system.HAS_FOLDERS or cannot_be_swapped(parent)):
                 location.safe_place = Place(parent, name, None)
                 return location.safe_place
-            if not location.is_safe:
-                follow_links(parent)  # raises UnsafePath
+            follow_links(parent)  # raises UnsafePath
             flags = system.O_SYNCABLE_FOLDER if self.durable else system.O_FOLDER
             return Place(parent, name, OwnedFd(system.open_fd(parent, flags)))
         except FileNotFoundError:

@@ -15,6 +15,7 @@ from .. import system
 from ..errors import LockLost
 from ..files import named
 from .kernel import Lock
+from .path_lock import KeptOpenFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,13 +30,12 @@ class StandingLock(Lock):
         self._standing: list[OpenFile] = []  # at most one; a list, because popping and appending are atomic
         Lock.__init__(self, path, keep=True, timeout=timeout, mode=mode)
         self.keeps_open = True
+        self._file_type = KeptOpenFile
 
     def close(self) -> None:
         """Close the file until the next time."""
         while self._standing:
             self._standing.pop().close()
-
-    __del__ = close
 
     def _pop_standing(self) -> OpenFile | None:
         """The open file, unless a fork has closed it."""
