@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import paths, process, system, wait, watch
 from holdfast.files import InheritedFd
-from holdfast.locks import base, existence, kernel, path_lock, queue, removal, semaphore
+from holdfast.locks import base, lock, lock_file, path_lock, queue, removal, semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -486,13 +486,13 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         # The clock of the day goes on during a run, and must make no difference between two runs.
         (paths, "_checked", {}),
         (path_lock, "_FRESH", float("inf")),
-        (kernel, "_A_WHILE", float("inf")),
+        (lock, "_A_WHILE", float("inf")),
         (watch, "_SOON", SAFETY_LOOK),  # here, who dies reports its end when all its locks are gone
         (path_lock, "BURSTS", ((float("inf"), 0.0, float("inf")),)),  # a burst of attempts would be one attempt here
         (process, "registry", process.registry),
     ]
     names = {"monotonic": lambda: run.now, "sleep": run.sleep, "SAFETY_LOOK": SAFETY_LOOK}
-    for module in (wait, watch, process, paths, base, existence, kernel, path_lock, queue, removal, semaphore):
+    for module in (wait, watch, process, paths, base, lock, lock_file, path_lock, queue, removal, semaphore):
         changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]
     try:

@@ -19,7 +19,8 @@ import pytest
 from support import Peer, all_in_children, die_before_call, survives, until
 
 import holdfast
-from holdfast import AtomicDir, system, trees
+from holdfast import AtomicDir, system
+from holdfast.atomicdir import trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,7 +31,8 @@ from test_atomic_dir import (
 )
 
 import holdfast
-from holdfast import AtomicDir, copying, disposal, system, trees, versions
+from holdfast import AtomicDir, system
+from holdfast.atomicdir import cleanup, commit, copying, trees
 from holdfast.paths import follow_links
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def as_nobody(work: Callable[[], object]) -> bool:
 
 def in_own_mounts(code: str, **names: Any) -> str:
     """What the code prints that runs with mounts of its own."""
-    head = "import os, holdfast\nfrom holdfast import AtomicDir, trees\n"
+    head = "import os, holdfast\nfrom holdfast import AtomicDir\nfrom holdfast.atomicdir import trees\n"
     head += "def sh(line):\n    if os.system(line):\n        raise OSError(line)\n"
     head += "".join(f"{name} = {str(value)!r}\n" for name, value in names.items())
     done = subprocess.run(
@@ -462,7 +463,7 @@ USES: dict[str, Callable[[AtomicDir], object]] = {
     "recover": AtomicDir.recover,
     "rollback": AtomicDir.rollback,
     "version": lambda lock: lock.version,
-    "versions": AtomicDir.versions,
+    "versions": AtomicDir.commit,
 }
 
 
@@ -848,7 +849,7 @@ def test_a_leftover_that_cannot_be_removed_stops_nobody(
         real(directory)
 
     monkeypatch.setattr(trees, "remove", remove)
-    monkeypatch.setattr(versions, "GRACE", 0.0)
+    monkeypatch.setattr(commit, "GRACE", 0.0)
     with caplog.at_level(logging.WARNING, "holdfast"):
         for content in (NEW, OLD, NEW):
             put(site, content)
@@ -866,7 +867,7 @@ def test_the_removal_goes_on_after_any_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     put(site, OLD)
-    real, failed = disposal.remove_unused, threading.Event()
+    real, failed = cleanup.remove_unused, threading.Event()
 
     def remove_unused(gone: str) -> None:
         if not failed.is_set() and gone.startswith(str(site)):  # not what an earlier test has left to the thread
@@ -874,7 +875,7 @@ def test_the_removal_goes_on_after_any_error(
             raise RecursionError("too deep")
         real(gone)
 
-    monkeypatch.setattr(disposal, "remove_unused", remove_unused)
+    monkeypatch.setattr(cleanup, "remove_unused", remove_unused)
     for content in (NEW, OLD, NEW):
         put(site, content)
     assert failed.wait(30)
@@ -932,7 +933,7 @@ def test_a_task_cancelled_while_it_copies_leaves_nothing(site: Path, monkeypatch
 
 def test_a_task_cancelled_while_it_commits_has_committed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(site, OLD)
-    slow = Slow(monkeypatch, versions.Site, "commit")
+    slow = Slow(monkeypatch, commit.Site, "commit")
 
     async def change() -> None:
         async with AtomicDir(site).replace() as new:
@@ -1008,15 +1009,15 @@ def test_a_snapshot_is_left_whatever_became_of_the_directory(site: Path) -> None
 
 def test_no_version_is_listed_twice(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = put(site, OLD, keep=3)
-    real, looks = versions.Site.version, iter([True])
+    real, looks = commit.Site.version, iter([True])
 
-    def version(self: versions.Site) -> int:
+    def version(self: commit.Site) -> int:
         number = real(self)
         if next(looks, False):
             put(site, NEW, keep=3)  # somebody commits right after the look
         return number
 
-    monkeypatch.setattr(versions.Site, "version", version)
+    monkeypatch.setattr(commit.Site, "version", version)
     assert lock.versions() == [1, 2]
 
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from test_atomic_dir import WAYS, beside, build, content_of, forbid_exchange
 
-from holdfast import AtomicDir, system, trees
+from holdfast import AtomicDir, system
+from holdfast.atomicdir import trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

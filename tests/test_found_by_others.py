@@ -21,8 +21,8 @@ from support import NO_PROCESS, Child, in_child, tickets, until, until_asleep, u
 
 import holdfast
 from holdfast import Lock, LockFile, Semaphore, metrics, process, system
-from holdfast.locks import existence, judge
-from holdfast.record import Record
+from holdfast.locks import lock_file, staleness
+from holdfast.locks.record import Record
 
 KINDS = {"lock": Lock, "semaphore": lambda path: Semaphore(path, 1), "file": LockFile}
 
@@ -155,7 +155,7 @@ def test_a_record_that_does_not_fit_is_never_seen(path, stale):
 
 def test_a_record_of_whole_seconds_is_not_judged_too_old_too_soon():
     def judged(age, stale_after):
-        return judge.decide(Record(1, 0), age, None, "old", stale_after)
+        return staleness.decide(Record(1, 0), age, None, "old", stale_after)
 
     assert not judged(1.9, 1).stale and judged(2.0, 1).stale  # taken at 0.99, it is 1.01 s old
     assert judged(1.5, 1).stale_in == 0.5
@@ -518,8 +518,8 @@ def test_a_private_name_that_another_user_has_guessed_does_not_stop_a_takeover(p
             Path(os.path.dirname(path), private).touch()
         return private
 
-    real = existence.displaced_name
-    monkeypatch.setattr(existence, "displaced_name", plant)
+    real = lock_file.displaced_name
+    monkeypatch.setattr(lock_file, "displaced_name", plant)
     with LockFile(path, timeout=10):
         assert len(planted) == 1
 

@@ -16,7 +16,7 @@ explorer = pytest.importorskip("explorer", reason="needs POSIX files, kernel loc
 from explorer import Failure, Oracle, Run, explore, replay, system_calls, wander  # noqa: E402
 
 from holdfast import Lock, LockLost, Semaphore, Timeout, Unsupported, status, system  # noqa: E402
-from holdfast.locks import kernel, path_lock  # noqa: E402
+from holdfast.locks import lock, path_lock  # noqa: E402
 from holdfast.locks.path_lock import OpenFile  # noqa: E402
 from holdfast.locks.queue import Queue  # noqa: E402
 from holdfast.system import posix  # noqa: E402
@@ -240,7 +240,7 @@ def test_a_hold_that_lasted_leaves_its_file_to_the_waiter_or_to_nobody(preemptio
     timeouts: list[int] = []
 
     def scenario(run: Run) -> Callable[[], None]:
-        kernel._A_WHILE = -1.0
+        lock._A_WHILE = -1.0
         held: list[int] = []
 
         def hold() -> None:

@@ -26,10 +26,9 @@ from support import WAYS, Raised, assert_nothing_left, descriptors, state_of, un
 
 import holdfast
 from holdfast import LockFile, metrics, owner, system
-from holdfast.locks import existence, heartbeat, publish, tokens
-from holdfast.locks import judge as judging
+from holdfast.locks import heartbeat, lock_file, publish, staleness, tokens
 from holdfast.locks.base import REPLACED
-from holdfast.record import Record, compose, parse
+from holdfast.locks.record import Record, compose, parse
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="looks at Linux' ways of making a file")
 
@@ -169,7 +168,7 @@ def always_replaced(monkeypatch):
 def test_a_lock_file_that_is_replaced_all_the_time_is_busy_and_keeps_to_the_timeout(path, always_replaced, durable):
     lock = LockFile(path, durable=durable)
     assert lock._attempt() is REPLACED
-    assert len(always_replaced) == existence._MAX_TRIES
+    assert len(always_replaced) == lock_file._MAX_TRIES
     assert lock.try_acquire() is None
     with pytest.raises(holdfast.Timeout):
         lock.acquire(timeout=0.1)
@@ -431,7 +430,7 @@ def forget_tokens(monkeypatch) -> None:
 
 
 def set_clock(monkeypatch, nanoseconds) -> None:
-    for module in (existence, tokens):
+    for module in (lock_file, tokens):
         monkeypatch.setattr(module, "time_ns", lambda: nanoseconds)
 
 
@@ -786,7 +785,7 @@ def test_without_stale_after_nobody_is_ever_too_old(path, start_holder, left_by,
 @pytest.mark.parametrize("policy", POLICIES)
 def test_old_means_strictly_older_than_stale_after(path, monkeypatch, policy):
     now = 1_735_420_800
-    monkeypatch.setattr(judging, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(staleness, "time", SimpleNamespace(time=lambda: now))
     lock = LockFile(path, stale=policy, stale_after=3600)
     Path(path).write_bytes(compose(Record(NOBODY, now - 3600)))
     assert not lock.status().stale
@@ -1247,7 +1246,7 @@ def test_a_heartbeat_that_meets_the_release_writes_into_no_other_file(path, tmp_
         os.close(fd)
 
     releasers = []
-    monkeypatch.setattr(existence, "time", SimpleNamespace(time=time_of_release))
+    monkeypatch.setattr(lock_file, "time", SimpleNamespace(time=time_of_release))
     hold.renew()
     released.wait(30)
     written.set()

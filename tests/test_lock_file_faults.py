@@ -18,8 +18,8 @@ import pytest
 from support import NO_PROCESS, Peer, Raised, in_child, until
 
 import holdfast
-from holdfast import LockFile, NotALockFile, TaskLocks, owner, record, system
-from holdfast.locks import base, existence, removal, tokens
+from holdfast import LockFile, NotALockFile, TaskLocks, owner, system
+from holdfast.locks import base, lock_file, record, removal, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -467,7 +467,7 @@ def test_status_shows_the_timestamp_of_the_file_with_a_heartbeat(path: str) -> N
     with LockFile(path, heartbeat=3600) as hold:
         later = hold.acquired_at + 100
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(existence.time, "time", lambda: later)
+            patch.setattr(lock_file.time, "time", lambda: later)
             hold.renew()
         status = LockFile(path).status()
         assert status.timestamp == int(later)
@@ -555,7 +555,7 @@ def test_a_task_lock_is_stale_when_it_is_older_than_300_seconds(
     began = 1_800_000_000 if whole_second else 1_800_000_000.5
     moment = datetime.fromtimestamp(began, timezone.utc).isoformat()
     (tmp_path / "t.lock").write_text(json.dumps({"worker_id": "x", "started_at": moment, "task_id": "t"}))
-    monkeypatch.setattr("holdfast.locks.judge.time.time", lambda: began + age)
+    monkeypatch.setattr("holdfast.locks.staleness.time.time", lambda: began + age)
     hold = TaskLocks(tmp_path, "w").claim("t")
     assert (hold is not None) == free
     if hold is not None:

@@ -23,10 +23,10 @@ explorer = pytest.importorskip("explorer", reason="needs POSIX files, kernel loc
 from explorer import Failure, Oracle, Run, explore, replay, wander  # noqa: E402
 from support import NO_PROCESS  # noqa: E402
 
-from holdfast import LockFile, LockLost, NotLocked, Timeout, owner, record, system  # noqa: E402
-from holdfast.locks import existence, removal  # noqa: E402
+from holdfast import LockFile, LockLost, NotLocked, Timeout, owner, system  # noqa: E402
+from holdfast.locks import lock_file, record, removal  # noqa: E402
 from holdfast.locks import tokens as giving_out  # noqa: E402
-from holdfast.record import Record  # noqa: E402
+from holdfast.locks.record import Record  # noqa: E402
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -973,6 +973,6 @@ def test_the_explorer_finds_a_release_that_removes_the_file_of_another(
             hold._place.release()
         return True
 
-    monkeypatch.setattr(existence.FileHold, "_release", release)
+    monkeypatch.setattr(lock_file.FileHold, "_release", release)
     with pytest.raises(Failure, match=r"neither was told|taken from|\.lost"):
         explore(taking(removals, UNFAIR, OLD), tmp_path, preemptions=2)

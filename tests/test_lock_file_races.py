@@ -32,8 +32,9 @@ from support import (
     until_asleep,
 )
 
-from holdfast import CorruptLock, LockFile, LockLost, NotLocked, owner, record, system
-from holdfast.record import Record
+from holdfast import CorruptLock, LockFile, LockLost, NotLocked, owner, system
+from holdfast.locks import record
+from holdfast.locks.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import CorruptLock
-from holdfast.record import LONGEST_TAG, MOST_BYTES, Record, check_tag, compose, parse, sanitise, template
+from holdfast.locks.record import LONGEST_TAG, MOST_BYTES, Record, check_tag, compose, parse, sanitise, template
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "records.json").read_text("utf-8"))

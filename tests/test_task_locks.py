@@ -17,8 +17,8 @@ from support import Peer, all_in_children, in_child, survives, until
 
 import holdfast
 from holdfast import TaskLocks
-from holdfast.locks.tasks import file_name_of, task_id_of
-from holdfast.taskrecord import TaskFormat
+from holdfast.locks.task_locks import file_name_of, task_id_of
+from holdfast.locks.task_record import TaskFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,14 +21,14 @@ from .errors import (
     WouldDeadlock,
 )
 from .locks.base import Hold
-from .locks.kernel import Lock
+from .locks.lock import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .atomicdir import AtomicDir
-    from .locks.existence import LockFile
+    from .atomicdir.directory import AtomicDir
+    from .locks.lock_file import LockFile
     from .locks.semaphore import Semaphore
-    from .locks.tasks import TaskLocks
+    from .locks.task_locks import TaskLocks
     from .status import Status
     from .tasks.queue import TaskQueue
     from .tasks.worker import Worker
@@ -62,10 +62,10 @@ __version__ = "0.1.0"
 
 _LOADED_ON_USE = {
     "AtomicDir": ".atomicdir",
-    "LockFile": ".locks.existence",
+    "LockFile": ".locks.lock_file",
     "Semaphore": ".locks.semaphore",
     "Status": ".status",
-    "TaskLocks": ".locks.tasks",
+    "TaskLocks": ".locks.task_locks",
     "TaskQueue": ".tasks.queue",
     "Worker": ".tasks.worker",
 }

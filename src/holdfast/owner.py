@@ -11,7 +11,13 @@ import os
 from time import time
 
 from . import process, system
-from .record import sanitise
+
+_CONTROL = dict.fromkeys((*range(32), 127), " ")
+
+
+def sanitise(text: str) -> str:
+    """Control characters become spaces: they could forge a line in a file, or steer the terminal that shows it."""
+    return text.translate(_CONTROL)
 
 
 class Identity:

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .locks.judge import Judgement
+    from .locks.staleness import Judgement
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from holdfast import AtomicDir, trees
+from holdfast import AtomicDir
+from holdfast.atomicdir import trees
 
 DURABLE = {"durable": True, "not durable": False}
 

@@ -7,7 +7,8 @@ import os
 import pytest
 
 import holdfast
-from holdfast import LockFile, record, system
+from holdfast import LockFile, system
+from holdfast.locks import record
 
 
 def test_the_file_says_who_holds_it_and_goes_with_the_hold(path):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ..atomicdir import Change
+    from ..atomicdir.directory import Change
 
 CHANGES = ("replace", "edit")
 ACTIONS = (*CHANGES, "recover", "versions", "rollback")

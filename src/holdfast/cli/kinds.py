@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import stat
 
-from .. import record, system
+from .. import system
 from ..errors import CorruptLock
 from ..files import OwnedFd
+from ..locks import record
 
 _HEAD = 64  # bytes that tell whether the rest has to be read
 
@@ -55,7 +56,7 @@ def _kind_by_content(fd: int, head: bytes) -> str | None:
     if head.startswith(b"permits="):
         return "semaphore"
     if head.lstrip().startswith(b"{"):
-        from ..taskrecord import is_task
+        from ..locks.task_record import is_task
 
         return "task" if is_task(_content(fd)) else None
     if not any(key in head for key in (b"pid", b"timestamp", b"tag")):

@@ -12,7 +12,7 @@ import time
 
 from .. import system
 from ..errors import NotALockFile, NotLocked, NotOwner, Timeout
-from ..locks.existence import LockFile
+from ..locks.lock_file import LockFile
 from . import arguments, output
 from .kinds import kind_of
 
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..record import Record
+    from ..locks.record import Record
     from ..status import Status
 
 HELD = 1
@@ -73,7 +73,7 @@ def lock_at(path: str, kind: str | None, stale_after: float | None = 3600, polic
     """The lock file that is there. The lock of a task is judged as `TaskLocks` does, whatever the options."""
     if kind != "task":
         return LockFile(path, stale_after=stale_after, stale=policy)
-    from ..locks.tasks import TaskLock
+    from ..locks.task_locks import TaskLock
 
     return TaskLock(path, "", "", stale_after=300)
 

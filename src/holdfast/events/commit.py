@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-    from ..locks.kernel import KernelHold
+    from ..locks.lock import KernelHold
     from ..locks.path_lock import OpenFile
     from .lines import Draft
     from .log import Tail

@@ -19,7 +19,7 @@ import msgspec
 
 from ..errors import CorruptStore, UnsafePath
 from ..files import replace_file
-from ..locks.kernel import Lock
+from ..locks.lock import Lock
 from .model import Query, StoredEvent
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import errno
 import os
 from time import time_ns
 
-from .. import owner, record, system
-from . import base
-from .existence import LockFile
+from .. import owner, system
+from . import base, record
+from .lock_file import LockFile
 
 
 class _ForAnother(LockFile):

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .existence import FileHold
+    from .lock_file import FileHold
 
 
 class Heart:

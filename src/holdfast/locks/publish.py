@@ -19,7 +19,7 @@ from ..paths import LOCAL, is_trusted, mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..record import Record
+    from .record import Record
 
     Inode = tuple[int, int]
 

@@ -21,15 +21,15 @@ import os
 import time
 from time import sleep
 
-from .. import record, system
+from .. import system
 from ..errors import HoldfastError, NotALockFile, NotLocked, NotOwner
 from ..files import OwnedFd, inode_of
 from ..paths import cannot_be_swapped, check_no_parent_component, follow_links, mount_at
-from . import base, tokens
-from .judge import POLICIES, Judgement, judge, not_a_lock_file
+from . import base, record, tokens
 from .publish import Place, displaced_name, private_files
 from .queue import Location, QueuedLock
 from .semaphore import MAX_PERMITS
+from .staleness import POLICIES, Judgement, judge, not_a_lock_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from .. import process
-    from ..record import Record
     from ..status import Status
-    from .judge import Policy
+    from .record import Record
+    from .staleness import Policy
 
     HoldType = TypeVar("HoldType", bound=base.Hold)
     Result = TypeVar("Result")

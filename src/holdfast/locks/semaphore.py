@@ -24,7 +24,7 @@ from .. import system
 from ..errors import Unsupported
 from ..files import OwnedFd, named, write_at
 from .base import BUSY, REMOVING, REPLACED, Outcome
-from .kernel import try_lock
+from .lock import try_lock
 from .path_lock import OpenFile, PathHold, PathLock, would_deadlock
 
 TYPE_CHECKING = False

@@ -14,7 +14,7 @@ from __future__ import annotations
 from .. import system
 from ..errors import LockLost
 from ..files import named
-from .kernel import Lock
+from .lock import Lock
 from .path_lock import KeptOpenFile
 
 TYPE_CHECKING = False

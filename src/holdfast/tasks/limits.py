@@ -10,7 +10,7 @@ import re
 
 from ..errors import UnsafePath
 from ..locks.base import Hold
-from ..locks.kernel import Lock
+from ..locks.lock import Lock
 from .journal import LARGEST, Task
 from .places import Places, file_name, listed, make, move, remove_empty, task_id
 from .sequence import Sequence

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from .. import system
 from ..files import read_all, remove, sync_directory
-from ..locks.tasks import file_name_of, task_id_of
+from ..locks.task_locks import file_name_of, task_id_of
 
 _TRIES = 3
 IN_A_BUCKET = 1000

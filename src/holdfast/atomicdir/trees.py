@@ -11,8 +11,8 @@ import os
 import stat
 from contextlib import suppress
 
-from . import system
-from .files import OwnedFd
+from .. import system
+from ..files import OwnedFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """`AtomicDir`: a directory is replaced as a whole, or not at all.
 
 A writer builds the next version in a private sibling, under the exclusive lock `<dir>.lock`, makes it durable, and
-commits; how, and what happens after a crash, is in `versions`. Readers hold the lock shared.
+commits; how, and what happens after a crash, is in `commit`. Readers hold the lock shared.
 
 A reader that opens files by path one after the other may see some of the old version and some of the new, whichever way
 the names are changed: never missing is not never mixed. `read` keeps writers out meanwhile; `snapshot` is a directory
@@ -15,14 +15,15 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import copying, process
-from .disposal import drop
-from .errors import HoldfastError, NotLocked, WouldDeadlock
-from .locks import base
-from .locks.kernel import Lock
-from .offload import in_thread
-from .snapshots import Snapshot
-from .versions import Site
+from .. import process
+from ..errors import HoldfastError, NotLocked, WouldDeadlock
+from ..locks import base
+from ..locks.lock import Lock
+from ..offload import in_thread
+from . import copying
+from .cleanup import drop
+from .commit import Site
+from .snapshot import Snapshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 Whatever changes something here needs the exclusive lock (`atomicdir`):
 
     exchange      the two directories exchange their names in one step (`renameat2`). The directory never vanishes
-    commit file   where that cannot be done, and for a rollback: two renames, and a file that tells (`commitfile`)
+    commit file   where that cannot be done, and for a rollback: two renames, and a file that tells (`journal`)
 
-What stands beside the directory is in `siblings`. Only a commit decides how many versions are kept: whoever looks,
+What stands beside the directory is in `layout`. Only a commit decides how many versions are kept: whoever looks,
 recovers or rolls back removes none.
 """
 
@@ -15,16 +15,17 @@ import errno
 import os
 from time import time
 
-from . import system, trees
-from .commitfile import CommitFile, exchange
-from .disposal import GRACE, discard, remove_later, remove_unused, say_left
-from .errors import LockLost
-from .paths import mount_at, mounts_in
-from .siblings import Siblings, number_of, set_number
+from .. import system
+from ..errors import LockLost
+from ..paths import mount_at, mounts_in
+from . import trees
+from .cleanup import GRACE, discard, remove_later, remove_unused, say_left
+from .journal import CommitFile, exchange
+from .layout import Siblings, number_of, set_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .locks import base
+    from ..locks import base
 
 
 class Site(Siblings):

@@ -1,6 +1,6 @@
 """`TaskLocks`: one lock file per task, `<task id>.lock`, shared with workers that know no more than the file.
 
-A format (`taskrecord`) and a rule for names; everything else is `LockFile`. A lock is a lease: its worker renews it,
+A format (`task_record`) and a rule for names; everything else is `LockFile`. A lock is a lease: its worker renews it,
 and one that is not renewed for `stale_after` seconds is taken over, as is at once that of a worker proved dead.
 """
 
@@ -12,9 +12,9 @@ from threading import Lock as Mutex
 
 from .. import system
 from ..errors import NotLocked, UnsafePath
-from ..taskrecord import TaskFormat
-from .existence import FileHold, LockFile
+from .lock_file import FileHold, LockFile
 from .publish import lock_of_private
+from .task_record import TaskFormat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,20 +15,20 @@ import os
 from pathlib import Path
 from time import monotonic
 
-from . import system, wait
-from .disposal import try_lock
-from .errors import Busy, HoldfastError, NotLocked, Timeout, Unsupported
-from .files import OwnedFd, inode_of, named
-from .locks.kernel import Lock
-from .offload import in_thread
-from .paths import mount_at
+from .. import system, wait
+from ..errors import Busy, HoldfastError, NotLocked, Timeout, Unsupported
+from ..files import OwnedFd, inode_of, named
+from ..locks.lock import Lock
+from ..offload import in_thread
+from ..paths import mount_at
+from .cleanup import try_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .versions import Site
+    from .commit import Site
 
 
 class Snapshot:

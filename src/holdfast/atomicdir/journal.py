@@ -17,13 +17,13 @@ import json
 import os
 import re
 
-from . import system
-from .files import OwnedFd
-from .siblings import NUMBER
+from .. import system
+from ..files import OwnedFd
+from .layout import NUMBER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .siblings import Siblings
+    from .layout import Siblings
 
 _NOT_HERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _NOT_OURS = "this is no commit file of ours; find out what it is, and remove it"

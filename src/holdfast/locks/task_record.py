@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 
-from .errors import CorruptLock
-from .record import MOST_BYTES, SEMA, TOKEN_DIGITS, Format, Record, other_kind, sanitise
+from ..errors import CorruptLock
+from ..owner import sanitise
+from .record import MOST_BYTES, SEMA, TOKEN_DIGITS, Format, Record, other_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

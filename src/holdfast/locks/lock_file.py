@@ -31,13 +31,13 @@ from contextlib import suppress
 from itertools import count
 from time import monotonic, time_ns
 
-from .. import owner, process, record, system
+from .. import owner, process, system
 from ..errors import LockLost
 from ..files import inode_of, named
 from ..paths import mount_at
 from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, check_deadline, drive, sooner
 from ..watch import Waiting
-from . import base, heartbeat, tokens
+from . import base, heartbeat, record, tokens
 from .base import BUSY, QUEUED, REPLACED, Outcome
 from .path_lock import would_deadlock
 from .publish import NOT_HERE, displaced_name, exchange, publish
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..files import HeldFd
-    from ..record import Record
     from ..wait import Steps
-    from .judge import Judgement, Policy
     from .publish import Place, Published
+    from .record import Record
+    from .staleness import Judgement, Policy
 
 _serials = count()  # of the holds of this process
 _MANY_IN_VAIN = 3

@@ -5,7 +5,7 @@
     site.old-<number>.mark    its inode, where it cannot carry one
     site.gone-<16 hex>    one that is not kept. It is removed when no snapshot has a shared lock on it any more, and not
                           at once: a reader that took no lock and opened the directory just before finds it whole
-    site.commit           what is to happen (`commitfile`)
+    site.commit           what is to happen (`journal`)
     site.lock             what writers hold exclusively and readers share
 
 Under the lock, `site.new-…` and `site.commit` were left by a dead writer. A directory that has the name of a version
@@ -19,10 +19,11 @@ import os
 import re
 import stat
 
-from . import system, trees
-from .disposal import discard, drop
-from .files import OwnedFd
-from .paths import follow_links, is_trusted
+from .. import system
+from ..files import OwnedFd
+from ..paths import follow_links, is_trusted
+from . import trees
+from .cleanup import discard, drop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from collections import deque
 from threading import Lock, Thread
 from time import monotonic, sleep
 
-from . import process, system, trees
-from .files import OwnedFd
+from .. import process, system
+from ..files import OwnedFd
+from . import trees
 
 GRACE = 0.2  # seconds for which a reader that took no lock finds whole what it opened just before
 

@@ -16,15 +16,16 @@ from __future__ import annotations
 import stat
 import time
 
-from .. import owner, record, system
+from .. import owner, system
 from ..errors import CorruptLock, NotALockFile
 from ..paths import mount_at
+from . import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Literal
 
-    from ..record import Format, Record
+    from .record import Format, Record
 
     Policy = Literal["proof", "old", "dead-and-old", "dead-or-old"]
 

@@ -20,7 +20,8 @@ one whose first line is `pid=` and digits, count as a damaged lock. Any other co
 
 from __future__ import annotations
 
-from .errors import CorruptLock
+from ..errors import CorruptLock
+from ..owner import sanitise
 
 MOST_BYTES = 64 * 1024
 LONGEST_TAG = 10_000
@@ -28,8 +29,6 @@ _LARGEST_PID = 2**32 - 1
 _LARGEST_NUMBER = 2**63 - 1
 _SURELY_FLAT = 100
 TOKEN_DIGITS = 20
-
-_CONTROL = dict.fromkeys((*range(32), 127), " ")
 
 
 class Record:
@@ -69,11 +68,6 @@ class Record:
         return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def sanitise(text: str) -> str:
-    """Control characters become spaces: they could forge a line in the file, or steer the terminal that shows it."""
-    return text.translate(_CONTROL)
 
 
 def check_tag(tag: str | None) -> str | None:
@@ -157,7 +151,7 @@ def compose(record: Record) -> bytes:
 
 
 class Format:
-    """How the content of a lock file is written and read; this one is sema's, `taskrecord` has another."""
+    """How the content of a lock file is written and read; this one is sema's, `task_record` has another."""
 
     kind = "file"
     whole_seconds = True  # the time in a record is rounded down, and ages count in whole seconds
@@ -170,7 +164,7 @@ class Format:
         """What a file is that `parse` cannot read; empty if it counts as a lock of this format, empty or damaged."""
         if not content or _is_damaged(content):
             return ""
-        from .taskrecord import is_task
+        from .task_record import is_task
 
         return "the lock of a task" if is_task(content) else other_kind(content)
 

@@ -17,8 +17,8 @@ import errno
 import os
 import stat
 
-from . import system
-from .files import OwnedFd, inode_of
+from .. import system
+from ..files import OwnedFd, inode_of
 from .trees import COMMON, TO_CHANGE, Descent
 
 TYPE_CHECKING = False

@@ -1,0 +1,3 @@
+"""`AtomicDir`: a directory that is replaced as a whole."""
+
+from .directory import AtomicDir as AtomicDir
