@@ -515,5 +515,7 @@ def run(code: str, names: dict[str, Any]) -> Any:
 if __name__ == "__main__":
     import holdfast
 
+    sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]
+
     names = {"holdfast": holdfast, "Lock": holdfast.Lock, "Semaphore": holdfast.Semaphore}
     serve({**globals(), **names, **json.loads(sys.argv[1])})

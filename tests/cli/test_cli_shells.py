@@ -13,7 +13,7 @@ from holdfast.cli.completion import FOLDER
 
 pytestmark = [pytest.mark.slow]
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 FISH = """
 function __fish_complete_path; end
 source $argv[1]

@@ -14,7 +14,7 @@ import holdfast
 from holdfast import CorruptLock
 from holdfast.locks.record import LONGEST_TAG, MOST_BYTES, Record, check_tag, compose, parse, sanitise, template
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 EXPECTED = json.loads((GOLDEN / "records.json").read_text("utf-8"))
 CONTROL = [*range(32), 127]
 

@@ -463,7 +463,7 @@ USES: dict[str, Callable[[AtomicDir], object]] = {
     "recover": AtomicDir.recover,
     "rollback": AtomicDir.rollback,
     "version": lambda lock: lock.version,
-    "versions": AtomicDir.commit,
+    "versions": AtomicDir.versions,
 }
 
 

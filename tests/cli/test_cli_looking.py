@@ -22,7 +22,7 @@ from holdfast.cli import completion
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 
 
 # ls

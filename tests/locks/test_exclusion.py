@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 
 import pytest
+import support
 from support import assert_nothing_left, die_with_parent
 
 from holdfast import Hold, Lock
@@ -217,7 +218,8 @@ def carry_out(plan: Plan) -> Outcome:
     with open(plan.record, "w") as file:
         file.write("0" * 40)
     command = [sys.executable, "-W", "error", __file__, json.dumps(asdict(plan))]
-    parent = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(support.__file__)}
+    parent = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert parent.stderr == ""
     return Outcome(**json.loads(parent.stdout))
 
