@@ -63,7 +63,7 @@ LOOKS = frozenset(
 )
 LOCKS = frozenset({"lock", "lock_range"})
 LET_GO = LOCKS | {"close", "unlock_slots", "unmark_removal"}
-SAFETY_LOOK = 1e6  # later than every deadline
+RECHECK_S = 1e6  # later than every deadline
 MOST_STEPS = 20_000
 
 
@@ -305,7 +305,7 @@ class Run:
         """What can happen next, and how many preemptions each costs. The first is what happens if nobody chooses."""
 
         def looks(other: Actor) -> bool:
-            return (other.until or 0.0) - self.now > SAFETY_LOOK / 2
+            return (other.until or 0.0) - self.now > RECHECK_S / 2
 
         alive = [other for other in self.actors if not other.done]
         able = [other for other in alive if other.can_run()]
@@ -485,13 +485,13 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         (wait.Pause, "block", method(run.wait_pause)),
         # The clock of the day goes on during a run, and must make no difference between two runs.
         (paths, "_checked", {}),
-        (path_lock, "_FRESH", float("inf")),
-        (lock, "_A_WHILE", float("inf")),
-        (watch, "_SOON", SAFETY_LOOK),  # here, who dies reports its end when all its locks are gone
+        (path_lock, "_FRESH_S", float("inf")),
+        (lock, "_BRIEF_HOLD_S", float("inf")),
+        (watch, "_SOON_S", RECHECK_S),  # here, who dies reports its end when all its locks are gone
         (path_lock, "BURSTS", ((float("inf"), 0.0, float("inf")),)),  # a burst of attempts would be one attempt here
         (process, "registry", process.registry),
     ]
-    names = {"monotonic": lambda: run.now, "sleep": run.sleep, "SAFETY_LOOK": SAFETY_LOOK}
+    names = {"monotonic": lambda: run.now, "sleep": run.sleep, "RECHECK_S": RECHECK_S}
     for module in (wait, watch, process, paths, base, lock, lock_file, path_lock, queue, removal, semaphore):
         changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]

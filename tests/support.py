@@ -462,13 +462,13 @@ def count_up(path: str, record: str, rounds: int, kind: Any = None, **options: A
 
 def look_only_when_told() -> None:
     """Remove the safety look, so that only an event can wake a waiter. The quick looks after an event remain."""
-    from holdfast.wait import SAFETY_LOOK, Readable
+    from holdfast.wait import RECHECK_S, Readable
 
     left = Readable.left
 
     def left_until_event(step: Readable) -> float | None:
         seconds = left(step)
-        return None if seconds is None or seconds > SAFETY_LOOK / 2 else seconds
+        return None if seconds is None or seconds > RECHECK_S / 2 else seconds
 
     Readable.left = left_until_event  # type: ignore[method-assign]
 

@@ -113,6 +113,15 @@ def named(path: str, inode: process.Inode, follow_symlinks: bool = True) -> os.s
     return st if inode_of(st) == inode else None
 
 
+def try_lock(fd: int, op: int, set_lock: Callable[[int, int], None] | None = None) -> bool:
+    """Lock an open file without waiting: with flock, or with `set_lock` where byte ranges stand in for it."""
+    try:
+        (set_lock or system.lock)(fd, op)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def pipe(reader: type[OwnedFd] = OwnedFd, writer: type[OwnedFd] = OwnedFd) -> tuple[OwnedFd, OwnedFd]:
     """The two ends of a pipe. A forked child keeps those of an `InheritedFd`."""
     one, other = os.pipe()

@@ -44,7 +44,7 @@ WAIT_BUCKETS = (
     60.0,
 )
 
-_MANY_WAITS = 1000
+_MAX_PENDING_WAITS = 1000
 KINDS = ("lock", "semaphore", "file")
 
 COUNTERS = {
@@ -100,7 +100,7 @@ class Kind:
         """Called by one who has just got the lock, so it only takes note: who reads does the sorting."""
         self.contended.bump()
         self._waits.append(seconds)
-        if len(self._waits) > _MANY_WAITS:
+        if len(self._waits) > _MAX_PENDING_WAITS:
             self._sort_waits()
         for listener in _wait_listeners:
             listener(self.name, seconds)

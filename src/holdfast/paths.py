@@ -37,7 +37,7 @@ _LOCAL_ONLY_OPTIONS = {
 _LEASES = "without the mount option nolease locks may stay on the client"
 _SEPARATORS = (os.sep, os.altsep or os.sep)
 _MAX_LINKS = 40  # as Linux has it
-_TABLE_IS_GOOD_FOR = 1.0  # seconds; device numbers of network mounts are used again after an unmount
+_TABLE_LIFETIME_S = 1.0  # seconds; device numbers of network mounts are used again after an unmount
 
 
 class Mount:
@@ -127,7 +127,7 @@ def check_directory(file: str) -> None:
     mount_of(device, file)
     if len(_checked) > 1000:
         _checked.clear()
-    _checked[directory] = monotonic() + _TABLE_IS_GOOD_FOR
+    _checked[directory] = monotonic() + _TABLE_LIFETIME_S
 
 
 def cannot_be_swapped(directory: str) -> bool:
@@ -206,7 +206,7 @@ def mount_at(device: int, path: str) -> Mount:
     now = monotonic()
     if now > _good_until:
         _by_device.clear()
-        _good_until = now + _TABLE_IS_GOOD_FOR
+        _good_until = now + _TABLE_LIFETIME_S
     found = _by_device.get(device)
     if found is None:
         found = _by_device[device] = find_mount(system.mount_table(), device, path)

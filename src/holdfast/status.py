@@ -301,7 +301,7 @@ def of_semaphore(path: str, permits: int) -> Status:
     with opened:
         fd, st = opened.fd, system.fstat(opened.fd)
         holders = _holders(fd, st, ("OFDLCK",), first=system.FIRST_SLOT)
-        if not holders and system.slots_taken(fd, permits):
+        if not holders and system.slots_taken(fd):
             holders = (Holder(None, shared=True),)
         held = bool(holders) and all(system.slot_taken(fd, slot) for slot in range(permits))
         if not held:

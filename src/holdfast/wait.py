@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Steps = Generator["Step", None, Result]
 
-FIRST_PAUSE, MAX_PAUSE = 0.010, 0.500  # seconds
-SAFETY_LOOK = 1.0  # seconds after which a waiter looks although no event came
+MIN_PAUSE_S, MAX_PAUSE_S = 0.010, 0.500  # seconds
+RECHECK_S = 1.0  # seconds after which a waiter looks although no event came
 
 
 class DeadlinePassed(Exception):
@@ -249,7 +249,7 @@ class Backoff:
 
     __slots__ = ("_longest", "_next")
 
-    def __init__(self, first: float = FIRST_PAUSE, longest: float = MAX_PAUSE) -> None:
+    def __init__(self, first: float = MIN_PAUSE_S, longest: float = MAX_PAUSE_S) -> None:
         self._next = first
         self._longest = longest
 
@@ -285,7 +285,7 @@ def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None) -> Resul
             if stop is not None:
                 if stop():
                     raise Stopped
-                step.until = sooner(monotonic() + SAFETY_LOOK, step.until)
+                step.until = sooner(monotonic() + RECHECK_S, step.until)
             try:
                 step.block()
             finally:

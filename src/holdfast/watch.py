@@ -6,13 +6,13 @@ from time import monotonic
 
 from . import system
 from .files import OwnedFd
-from .wait import SAFETY_LOOK, Backoff, Readable, sooner
+from .wait import RECHECK_S, Backoff, Readable, sooner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .wait import Step
 
-_SOON = 0.001  # seconds
+_SOON_S = 0.001  # seconds
 
 
 class Waiting:
@@ -28,7 +28,7 @@ class Waiting:
         self._path = path
         self._registered = False
         self._watch: system.Watch | None = None
-        self._look = SAFETY_LOOK
+        self._look = RECHECK_S
         self.backoff = Backoff()
 
     def begin(self) -> bool:
@@ -58,13 +58,13 @@ class Waiting:
         if self._watch is None or not self._registered:
             return self.backoff.pause(deadline)
         look = sooner(monotonic() + self._look, deadline)
-        self._look = min(self._look * 10, SAFETY_LOOK)
+        self._look = min(self._look * 10, RECHECK_S)
         return Readable(self._watch.fd, look)
 
     def drain(self) -> None:
         """Take the events off, before the next attempt: an event that comes after it must wake the waiter."""
         if self._watch is not None and self._watch.drain():
-            self._look = _SOON
+            self._look = _SOON_S
 
     def end(self, *, reuse: bool = False) -> None:
         """Close the watch. `reuse`: keep the inotify instance for the next wait of this process.

@@ -849,7 +849,7 @@ def test_a_leftover_that_cannot_be_removed_stops_nobody(
         real(directory)
 
     monkeypatch.setattr(trees, "remove", remove)
-    monkeypatch.setattr(commit, "GRACE", 0.0)
+    monkeypatch.setattr(commit, "GRACE_S", 0.0)
     with caplog.at_level(logging.WARNING, "holdfast"):
         for content in (NEW, OLD, NEW):
             put(site, content)

@@ -131,7 +131,7 @@ def test_who_waited_long_does_not_slip_in_between_two_holders(path, monkeypatch)
     assert first.join() and second.join()
     waiting = second.wait(lock, None)
     next(waiting)
-    clock.now += queues.SAFETY_LOOK
+    clock.now += queues.RECHECK_S
     next(waiting)  # it looked, found the lock free, and waits on
     assert not lock.status().held
     first.leave()
@@ -151,7 +151,7 @@ def test_a_first_waiter_that_does_not_move_is_passed(path, monkeypatch):
     next(waiting)
     hold = None
     for _ in range(3):
-        clock.now += queues.SAFETY_LOOK
+        clock.now += queues.RECHECK_S
         try:
             next(waiting)
         except StopIteration as served:

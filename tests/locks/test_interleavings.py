@@ -240,7 +240,7 @@ def test_a_hold_that_lasted_leaves_its_file_to_the_waiter_or_to_nobody(preemptio
     timeouts: list[int] = []
 
     def scenario(run: Run) -> Callable[[], None]:
-        lock._A_WHILE = -1.0
+        lock._BRIEF_HOLD_S = -1.0
         held: list[int] = []
 
         def hold() -> None:

@@ -112,7 +112,7 @@ def test_a_reader_does_not_pass_a_writer_while_others_read(path: str, start_peer
     until_queued(path, 1)
     reader.do(
         "from holdfast.locks import queue\n"
-        "queue.SAFETY_LOOK = 0.01\n"
+        "queue.RECHECK_S = 0.01\n"
         "looks = []\n"
         "is_free = Lock._is_free\n"
         "def note(lock):\n"
@@ -633,7 +633,7 @@ def test_an_append_waits_once_and_keeps_its_place(tmp_path: Path, start_peer: Ca
         peer.do(
             "from holdfast import wait\n"
             "from holdfast.events import Event, EventStore\n"
-            "wait.SAFETY_LOOK = 0.01\n"  # the append looks so often whether it is still wanted
+            "wait.RECHECK_S = 0.01\n"  # the append looks so often whether it is still wanted
             "opened = EventStore(store, lock_timeout=60)\n"
             "looks = []\n"
             "plain = wait.drive\n"
@@ -663,7 +663,7 @@ def test_the_bursts_of_the_first_waiter_become_rare() -> None:
     before, burst, pause = path_lock.BURSTS[-1]
     assert before == float("inf") and burst / (burst + pause) < 0.01
     assert max(before for before, _, _ in path_lock.BURSTS[:-1]) <= 2
-    assert queues.SAFETY_LOOK >= 1
+    assert queues.RECHECK_S >= 1
 
 
 def test_a_try_gives_a_process_that_removes_the_file_time_to_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import CorruptLock
-from holdfast.locks.record import LONGEST_TAG, MOST_BYTES, Record, check_tag, compose, parse, sanitise, template
+from holdfast.locks.record import MAX_BYTES, MAX_TAG_LENGTH, Record, check_tag, compose, parse, sanitise, template
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EXPECTED = json.loads((GOLDEN / "records.json").read_text("utf-8"))
@@ -236,7 +236,7 @@ def test_more_than_64_kib_is_corrupt():
     assert parse(start.ljust(64 * 1024, b"x")) == Record(1, 1)
     with pytest.raises(CorruptLock, match="65536"):
         parse(start.ljust(64 * 1024 + 1, b"x"))
-    assert MOST_BYTES == 64 * 1024
+    assert MAX_BYTES == 64 * 1024
 
 
 @pytest.mark.parametrize("token", ["", "x", "-1", "1.5", "9" * 40, str(2**63), "٤٢"], ids=repr)
@@ -283,7 +283,7 @@ def test_what_we_print_of_another_tools_file_steers_no_terminal(tmp_path, caplog
 
 
 def test_a_tag_has_at_most_10_000_characters(tmp_path):
-    assert LONGEST_TAG == 10_000
+    assert MAX_TAG_LENGTH == 10_000
     longest = "🔒" * 10_000
     assert parse(compose(with_tag(check_tag(longest)))).tag == longest
     with pytest.raises(ValueError, match="at most 10000 characters, not 10001"):

@@ -114,7 +114,7 @@ def test_an_async_wait_on_a_local_file_system_never_polls(path, backend):
 
 def test_the_event_of_a_crash_wakes(path, monkeypatch):
     """Without the safety look, which would hide a missing event."""
-    monkeypatch.setattr(watch, "SAFETY_LOOK", 3600.0)
+    monkeypatch.setattr(watch, "RECHECK_S", 3600.0)
     lock = holdfast.Lock(path)
     with peers() as (peer,):
         peer.acquire(path)
@@ -126,7 +126,7 @@ def test_the_event_of_a_crash_wakes(path, monkeypatch):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_events_of_release_and_removal_wake(path, monkeypatch, shared):
-    monkeypatch.setattr(watch, "SAFETY_LOOK", 3600.0)
+    monkeypatch.setattr(watch, "RECHECK_S", 3600.0)
     lock = holdfast.Lock(path)
     for end in ("release", "lose"):
         hold = in_thread(holdfast.Lock(path, shared=shared).acquire)
@@ -143,7 +143,7 @@ def test_the_events_of_release_and_removal_wake(path, monkeypatch, shared):
 
 def test_an_event_may_come_before_its_cause(path, monkeypatch):
     """The kernel reports that a process which dies closed the file, and drops the lock only then."""
-    monkeypatch.setattr(watch, "SAFETY_LOOK", 3600.0)
+    monkeypatch.setattr(watch, "RECHECK_S", 3600.0)
     looked_in_vain = threading.Event()
     drain, step = watch.Waiting.drain, watch.Waiting.step
     woken = []
@@ -176,7 +176,7 @@ def test_an_event_may_come_before_its_cause(path, monkeypatch):
 
 def test_an_event_that_never_comes_costs_a_moment_only(path, monkeypatch):
     """Another process keeps a copy of the descriptor, so that nothing is closed when the lock is released."""
-    monkeypatch.setattr(watch, "SAFETY_LOOK", 0.01)
+    monkeypatch.setattr(watch, "RECHECK_S", 0.01)
     lock = holdfast.Lock(path, keep=True)
     hold = in_thread(lock.acquire)
     copy = os.dup(hold.fileno())

@@ -55,7 +55,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
     Nothing but an event wakes it: the look every second is put off.
     """
-    monkeypatch.setattr(idle, "SAFETY_LOOK", 600.0)
+    monkeypatch.setattr(idle, "RECHECK_S", 600.0)
     reader, writer = os.pipe()
     wait = idle.Watches.wait
 

@@ -191,7 +191,7 @@ def test_the_second_sigterm_gives_it_back(queue: TaskQueue, in_memory: Path) -> 
 def test_who_is_killed_is_replaced_at_once(queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an event: the look that the supervisor takes every half second is put off, and so is that of idle workers."""
     monkeypatch.setattr(supervisor, "_TICK", 600.0)
-    monkeypatch.setattr(idle, "SAFETY_LOOK", 600.0)
+    monkeypatch.setattr(idle, "RECHECK_S", 600.0)
 
     def handle(task: Claim) -> None:
         if task.token == 1:
@@ -380,7 +380,7 @@ def test_what_is_printed_is_printed_once(jobs: Path) -> None:
 
 def test_an_idle_worker_wakes(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an event: the look every second is put off."""
-    monkeypatch.setattr(idle, "SAFETY_LOOK", 600.0)
+    monkeypatch.setattr(idle, "RECHECK_S", 600.0)
     worker = Running(lambda: Worker(queue, lambda task: None, concurrency=2))
     for _ in range(21):
         queue.wait(queue.put("x"), timeout=30)

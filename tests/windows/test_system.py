@@ -93,10 +93,10 @@ def test_a_slot_is_let_go_by_letting_go_of_all(two):
     mine, other = two
     assert windows.try_slot(mine, 3)
     assert not windows.try_slot(other, 3)
-    assert windows.slots_taken(other, SLOTS)
-    windows.unlock_slots(mine, SLOTS)
-    windows.unlock_slots(mine, SLOTS)
-    assert not windows.slots_taken(other, SLOTS)
+    assert windows.slots_taken(other)
+    windows.unlock_slots(mine)
+    windows.unlock_slots(mine)
+    assert not windows.slots_taken(other)
     assert windows.try_slot(other, 3)
 
 

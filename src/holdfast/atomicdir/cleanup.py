@@ -12,10 +12,10 @@ from threading import Lock, Thread
 from time import monotonic, sleep
 
 from .. import process, system
-from ..files import OwnedFd
+from ..files import OwnedFd, try_lock
 from . import trees
 
-GRACE = 0.2  # seconds for which a reader that took no lock finds whole what it opened just before
+GRACE_S = 0.2  # seconds for which a reader that took no lock finds whole what it opened just before
 
 
 def discard(path: str) -> None:
@@ -50,14 +50,6 @@ def remove_unused(gone: str) -> None:
             discard(gone)
 
 
-def try_lock(fd: int, op: int) -> bool:
-    try:
-        system.lock(fd, op)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def say_left(path: str, error: BaseException) -> None:
     import logging
 
@@ -74,7 +66,7 @@ class Later:
 
     def remove(self, path: str) -> None:
         with self._mutex:
-            self._waiting.append((monotonic() + GRACE, path))
+            self._waiting.append((monotonic() + GRACE_S, path))
             if self._running:
                 return
             self._running = True

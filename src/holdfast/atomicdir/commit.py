@@ -19,7 +19,7 @@ from .. import system
 from ..errors import LockLost
 from ..paths import mount_at, mounts_in
 from . import trees
-from .cleanup import GRACE, discard, remove_later, remove_unused, say_left
+from .cleanup import GRACE_S, discard, remove_later, remove_unused, say_left
 from .journal import CommitFile, exchange
 from .layout import Siblings, number_of, set_number
 
@@ -92,7 +92,7 @@ class Site(Siblings):
     def finish(self) -> None:
         """Bring what the dead began to an end, forward or back."""
         self.commit_file.roll_forward()
-        self.remove_gone(GRACE)
+        self.remove_gone(GRACE_S)
         for path in self.leftovers():
             self.tidy(path)
         self.sweep_marks()

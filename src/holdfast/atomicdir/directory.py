@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, NoReturn
 
-_LOOKS = 20
+_MAX_LOOKS = 20
 _NONE_YET = "there is no version of this directory yet"
 # Nobody else looks into what is being built. The sticky bit does nothing there; without it, nobody could tell whether
 # the block has asked for 0o700.
@@ -102,7 +102,7 @@ class AtomicDir:
     def versions(self) -> list[int]:
         """The numbers of the versions there are, the current one last. Those before it can be rolled back to."""
         place = self._site()
-        for _ in range(_LOOKS):  # without the lock: what was the current one a moment ago may be an old one by now
+        for _ in range(_MAX_LOOKS):  # without the lock: what was the current one a moment ago may be an old one by now
             current = place.version()
             found = [number for number in place.old() if number < current or not current]
             if place.version() == current:

@@ -17,11 +17,10 @@ from time import monotonic
 
 from .. import system, wait
 from ..errors import Busy, HoldfastError, NotLocked, Timeout, Unsupported
-from ..files import OwnedFd, inode_of, named
+from ..files import OwnedFd, inode_of, named, try_lock
 from ..locks.lock import Lock
 from ..offload import in_thread
 from ..paths import mount_at
-from .cleanup import try_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
-_KEPT = 32  # descriptors of directories: a process may not have many
+_MAX_OPEN_DIRECTORIES = 32  # descriptors of directories: a process may not have many
 COMMON = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 _FOLDER = os.O_RDONLY | _DIRECTORY | COMMON
@@ -53,8 +53,8 @@ class Descent:
             folder = OwnedFd(os.open(name, _FOLDER, dir_fd=self._fd))
             self._names.append(name)
             self._folders.append(folder)
-            if len(self._folders) > _KEPT:
-                self._folders[-1 - _KEPT].close()
+            if len(self._folders) > _MAX_OPEN_DIRECTORIES:
+                self._folders[-1 - _MAX_OPEN_DIRECTORIES].close()
         return self._fd
 
     @property

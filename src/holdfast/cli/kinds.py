@@ -70,4 +70,4 @@ def _kind_by_content(fd: int, head: bytes) -> str | None:
 
 
 def _content(fd: int) -> bytes:
-    return system.pread(fd, record.MOST_BYTES + 1, 0)
+    return system.pread(fd, record.MAX_BYTES + 1, 0)

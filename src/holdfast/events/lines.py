@@ -20,7 +20,7 @@ from zlib import crc32
 import msgspec
 
 from .. import process
-from ..locks.record import depth_of
+from ..json_text import depth_of
 from .model import Event, StoredEvent
 
 NEWLINE = 10

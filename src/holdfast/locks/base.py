@@ -23,7 +23,7 @@ import sys
 from time import monotonic
 
 from .. import metrics, process, wait
-from ..errors import Busy, HoldfastError, LockLost, NotLocked, NotOwner, Timeout
+from ..errors import Busy, HoldfastError, LockLost, NotLocked, NotOwner, Timeout, WouldDeadlock
 from ..paths import absolute
 
 _forks = process.forks
@@ -67,10 +67,10 @@ class Outcome:
 
 BUSY, QUEUED = Outcome("BUSY"), Outcome("QUEUED")
 REPLACED, REMOVING = Outcome("REPLACED"), Outcome("REMOVING")
-_FEW_REPLACED = 3  # retries without a pause
-_MAX_REPLACED = 200  # retries after which `try_acquire` calls the lock busy
+_MAX_QUICK_RETRIES = 3  # retries without a pause
+_MAX_RETRIES = 200  # retries after which `try_acquire` calls the lock busy
 MAX_REMOVALS = 50  # retries after which the process that removes the file is treated as a holder: it may be stopped
-_MOMENT, _MAX_MOMENT = 0.000_05, 0.002  # seconds
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.000_05, 0.002  # seconds
 
 
 class Default:
@@ -302,14 +302,14 @@ class BaseLock(Generic[HoldType]):
                 if removals > MAX_REMOVALS:
                     return None
                 # About 0.1 s in all: on a busy machine the process that removes the file has to wait for its turn.
-                yield wait.Pause(monotonic() + min(removals * removals * _MOMENT, _MAX_MOMENT))
+                yield wait.Pause(monotonic() + min(removals * removals * _MIN_PAUSE_S, _MAX_PAUSE_S))
             elif found is REPLACED:
                 replaced += 1
-                if replaced > _MAX_REPLACED:
+                if replaced > _MAX_RETRIES:
                     return None
                 self._file_was_replaced(replaced)
-                if replaced > _FEW_REPLACED:
-                    backoff = backoff or wait.Backoff(_MOMENT, _MAX_MOMENT)
+                if replaced > _MAX_QUICK_RETRIES:
+                    backoff = backoff or wait.Backoff(_MIN_PAUSE_S, _MAX_PAUSE_S)
                     yield backoff.pause(None)
             found = yield from self._attempt_step(self._attempt)
         return found
@@ -485,3 +485,11 @@ def check_timeout(timeout: float | Default | None) -> float | None:
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
         raise ValueError(f"timeout is seconds, 0 for one try, or None to wait for ever; not {timeout!r}")
     return None if timeout == float("inf") else timeout
+
+
+def would_deadlock(path: str, asynchronous: bool, what: str) -> WouldDeadlock:
+    return WouldDeadlock(
+        f"{path}: this {'task' if asynchronous else 'thread'} {what} already and would wait for itself. Release first, "
+        "or pass the hold along.",
+        path=path,
+    )

@@ -22,10 +22,11 @@ from __future__ import annotations
 from time import time
 
 from .. import process, system
+from ..files import try_lock
 from ..wait import Granted
 from . import base
-from .base import BUSY, Outcome
-from .path_lock import OpenFile, PathHold, PathLock, would_deadlock
+from .base import BUSY, Outcome, would_deadlock
+from .path_lock import OpenFile, PathHold, PathLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ..status import Status
     from ..wait import Step
 
-_A_WHILE = 0.001  # seconds of holding after which a look at the queue costs nothing in comparison
+_BRIEF_HOLD_S = 0.001  # seconds of holding after which a look at the queue costs nothing in comparison
 
 
 class KernelHold(PathHold):
@@ -52,7 +53,7 @@ class KernelHold(PathHold):
             system.mark_removal(file.fd)
             lock._remove_unused(file)  # our own share is not in the way
             return False
-        if (self._came_through_queue or time() - self.acquired_at > _A_WHILE) and system.access(lock._queue, 0):
+        if (self._came_through_queue or time() - self.acquired_at > _BRIEF_HOLD_S) and system.access(lock._queue, 0):
             return True
         lock._remove(file.inode)
         return False
@@ -110,7 +111,7 @@ class Lock(PathLock[KernelHold]):
         return True
 
     def _take_all(self, file: OpenFile) -> bool:
-        return try_lock(file, system.EX_NB)
+        return try_lock(file.fd, system.EX_NB, file.set_lock)
 
     def _unlock(self, file: OpenFile) -> None:
         set_lock = file.set_lock
@@ -146,11 +147,3 @@ class Lock(PathLock[KernelHold]):
         if any(not (self.shared and shared) for _, shared, *_ in mine):
             raise would_deadlock(self.path, asynchronous, "holds the lock")
         return bool(mine)
-
-
-def try_lock(file: OpenFile, op: int) -> bool:
-    try:
-        file.set_lock(file.fd, op)
-    except BlockingIOError:
-        return False
-    return True

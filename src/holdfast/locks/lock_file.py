@@ -35,11 +35,10 @@ from .. import owner, process, system
 from ..errors import LockLost
 from ..files import inode_of, named
 from ..paths import mount_at
-from ..wait import SAFETY_LOOK, DeadlinePassed, Pause, check_deadline, drive, sooner
+from ..wait import RECHECK_S, DeadlinePassed, Pause, check_deadline, drive, sooner
 from ..watch import Waiting
 from . import base, heartbeat, record, tokens
-from .base import BUSY, QUEUED, REPLACED, Outcome
-from .path_lock import would_deadlock
+from .base import BUSY, QUEUED, REPLACED, Outcome, would_deadlock
 from .publish import NOT_HERE, displaced_name, exchange, publish
 from .queue import Queue, remove_queue
 from .removal import FileLock, IsLink, Unreadable, take_removal_right
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from .staleness import Judgement, Policy
 
 _serials = count()  # of the holds of this process
-_MANY_IN_VAIN = 3
+_MAX_VAIN_LOOKS = 3
 _MAX_TRIES = 5
 
 
@@ -462,7 +461,7 @@ class LockFile(FileLock[FileHold]):
                 waiting.move(self._file)
                 in_vain = 0 if slept else in_vain + 1
                 # It is stale, and in use as another kind of lock or not ours to remove. Or others keep replacing it.
-                if in_vain > _MANY_IN_VAIN:
+                if in_vain > _MAX_VAIN_LOOKS:
                     yield waiting.backoff.pause(deadline)
         finally:
             waiting.end(reuse=not isinstance(hold, Outcome))
@@ -512,7 +511,7 @@ class LockFile(FileLock[FileHold]):
 
     def _next_look(self, judgement: Judgement, has_events: bool) -> float:
         """In how many seconds to look although nothing happened: the lock may have grown old by then."""
-        longest = SAFETY_LOOK if has_events else self.retry
+        longest = RECHECK_S if has_events else self.retry
         return longest if judgement.stale_in is None else min(longest, judgement.stale_in + 0.001)
 
 

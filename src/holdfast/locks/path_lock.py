@@ -28,7 +28,7 @@ import os
 from time import monotonic, sleep, time
 
 from .. import process, system
-from ..errors import HoldfastError, NotALockFile, WouldDeadlock
+from ..errors import HoldfastError, NotALockFile
 from ..files import HeldFd, OwnedFd, inode_of, named
 from ..paths import LOCAL, check_directory, follow_links, mount_of
 from ..wait import Pause, check_deadline, sooner
@@ -51,13 +51,13 @@ else:
 
 _new = object.__new__
 _forks, _descriptors = process.forks, process.descriptors
-_FRESH = 0.1  # seconds
+_FRESH_S = 0.1  # seconds
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
-_FEW_RETRIES = 3
+_MAX_QUICK_RETRIES = 3
 _ATTEMPTS_BETWEEN_TASKS = 20  # about 50 µs
 _MAX_LOOKS = 100  # at a removal under way
 _MAX_DENIALS = 10
-_MOMENT = 0.000_02  # seconds
+_PAUSE_S = 0.000_02  # seconds
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000  # S_ISREG of the module stat costs an import and a call
 
 # How the first waiter polls: some programs unlock without closing the file, so that no event comes, and lock it again
@@ -107,7 +107,7 @@ class PathHold(base.Hold):
         self.acquired_at = time()
         self._is_closed = False
         self._registry = registry = process.registry
-        if lock.sets_time and self.acquired_at - file.st.st_mtime > _FRESH:
+        if lock.sets_time and self.acquired_at - file.st.st_mtime > _FRESH_S:
             _set_time(file)
         count = lock._count
         count()
@@ -444,7 +444,7 @@ class PathLock(QueuedLock[PathHoldType]):
                     self._remove(file.inode)
                 return
             if system.removal_marked(file.fd):
-                sleep(_MOMENT)
+                sleep(_PAUSE_S)
             elif unmarked:
                 break
             else:
@@ -510,7 +510,7 @@ class PathLock(QueuedLock[PathHoldType]):
                 check_deadline(deadline)
                 if found is REMOVING and removals < base.MAX_REMOVALS:
                     removals += 1
-                    yield Pause(sooner(monotonic() + removals * _MOMENT, deadline))
+                    yield Pause(sooner(monotonic() + removals * _PAUSE_S, deadline))
                 elif found is REPLACED:
                     replaced += 1
                     self._file_was_replaced(replaced)
@@ -518,8 +518,8 @@ class PathLock(QueuedLock[PathHoldType]):
                         file.close()
                         file = REPLACED
                     waiting.move(self._file)
-                    if replaced > _FEW_RETRIES:  # other programs run on, whatever the file system does
-                        yield Pause(sooner(monotonic() + min(replaced * _MOMENT, 0.01), deadline))
+                    if replaced > _MAX_QUICK_RETRIES:  # other programs run on, whatever the file system does
+                        yield Pause(sooner(monotonic() + min(replaced * _PAUSE_S, 0.01), deadline))
                 elif not file:  # another program keeps us from opening it
                     yield waiting.backoff.pause(deadline)
                 else:
@@ -587,11 +587,3 @@ class _Bursts:
         burst, pause = next((burst, pause) for before, burst, pause in BURSTS if waited < before)
         self.next = now + burst + pause
         return burst
-
-
-def would_deadlock(path: str, asynchronous: bool, what: str) -> WouldDeadlock:
-    return WouldDeadlock(
-        f"{path}: this {'task' if asynchronous else 'thread'} {what} already and would wait for itself. Release first, "
-        "or pass the hold along.",
-        path=path,
-    )

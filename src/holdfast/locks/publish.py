@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _new = object.__new__
 _MAX_EXCHANGES = 100
-_LONGEST_STEM = 200  # bytes of 255; a pid, 16 digits and .tmp come after it
+_MAX_STEM_LENGTH = 200  # bytes of 255; a pid, 16 digits and .tmp come after it
 NOT_HERE = frozenset(
     {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.ENOENT}
 )
@@ -224,11 +224,11 @@ def _stem(name: str) -> str:
     """What the names of private files begin with: that of the lock, unless it is so long that there is no room."""
     directory, slash, last = name.rpartition("/")
     text = os.fsencode(last)
-    if len(text) <= _LONGEST_STEM:
+    if len(text) <= _MAX_STEM_LENGTH:
         return name
     from zlib import crc32
 
-    return f"{directory}{slash}{os.fsdecode(text[: _LONGEST_STEM - 9])}~{crc32(text):08x}"
+    return f"{directory}{slash}{os.fsdecode(text[: _MAX_STEM_LENGTH - 9])}~{crc32(text):08x}"
 
 
 def _make_private(place: Place, private: str, content: bytes, mode: int, durable: bool) -> Published:

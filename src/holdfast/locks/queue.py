@@ -23,7 +23,7 @@ The queue orders; it excludes nobody. So a fault in it costs at worst the order.
 ticket (the directory is not writable, the disk is full, the file system knows no FIFOs), a waiter waits without. What
 is not a FIFO counts for nothing, and in a directory that others can write to, neither does what another user made
 (rule 11). A waiter that was stopped (SIGSTOP) at the head would hold up all others although the lock is free: so
-every waiter looks at the lock itself once in a while (`SAFETY_LOOK`), and passes a first one that did not take a free
+every waiter looks at the lock itself once in a while (`RECHECK_S`), and passes a first one that did not take a free
 lock from one look to the next.
 """
 
@@ -37,7 +37,7 @@ from time import monotonic
 from .. import process, system
 from ..files import OwnedFd, inode_of, named
 from ..paths import is_trusted, mount_at
-from ..wait import SAFETY_LOOK, AsyncNotification, Notification, Notified, Pause, Readable, check_deadline, sooner
+from ..wait import RECHECK_S, AsyncNotification, Notification, Notified, Pause, Readable, check_deadline, sooner
 from . import base
 from .base import Outcome
 
@@ -56,7 +56,7 @@ TICKETS_PER_PROCESS = 32
 _MAX_TRIES = 1000  # for a ticket
 _TICKETS_BETWEEN_TASKS = 20  # of waiters that have gone; about 1 ms
 _MAX_TICKET = "999999999000"  # higher numbers are not tickets of ours, and would leave no room
-_MOMENT = 0.001  # seconds
+_PAUSE_S = 0.001  # seconds
 
 # What a waiter that leaves tells the next one.
 _WAS_FIRST, _GAVE_UP = b"1", b"0"
@@ -203,7 +203,7 @@ class Queue:
         gone = 0
         while before:
             check_deadline(deadline)
-            look_again = monotonic() + SAFETY_LOOK
+            look_again = monotonic() + RECHECK_S
             news = yield from self._listen(before[-1], look_again, deadline)
             if news == _WAS_FIRST:
                 break
@@ -238,7 +238,7 @@ class Queue:
                 news = _news(ticket)
             if news == b"" and not self._remove_if_dead(name, ticket):
                 # Just being made, or examined by others: nothing would wake us.
-                yield Pause(sooner(monotonic() + _MOMENT, deadline))
+                yield Pause(sooner(monotonic() + _PAUSE_S, deadline))
                 return None
             return news
 
@@ -356,7 +356,7 @@ class QueuedLock(base.BaseLock[HoldType]):
             place.join(width, AsyncNotification() if asynchronous else Notification())
             while not place.admitted:
                 check_deadline(deadline)
-                yield Notified(place.notification, sooner(monotonic() + SAFETY_LOOK, deadline))
+                yield Notified(place.notification, sooner(monotonic() + RECHECK_S, deadline))
                 if not place.admitted:
                     place.admit_again()
             joined = queue is not None and queue.join()

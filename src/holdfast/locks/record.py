@@ -23,11 +23,10 @@ from __future__ import annotations
 from ..errors import CorruptLock
 from ..owner import sanitise
 
-MOST_BYTES = 64 * 1024
-LONGEST_TAG = 10_000
-_LARGEST_PID = 2**32 - 1
-_LARGEST_NUMBER = 2**63 - 1
-_SURELY_FLAT = 100
+MAX_BYTES = 64 * 1024
+MAX_TAG_LENGTH = 10_000
+_MAX_PID = 2**32 - 1
+_MAX_NUMBER = 2**63 - 1
 TOKEN_DIGITS = 20
 
 
@@ -75,14 +74,14 @@ def check_tag(tag: str | None) -> str | None:
         return None
     if not isinstance(tag, str):
         raise TypeError(f"a tag is a str, not {type(tag).__name__}")
-    if len(tag) > LONGEST_TAG:
-        raise ValueError(f"a tag has at most {LONGEST_TAG} characters, not {len(tag)}")
+    if len(tag) > MAX_TAG_LENGTH:
+        raise ValueError(f"a tag has at most {MAX_TAG_LENGTH} characters, not {len(tag)}")
     return sanitise(tag).encode("utf-8", "replace").decode("utf-8")
 
 
 def parse(content: bytes) -> Record:
-    if len(content) > MOST_BYTES:
-        raise CorruptLock(f"more than {MOST_BYTES} bytes")
+    if len(content) > MAX_BYTES:
+        raise CorruptLock(f"more than {MAX_BYTES} bytes")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -94,14 +93,14 @@ def parse(content: bytes) -> Record:
             fields[key.strip()] = value.strip()
     token = fields.get("token", "")
     return Record(
-        _number(fields, "pid", _LARGEST_PID),
-        _number(fields, "timestamp", _LARGEST_NUMBER),
+        _number(fields, "pid", _MAX_PID),
+        _number(fields, "timestamp", _MAX_NUMBER),
         sanitise(fields["tag"]) if "tag" in fields else None,
         _printable(fields.get("host")),
         fields.get("boot"),
         fields.get("start"),
         fields.get("owner"),
-        int(token) if _is_number(token, _LARGEST_NUMBER) else None,
+        int(token) if _is_number(token, _MAX_NUMBER) else None,
         fields.get("call"),
     )
 
@@ -206,17 +205,3 @@ def other_kind(content: bytes) -> str:
 
 
 SEMA = Format()
-
-
-def depth_of(text: bytes) -> int:
-    """How deep JSON is nested; brackets in texts count, too, which does no harm where the limit is generous."""
-    if text.count(b"[") + text.count(b"{") <= _SURELY_FLAT:
-        return 0
-    depth = deepest = 0
-    for byte in text:
-        if byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    return deepest

@@ -28,7 +28,6 @@ from ..paths import cannot_be_swapped, check_no_parent_component, follow_links, 
 from . import base, record, tokens
 from .publish import Place, displaced_name, private_files
 from .queue import Location, QueuedLock
-from .semaphore import MAX_PERMITS
 from .staleness import POLICIES, Judgement, judge, not_a_lock_file
 
 TYPE_CHECKING = False
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 else:
     HoldType = None
 
-_PATIENCE_WITH_REMOVER = 1000
+_MAX_REMOVAL_TRIES = 1000
 _MAX_LOOKS = 10
 
 
@@ -161,7 +160,7 @@ class FileLock(QueuedLock[HoldType]):
         if place.inode(place.name) == inode:
             return True
         # Most file systems need no read, which allocates 64 KiB.
-        return not self._has_inodes(inode) and self._says(place, system.pread(fd, record.MOST_BYTES, 0))
+        return not self._has_inodes(inode) and self._says(place, system.pread(fd, record.MAX_BYTES, 0))
 
     def _has_inodes(self, inode: process.Inode) -> bool:
         """Are the inode numbers stable on the file system of this file?"""
@@ -221,7 +220,7 @@ class FileLock(QueuedLock[HoldType]):
             return system.liveness_locked(fd)  # then it is the holder of the lock file that has it
         except OSError as error:
             return error.errno != errno.EBADF  # EBADF: open for reading only, another user's. Else: no such locks here
-        return not system.slots_taken(fd, MAX_PERMITS)
+        return not system.slots_taken(fd)
 
     def _put_back_displaced(self, place: Place, fd: int, found: Judgement) -> bool:
         """Finish a takeover that was killed: put back what it displaced, unless that is stale. True: it is back."""
@@ -373,7 +372,7 @@ class FileLock(QueuedLock[HoldType]):
 
         A lock that was displaced may go when it is old. A user's file may not. A number is the next fence file.
         """
-        content = system.pread(fd, record.MOST_BYTES, 0)
+        content = system.pread(fd, record.MAX_BYTES, 0)
         try:
             found = self.format.parse(content) if content and not content.strip().isdigit() else None
         except HoldfastError:
@@ -401,12 +400,12 @@ def _read(place: Place) -> bytes | None:
     """The content of the file with the lock's name; None if there is none, or if it may not be read."""
     try:
         with OwnedFd(system.open_fd(place.name, system.O_READ, dir_fd=place.folder)) as file:
-            return system.read(file.fd, record.MOST_BYTES)
+            return system.read(file.fd, record.MAX_BYTES)
     except OSError:  # also a directory or a FIFO
         return None
 
 
-def take_removal_right(fd: int, tries: int = _PATIENCE_WITH_REMOVER) -> bool:
+def take_removal_right(fd: int, tries: int = _MAX_REMOVAL_TRIES) -> bool:
     """Take the removal byte, which others have for microseconds. False: another process keeps it.
 
     A descriptor that can only read, of another user's file, gets it shared: no holder and no other remover has it then.

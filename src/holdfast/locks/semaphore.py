@@ -22,10 +22,9 @@ import errno
 
 from .. import system
 from ..errors import Unsupported
-from ..files import OwnedFd, named, write_at
-from .base import BUSY, REMOVING, REPLACED, Outcome
-from .lock import try_lock
-from .path_lock import OpenFile, PathHold, PathLock, would_deadlock
+from ..files import OwnedFd, named, try_lock, write_at
+from .base import BUSY, REMOVING, REPLACED, Outcome, would_deadlock
+from .path_lock import OpenFile, PathHold, PathLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from ..status import Status
     from . import base
 
-MAX_PERMITS = 1 << 20
+MAX_PERMITS = system.MAX_SLOTS
 _PREFIX = b"permits="
 _MAX_BYTES = len(_PREFIX) + 8
 
@@ -119,9 +118,9 @@ class Semaphore(PathLock[SemaphoreHold]):
         # The slot first: an attempt in vain must not share the file, and so keep others from removing it.
         if not any(system.try_slot(file.fd, slot) for slot in range(self.permits)):
             return BUSY
-        if try_lock(file, system.SH_NB):
+        if try_lock(file.fd, system.SH_NB, file.set_lock):
             return True
-        system.unlock_slots(file.fd, MAX_PERMITS)
+        system.unlock_slots(file.fd)
         return BUSY
 
     def _take_new(self, file: OpenFile) -> bool | Outcome:
@@ -175,10 +174,10 @@ class Semaphore(PathLock[SemaphoreHold]):
         )
 
     def _take_all(self, file: OpenFile) -> bool:
-        return try_lock(file, system.EX_NB)
+        return try_lock(file.fd, system.EX_NB, file.set_lock)
 
     def _unlock(self, file: OpenFile) -> None:
-        system.unlock_slots(file.fd, MAX_PERMITS)
+        system.unlock_slots(file.fd)
         file.set_lock(file.fd, system.UN)
 
     def _is_ours(self, file: OpenFile, st: os.stat_result) -> bool:

@@ -97,7 +97,7 @@ def judge(fd: int, path: str, form: Format, policy: Policy, stale_after: float |
     if not stat.S_ISREG(st.st_mode):
         raise not_a_lock_file(path, "a directory, a device, a FIFO or a socket")
     now = time.time()
-    content = system.pread(fd, record.MOST_BYTES + 1, 0)
+    content = system.pread(fd, record.MAX_BYTES + 1, 0)
     try:
         found = form.parse(content)
     except CorruptLock:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..status import Status
     from . import base
 
-_ENDING = ".lock"
-_LONGEST = 210  # bytes; what is made beside it has a longer name
+_SUFFIX = ".lock"
+_MAX_NAME_BYTES = 210  # bytes; what is made beside it has a longer name
 # What cannot be in the name of a file, and what would be taken for that.
 _UNSAFE = re.compile(r"[/\0]|%(?=[0-9A-Fa-f]{2})" if os.name != "nt" else r'[\0-\x1f<>:"/\\|?*]|%(?=[0-9A-Fa-f]{2})')
 
@@ -115,13 +115,13 @@ class TaskLocks:
     def _task_ids(self) -> list[str]:
         names = set()
         for name in system.listdir(self.directory):
-            stem = name if name.endswith(_ENDING) else lock_of_private(name)
-            if stem is not None and stem.endswith(_ENDING):
-                names.add(task_id_of(stem.removesuffix(_ENDING)))
+            stem = name if name.endswith(_SUFFIX) else lock_of_private(name)
+            if stem is not None and stem.endswith(_SUFFIX):
+                names.add(task_id_of(stem.removesuffix(_SUFFIX)))
         return sorted(names)
 
     def _lock(self, task_id: str) -> TaskLock:
-        path = f"{self.directory}/{file_name_of(task_id)}{_ENDING}"
+        path = f"{self.directory}/{file_name_of(task_id)}{_SUFFIX}"
         return TaskLock(path, task_id, self.worker_id, **self._options)
 
 
@@ -134,7 +134,7 @@ def file_name_of(task_id: str) -> str:
         size = len(os.fsencode(name))
     except UnicodeEncodeError:
         raise UnsafePath(f"{task_id!r} cannot be the name of a file") from None
-    if size > _LONGEST:
+    if size > _MAX_NAME_BYTES:
         raise UnsafePath(
             f"a task id of {len(task_id)} characters is too long for the name of a file: {task_id[:40]!r}…"
         )

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 
 from ..errors import CorruptLock
 from ..owner import sanitise
-from .record import MOST_BYTES, SEMA, TOKEN_DIGITS, Format, Record, other_kind
+from .record import MAX_BYTES, SEMA, TOKEN_DIGITS, Format, Record, other_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def is_task(content: bytes) -> bool:
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    if len(content) > MOST_BYTES:
-        raise CorruptLock(f"more than {MOST_BYTES} bytes")
+    if len(content) > MAX_BYTES:
+        raise CorruptLock(f"more than {MAX_BYTES} bytes")
     try:
         said = json.loads(content)
     except (ValueError, RecursionError):

@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .publish import Place
 
-_MANY = 10_000
-_LARGEST = 2**63 - 2  # one more must fit
+_MAX_PATHS = 10_000
+_MAX_TOKEN = 2**63 - 2  # one more must fit
 
 # By path: two acquisitions may fall into one tick of the clock.
 _last: dict[str, int] = {}
@@ -34,14 +34,14 @@ def new(path: str) -> int:
     with process.registry.mutex:
         now, last = time_ns(), _last.get(path, 0)
         token = _last[path] = now if now > last else last + 1
-        if len(_last) > _MANY:
+        if len(_last) > _MAX_PATHS:
             _forget_oldest()
     return token
 
 
 def _forget_oldest() -> None:
     """The smallest tokens are those that the clock is furthest past."""
-    for path in sorted(_last, key=_last.__getitem__)[: _MANY // 2]:
+    for path in sorted(_last, key=_last.__getitem__)[: _MAX_PATHS // 2]:
         del _last[path]
 
 
@@ -67,7 +67,7 @@ def _read_fence(place: Place, path: str) -> int:
                 path=path,
             )
         digits = system.read(file.fd, 64).strip()
-    if digits.isdigit() and len(digits) <= 19 and int(digits) <= _LARGEST:
+    if digits.isdigit() and len(digits) <= 19 and int(digits) <= _MAX_TOKEN:
         return int(digits)
     raise CorruptLock(
         f"{path}.fence does not hold a number: {digits[:40]!r}. See what wrote it: without it tokens may repeat.",

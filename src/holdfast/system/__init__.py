@@ -16,7 +16,7 @@ unlink`: a test replaces a name here and sees, delays, fails or kills at every s
     mark_removal, unmark_removal, removal_marked      the removal byte (docs/formats.md)
     lock_removal
     lock_liveness, liveness_locked                    the liveness byte of a lock file
-    try_slot, slots_taken, unlock_slots               one byte per permit of a semaphore
+    try_slot, slot_taken, slots_taken, unlock_slots   one byte per permit of a semaphore
     lock_byte, unlock_byte                            one byte at any position
     Watch, WATCH_WRITING, WATCH_CLOSING               events of one file; `Watch` raises OSError where there are none
     process_exists, list_pids                         processes

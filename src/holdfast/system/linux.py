@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from fcntl import ioctl
+from fcntl import ioctl as _ioctl
 
 from .posix import *
 
@@ -147,7 +147,7 @@ def _renameat2(one: str, other: str, at: int, flags: int) -> None:
 def generation(fd: int) -> int:  # type: ignore[no-redef]
     """A number of the file with this inode number that the next one does not have; 0 where there is none."""
     try:
-        return int.from_bytes(ioctl(fd, _GETVERSION, bytes(8))[:4], "little")
+        return int.from_bytes(_ioctl(fd, _GETVERSION, bytes(8))[:4], "little")
     except OSError:
         return 0
 
@@ -190,7 +190,7 @@ sync_file_system = _sync_file_system
 
 
 def clone(reader: int, writer: int) -> None:  # type: ignore[no-redef]
-    ioctl(writer, _FICLONE, reader)
+    _ioctl(writer, _FICLONE, reader)
 
 
 def read_text(path: str) -> str:  # type: ignore[no-redef]

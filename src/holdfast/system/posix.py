@@ -73,7 +73,7 @@ HAS_FOLDERS = True  # directories can be opened, and worked from
 RANGE_START, RANGE_LENGTH = 0, 1 << 62
 REMOVAL_BYTE = 1 << 62
 LIVENESS_BYTE = REMOVAL_BYTE + 1
-FIRST_SLOT = (1 << 62) + 16
+FIRST_SLOT, MAX_SLOTS = (1 << 62) + 16, 1 << 20
 
 _KINDS = {SH: fcntl.F_RDLCK, EX: fcntl.F_WRLCK, UN: fcntl.F_UNLCK}
 
@@ -245,9 +245,9 @@ def try_slot(fd: int, slot: int) -> bool:
     return _try_range(fd, FIRST_SLOT + slot, 1)
 
 
-def slots_taken(fd: int, slots: int) -> bool:
+def slots_taken(fd: int) -> bool:
     """Has anybody else a slot?"""
-    kind, _, _ = _unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, FIRST_SLOT, slots)))
+    kind, _, _ = _unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, FIRST_SLOT, MAX_SLOTS)))
     return kind != fcntl.F_UNLCK
 
 
@@ -257,8 +257,8 @@ def slot_taken(fd: int, slot: int) -> bool:
     return kind != fcntl.F_UNLCK
 
 
-def unlock_slots(fd: int, slots: int) -> None:
-    _range(fd, UN, FIRST_SLOT, slots)
+def unlock_slots(fd: int) -> None:
+    _range(fd, UN, FIRST_SLOT, MAX_SLOTS)
 
 
 def lock_byte(fd: int, at: int) -> bool:

@@ -63,7 +63,7 @@ HAS_FOLDERS = False
 RANGE_START, RANGE_LENGTH = 0, 1 << 62
 REMOVAL_BYTE = 1 << 62
 LIVENESS_BYTE = REMOVAL_BYTE + 1
-FIRST_SLOT = (1 << 62) + 16
+FIRST_SLOT, MAX_SLOTS = (1 << 62) + 16, 1 << 20
 # Plus the number of the thread, which is unique on a machine: where nobody but that thread ever locks anything.
 _OWN_BYTE = (1 << 62) + (1 << 40)
 
@@ -85,8 +85,8 @@ _STATUS_DELETE_PENDING = 0xC0000056
 _QUERY_LIMITED_INFORMATION, _STILL_ACTIVE = 0x1000, 259
 
 _MAX_PATH = 1024  # of a file that is renamed before it is deleted
-_PATIENCE_WITH_DELETION = 100
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.016
+_MAX_DELETION_TRIES = 100
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.016
 
 # Descriptor: what it has locked, as kind, start and length.
 _locked: dict[int, dict[str, tuple[int, int, int]]] = {}
@@ -141,7 +141,7 @@ def _busy(why: str, path: str | None = None) -> BlockingIOError:
 
 def _open(path: str, access: int, disposition: int) -> int:
     """A handle that shares everything and that no child inherits. A link at the end of the path is not followed."""
-    for _ in range(_PATIENCE_WITH_DELETION):
+    for _ in range(_MAX_DELETION_TRIES):
         handle: int = _kernel32.CreateFileW(
             path, access, _SHARE_EVERYTHING, None, disposition, _OPEN_REPARSE_POINT, None
         )
@@ -157,7 +157,7 @@ def _open(path: str, access: int, disposition: int) -> int:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if status != _STATUS_DELETE_PENDING:
             raise _error(code, path)
-        sleep(_FIRST_PAUSE)
+        sleep(_MIN_PAUSE_S)
     raise _busy("deleted, and still open somewhere", path)
 
 
@@ -367,7 +367,7 @@ def _covered(fd: int) -> bool:
 
 
 def lock(fd: int, op: int) -> None:
-    pause = _FIRST_PAUSE
+    pause = _MIN_PAUSE_S
     while True:
         try:
             return _range(fd, op, _LOCK, RANGE_START, RANGE_LENGTH)
@@ -375,7 +375,7 @@ def lock(fd: int, op: int) -> None:
             if op & NB:
                 raise
         sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        pause = min(2 * pause, _MAX_PAUSE_S)
 
 
 lock_range = lock
@@ -416,7 +416,7 @@ def mark_removal(fd: int) -> None:
         except BlockingIOError:
             if _covered(fd):
                 raise
-        sleep(_FIRST_PAUSE)  # somebody is just looking
+        sleep(_MIN_PAUSE_S)  # somebody is just looking
 
 
 def unmark_removal(fd: int) -> None:
@@ -452,14 +452,14 @@ def try_slot(fd: int, slot: int) -> bool:
     return _try_range(fd, _SLOT, FIRST_SLOT + slot, 1)
 
 
-def slots_taken(fd: int, slots: int) -> bool:
+def slots_taken(fd: int) -> bool:
     """Has anybody else a slot? Asked by taking all for a moment, with the mark that lets others try again."""
     try:
         mark_removal(fd)
     except BlockingIOError:
         return True
-    taken = not _try_range(fd, _SLOT, FIRST_SLOT, slots)
-    unlock_slots(fd, slots)
+    taken = not _try_range(fd, _SLOT, FIRST_SLOT, MAX_SLOTS)
+    unlock_slots(fd)
     unmark_removal(fd)
     return taken
 
@@ -469,9 +469,9 @@ def slot_taken(fd: int, slot: int) -> bool:
     return not _is_free(fd, FIRST_SLOT + slot)
 
 
-def unlock_slots(fd: int, slots: int) -> None:
+def unlock_slots(fd: int) -> None:
     """Let go of what this descriptor has, be it one slot or all."""
-    _range(fd, UN, _SLOT, FIRST_SLOT, slots)
+    _range(fd, UN, _SLOT, FIRST_SLOT, MAX_SLOTS)
 
 
 def lock_byte(fd: int, at: int) -> bool:

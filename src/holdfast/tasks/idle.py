@@ -17,7 +17,7 @@ from types import TracebackType
 from .. import process, system
 from ..errors import Timeout
 from ..files import OwnedFd
-from ..wait import FIRST_PAUSE, MAX_PAUSE, SAFETY_LOOK
+from ..wait import MAX_PAUSE_S, MIN_PAUSE_S, RECHECK_S
 from .claim import Claim
 from .journal import ENDED, Task
 
@@ -66,7 +66,7 @@ class Idle:
         self.registry = process.registry
         self._queue = queue
         self._watches: Watches | None = None
-        self._pause = FIRST_PAUSE
+        self._pause = MIN_PAUSE_S
 
     def __enter__(self) -> Idle:
         return self
@@ -83,18 +83,18 @@ class Idle:
         queue = self._queue
         if self._watches is None:
             self._watches = self._watch(enough is not None)
-        look_at = monotonic() + SAFETY_LOOK
+        look_at = monotonic() + RECHECK_S
         while True:
             # Registered first: what comes after this try wakes us.
             claim = queue.taker.try_claim(look=True)
             if claim is not None:
-                self._pause = FIRST_PAUSE
+                self._pause = MIN_PAUSE_S
                 return claim
             now = monotonic()
             if (deadline is not None and now >= deadline) or (enough is not None and enough()):
                 return None
             if now >= look_at:
-                look_at = now + SAFETY_LOOK
+                look_at = now + RECHECK_S
                 if queue.taker.finder.look():
                     self._watches.close()
                     self._watches = self._watch(enough is not None)
@@ -122,7 +122,7 @@ class Idle:
         assert self._watches is not None
         if self._queue.is_shared or not self._watches.complete:  # nobody tells us
             seconds = min(seconds, self._pause)
-            self._pause = min(self._pause * 2, MAX_PAUSE)
+            self._pause = min(self._pause * 2, MAX_PAUSE_S)
         return seconds
 
 
@@ -148,7 +148,7 @@ def ended(queue: TaskQueue, id: str, deadline: float | None) -> Task:
                 raise Timeout(
                     f"{queue.path}: task {id!r} is still {task.state}. Wait longer with timeout=…", path=queue.path
                 )
-            longest = SAFETY_LOOK if watches.complete and not queue.is_shared else MAX_PAUSE / 10
+            longest = RECHECK_S if watches.complete and not queue.is_shared else MAX_PAUSE_S / 10
             watches.wait(longest if deadline is None else min(longest, deadline - now))
     finally:
         watches.close()

@@ -22,7 +22,7 @@ from typing import Any
 from .. import owner
 from ..errors import CorruptStore
 from ..files import read_all
-from ..locks.record import depth_of
+from ..json_text import depth_of
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
 _decode = json.JSONDecoder().raw_decode  # the other one looks for blanks first, which takes as long again

@@ -19,7 +19,7 @@ from time import monotonic, sleep
 from .. import process, system
 from ..errors import CorruptStore
 from ..files import OwnedFd, read_open, remove, write_all
-from ..wait import FIRST_PAUSE, MAX_PAUSE
+from ..wait import MAX_PAUSE_S, MIN_PAUSE_S
 from . import journal
 from .claim import Claim
 from .clock import Clock
@@ -287,7 +287,7 @@ class Putter:
     def wait_for_room(self, wait: float | None) -> None:
         assert self._most is not None
         deadline = None if wait is None else monotonic() + wait
-        pause = FIRST_PAUSE
+        pause = MIN_PAUSE_S
         while self._room <= 0:
             # Others may put at the same time; so not all of what is left is ours.
             waiting = sum(self._count_waiting(set()))
@@ -304,7 +304,7 @@ class Putter:
                     path=self._places.root,
                 )
             sleep(pause)
-            pause = min(pause * 2, MAX_PAUSE)
+            pause = min(pause * 2, MAX_PAUSE_S)
         self._room -= 1
 
 

@@ -1,0 +1,106 @@
+"""The house: imports point downwards, no two modules import each other, and each module is of a size to read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import system
+
+PACKAGE = Path(holdfast.__file__).parent
+# From the bottom up. A module may import from its own line and from the lines above it.
+LAYERS = [
+    {"errors"},
+    {"system"},
+    {"process", "paths", "json_text", "offload"},
+    {"files", "owner", "metrics", "wait"},
+    {"watch", "status"},
+    {"locks"},
+    {"atomicdir", "events", "tasks"},
+    {"cli"},
+]
+MAX_LINES = {"locks/path_lock.py": 590, "locks/lock_file.py": 530, "locks/base.py": 500, "system/windows.py": 520}
+MAX_LINES |= {"tasks/queue.py": 510, "tasks/sheet.py": 500, "tasks/claim.py": 500, "events/view.py": 500}
+MODULES = {
+    ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def imports_of(module: str, file: Path) -> set[str]:
+    """The modules that are loaded together with this one: not those that functions import, or that types need."""
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    found: set[str] = set()
+
+    def visit(statements: list[ast.stmt]) -> None:
+        for statement in statements:
+            if isinstance(statement, ast.ImportFrom) and statement.level:
+                above = package[: len(package) - statement.level + 1]
+                base = ".".join(above + ([statement.module] if statement.module else []))
+                names = {f"{base}.{name.name}".lstrip(".") for name in statement.names}
+                found.update(name if name in MODULES else base for name in names)
+            elif isinstance(statement, ast.If):
+                if ast.unparse(statement.test) != "TYPE_CHECKING":
+                    visit(statement.body)
+                visit(statement.orelse)
+            elif isinstance(statement, ast.Try):
+                visit(statement.body)
+
+    visit(ast.parse(file.read_text("utf-8")).body)
+    return found - {module}
+
+
+GRAPH = {module: imports_of(module, file) for module, file in MODULES.items() if module not in ("__init__", "__main__")}
+
+
+def layer_of(module: str) -> int:
+    if not module:  # the public names, for commands
+        return len(LAYERS) - 1
+    room = module.partition(".")[0]
+    return next(number for number, rooms in enumerate(LAYERS) if room in rooms)
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    assert {module.partition(".")[0] for module in GRAPH} == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("module", GRAPH)
+def test_imports_point_downwards(module: str) -> None:
+    above = {other for other in GRAPH[module] if layer_of(other) > layer_of(module)}
+    assert above == set()
+    beside = {other.partition(".")[0] for other in GRAPH[module] if layer_of(other) == layer_of(module)}
+    if layer_of(module) == layer_of("events"):  # the rooms of the three faces do not know each other
+        assert beside <= {module.partition(".")[0]}
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    finished: set[str] = set()
+
+    def follow(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " -> ".join((*way, module))
+        if module not in finished:
+            for other in GRAPH.get(module, ()):
+                follow(other, (*way, module))
+            finished.add(module)
+
+    for module in GRAPH:
+        follow(module, ())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_one_idea(module: str) -> None:
+    file = MODULES[module]
+    lines = len(file.read_text("utf-8").splitlines())
+    assert lines <= MAX_LINES.get(file.relative_to(PACKAGE).as_posix(), 450)
+
+
+def test_the_docstring_of_system_lists_exactly_the_names_that_exist() -> None:
+    table = [line[4:54] for line in (system.__doc__ or "").splitlines() if line.startswith("    ")]
+    listed = {name for line in table for name in line.replace(",", " ").split()}
+    constants = {name for name in vars(system) if name.isupper() and not name.startswith(("WATCH_", "HAS_", "TELLS_"))}
+    modules = {name for name, value in vars(system).items() if hasattr(value, "__spec__")}
+    exist = {name for name in vars(system) if not name.startswith("_")} - constants - modules - {"annotations"}
+    assert listed == exist
