@@ -275,6 +275,28 @@ def test_versions_are_kept_and_come_back(site: Path, way: str) -> None:
         lock.rollback()
 
 
+@pytest.mark.parametrize("change", ["replace", "edit"])
+def test_a_commit_lists_the_directory_above_once(
+    site: Path, way: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(site, OLD, keep=2)
+    lock = put(site, NEW, keep=2)
+    listed: list[str] = []
+    real = system.listdir
+
+    def count(path: str) -> list[str]:
+        listed.append(path)
+        return real(path)
+
+    monkeypatch.setattr(system, "listdir", count)
+    monkeypatch.setattr(os, "listdir", count)
+    with getattr(lock, change)() as new:
+        build(new, OLD)
+    assert listed.count(str(site.parent)) == 1
+    monkeypatch.undo()
+    assert lock.versions() == [1, 2, 3]
+
+
 def test_only_a_commit_removes_kept_versions(site: Path, way: str) -> None:
     for number in range(1, 4):
         put(site, {"n": str(number)}, keep=2)

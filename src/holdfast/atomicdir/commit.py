@@ -91,6 +91,7 @@ class Site(Siblings):
 
     def finish(self) -> None:
         """Bring what the dead began to an end, forward or back."""
+        self.list_once()
         self.commit_file.roll_forward()
         self.remove_gone(GRACE_S)
         for path in self.leftovers():
@@ -102,7 +103,7 @@ class Site(Siblings):
         try:
             number = self._replaced_number(path)
             if number and not os.path.lexists(self.old_name(number)):
-                system.rename(path, self.old_name(number))
+                self.rename(path, self.old_name(number))
             elif os.path.isdir(path) and not os.path.islink(path):
                 remove_unused(self._give_up(path))  # it may have been the directory, and a snapshot use it
             else:
@@ -162,14 +163,14 @@ class Site(Siblings):
             self.commit_file.commit(new, old)
             return
         self.sync_parent_or(lambda: system.exchange(new, self.path, None))
-        system.rename(new, old)
+        self.rename(new, old)
 
     # Old versions.
 
     def _give_up(self, path: str) -> str:
         """Another name first: a removal that is interrupted must not leave half a version."""
         gone = f"{self.path}.gone-{os.urandom(8).hex()}"
-        system.rename(path, gone)
+        self.rename(path, gone)
         return gone
 
     def prune(self) -> None:

@@ -116,16 +116,16 @@ class CommitFile:
         if not self._place.has(os.path.basename(new)):
             return  # done
         if self._is_there(inode):
-            system.rename(new, old)  # exchanged, and then somebody crashed
+            self._place.rename(new, old)  # exchanged, and then somebody crashed
             return
         if os.path.lexists(self._place.path) and os.path.lexists(old):
             self._move_aside()  # it had been moved away already: somebody has made one since (mkdir -p)
         elif os.path.lexists(self._place.path):
             if exchange(new, self._place.path):
                 self._place.sync_parent()
-                system.rename(new, old)
+                self._place.rename(new, old)
                 return
-            system.rename(self._place.path, old)
+            self._place.rename(self._place.path, old)
         system.rename(new, self._place.path)
 
     def _is_there(self, inode: int) -> bool:
@@ -136,7 +136,7 @@ class CommitFile:
         try:
             system.rmdir(self._place.path)
         except OSError:
-            system.rename(self._place.path, self._place.old_name(self._place.number_current()))
+            self._place.rename(self._place.path, self._place.old_name(self._place.number_current()))
 
     def _call_off(self, new: str, old: str, inode: int) -> None:
         """What failed now must not happen some time later, when somebody finds the commit file."""

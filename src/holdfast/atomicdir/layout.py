@@ -41,6 +41,7 @@ class Siblings:
         self.path = follow_links(path)  # a symlink: its target is replaced, which need not exist yet
         self.parent, self.name = os.path.split(self.path)
         self.durable = durable
+        self._listed: set[str] | None = None
 
     # Names.
 
@@ -54,10 +55,25 @@ class Siblings:
     def lock_file(self) -> str:
         return follow_links(self.path + ".lock")
 
+    def list_once(self) -> None:
+        """List the directory above, for everything that the holder of the exclusive lock does from here on.
+
+        Meanwhile only the holder adds siblings, by `rename` and `give_number`.
+        """
+        self._listed = set(system.listdir(self.parent))
+
+    def _added(self, path: str) -> None:
+        if self._listed is not None:
+            self._listed.add(os.path.basename(path))
+
+    def rename(self, path: str, new: str) -> None:
+        system.rename(path, new)
+        self._added(new)
+
     def siblings(self, pattern: str) -> list[re.Match[str]]:
         """The siblings by such a name, but for those of other users in a directory that others can write to."""
         shape = re.compile(re.escape(self.name) + pattern)
-        matches = map(shape.fullmatch, os.listdir(self.parent))
+        matches = map(shape.fullmatch, system.listdir(self.parent) if self._listed is None else self._listed)
         return [found for found in matches if found is not None and self.has(found[0])]
 
     def has(self, name: str) -> bool:
@@ -121,6 +137,7 @@ class Siblings:
     def _mark(self, path: str, number: int) -> None:
         mark = self.old_name(number) + ".mark"
         discard(mark)
+        self._added(mark)
         with OwnedFd(system.open_fd(mark, system.O_NEW, 0o644)) as file:
             system.write(file.fd, b"%d\n" % os.lstat(path).st_ino)
             if self.durable:
