@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import paths, process, system, wait, watch
 from holdfast.files import InheritedFd
-from holdfast.locks import base, lock, lock_file, path_lock, queue, removal, semaphore
+from holdfast.locks import base, first_waiter, lock, lock_file, path_lock, queue, removal, semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -488,11 +488,12 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         (path_lock, "_FRESH_S", float("inf")),
         (lock, "_BRIEF_HOLD_S", float("inf")),
         (watch, "_SOON_S", RECHECK_S),  # here, who dies reports its end when all its locks are gone
-        (path_lock, "BURSTS", ((float("inf"), 0.0, float("inf")),)),  # a burst of attempts would be one attempt here
+        (first_waiter, "BURSTS", ((float("inf"), 0.0, float("inf")),)),  # a burst of attempts would be one attempt here
         (process, "registry", process.registry),
     ]
     names = {"monotonic": lambda: run.now, "sleep": run.sleep, "RECHECK_S": RECHECK_S}
-    for module in (wait, watch, process, paths, base, lock, lock_file, path_lock, queue, removal, semaphore):
+    locks = (base, first_waiter, lock, lock_file, path_lock, queue, removal, semaphore)
+    for module in (wait, watch, process, paths, *locks):
         changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]
     try:

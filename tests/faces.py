@@ -19,7 +19,7 @@ from typing import Any
 
 import holdfast
 from holdfast import process
-from holdfast.locks import path_lock
+from holdfast.locks import first_waiter
 from holdfast.locks import queue as queues
 from holdfast.system import linux
 from holdfast.wait import Notification
@@ -245,7 +245,7 @@ class _Worker:
     def _look_only_when_told(self) -> None:
         from support import look_only_when_told
 
-        path_lock.BURSTS = path_lock.BURSTS[-1:]
+        first_waiter.BURSTS = first_waiter.BURSTS[-1:]
         look_only_when_told()
 
     def _say(self, **what: object) -> None:

@@ -26,7 +26,7 @@ from support import Peer, in_child, tickets, until, until_queued
 
 import holdfast
 from holdfast import Lock, LockFile, NotALockFile, Semaphore, Timeout, UnsafePath, process, system, wait
-from holdfast.locks import base, path_lock
+from holdfast.locks import base, first_waiter
 from holdfast.locks import queue as queues
 
 if TYPE_CHECKING:
@@ -660,9 +660,9 @@ def test_an_append_waits_once_and_keeps_its_place(tmp_path: Path, start_peer: Ca
 
 def test_the_bursts_of_the_first_waiter_become_rare() -> None:
     """Tried often at first, a lock that is held for long costs its first waiter next to nothing."""
-    before, burst, pause = path_lock.BURSTS[-1]
+    before, burst, pause = first_waiter.BURSTS[-1]
     assert before == float("inf") and burst / (burst + pause) < 0.01
-    assert max(before for before, _, _ in path_lock.BURSTS[:-1]) <= 2
+    assert max(before for before, _, _ in first_waiter.BURSTS[:-1]) <= 2
     assert queues.RECHECK_S >= 1
 
 

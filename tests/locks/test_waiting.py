@@ -20,7 +20,7 @@ from support import until_asleep
 
 import holdfast
 from holdfast import metrics, paths, system, wait, watch
-from holdfast.locks import path_lock
+from holdfast.locks import first_waiter
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_a_poller_waits_longer_and_longer(path, monkeypatch):
     hold = in_thread(lock.acquire)
     now = time.monotonic()
     monkeypatch.setattr(wait, "monotonic", lambda: now)
-    monkeypatch.setattr(path_lock, "BURSTS", ((float("inf"), 0.0, float("inf")),))
+    monkeypatch.setattr(first_waiter, "BURSTS", ((float("inf"), 0.0, float("inf")),))
 
     def block(self):
         lengths.append(self.until - now)

@@ -18,7 +18,7 @@ up, one of the two removes the file: the waiter leaves the queue first and then 
 first and then looks at the queue.
 
 Acquiring, from top to bottom: `base.acquire` → `_first_attempt` → `_attempt`; if that brings no hold, `_steps` → the
-line and the queue (`queue`) → `_wait_in_front`, which repeats `_attempt`.
+line and the queue (`queue`) → `first_waiter`, which repeats `_attempt`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from .. import process, system
 from ..errors import HoldfastError, NotALockFile
 from ..files import HeldFd, OwnedFd, inode_of, named
 from ..paths import LOCAL, check_directory, follow_links, mount_of
-from ..wait import Pause, check_deadline, sooner
-from ..watch import Waiting
 from . import base
 from .base import BUSY, QUEUED, REMOVING, REPLACED, Outcome
+from .first_waiter import FirstWaiter
 from .queue import Queue, QueuedLock, remove_queue
 
 TYPE_CHECKING = False
@@ -53,21 +52,10 @@ _new = object.__new__
 _forks, _descriptors = process.forks, process.descriptors
 _FRESH_S = 0.1  # seconds
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
-_MAX_QUICK_RETRIES = 3
-_ATTEMPTS_BETWEEN_TASKS = 20  # about 50 µs
 _MAX_LOOKS = 100  # at a removal under way
 _MAX_DENIALS = 10
 _PAUSE_S = 0.000_02  # seconds
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000  # S_ISREG of the module stat costs an import and a call
-
-# How the first waiter polls: some programs unlock without closing the file, so that no event comes, and lock it again
-# within microseconds. A row applies until the waiter has waited for the first number of seconds. The second number is
-# the length of a burst of attempts, the third the pause after it.
-BURSTS: tuple[tuple[float, float, float], ...] = (
-    (0.150, 0.001, 0.001),
-    (2.000, 0.002, 0.038),
-    (float("inf"), 0.002, 1.000),
-)
 
 
 class OpenFile(HeldFd):
@@ -493,46 +481,7 @@ class PathLock(QueuedLock[PathHoldType]):
         return location.file in process.registry.lines or system.access(location.queue, 0)
 
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[PathHoldType]:
-        """Only the holders are before us: attempt, wait for a change, attempt again."""
-        waiting = Waiting(self._file)
-        bursts = _Bursts()
-        file: OpenFile | Outcome = REPLACED
-        found: PathHoldType | Outcome = REPLACED
-        granted = False
-        replaced = removals = 0
-        try:
-            while True:
-                file = file or self._open_or_outcome()
-                found = file if isinstance(file, Outcome) else self._attempt(True, file, granted)
-                granted = False
-                if not isinstance(found, Outcome):
-                    return found
-                check_deadline(deadline)
-                if found is REMOVING and removals < base.MAX_REMOVALS:
-                    removals += 1
-                    yield Pause(sooner(monotonic() + removals * _PAUSE_S, deadline))
-                elif found is REPLACED:
-                    replaced += 1
-                    self._file_was_replaced(replaced)
-                    if file:
-                        file.close()
-                        file = REPLACED
-                    waiting.move(self._file)
-                    if replaced > _MAX_QUICK_RETRIES:  # other programs run on, whatever the file system does
-                        yield Pause(sooner(monotonic() + min(replaced * _PAUSE_S, 0.01), deadline))
-                elif not file:  # another program keeps us from opening it
-                    yield waiting.backoff.pause(deadline)
-                else:
-                    replaced = removals = 0
-                    step = None if asynchronous or deadline is not None else self._block(file)
-                    if step is not None:
-                        yield step
-                    granted = step is not None or (yield from self._wait_for_change(file, waiting, bursts, deadline))
-        finally:
-            # After the lock is taken, never before: closing a watch takes its time.
-            waiting.end(reuse=not isinstance(found, Outcome))
-            if file and isinstance(found, Outcome):
-                file.close()
+        return FirstWaiter(self, deadline, asynchronous).steps()
 
     def _open_or_outcome(self) -> OpenFile | Outcome:
         try:
@@ -540,50 +489,4 @@ class PathLock(QueuedLock[PathHoldType]):
         except BlockingIOError:
             return BUSY
 
-    _polls = False
-
-    def _wait_for_change(
-        self, file: OpenFile, waiting: Waiting, bursts: _Bursts, deadline: float | None
-    ) -> Steps[bool]:
-        """Wait for a change. True: the lock was taken meanwhile."""
-        polls = self._polls and file.mount.events
-        seconds = bursts.due() if polls else 0.0
-        if seconds:
-            taken = yield from self._burst(file, sooner(monotonic() + seconds, deadline))
-            if taken:
-                return True
-        if file.mount.events and waiting.begin():
-            return False  # registered: attempt once more, and only then sleep
-        yield waiting.step(sooner(bursts.next, deadline) if polls else deadline)
-        waiting.drain()
-        return False
-
-    def _burst(self, file: OpenFile, until: float) -> Steps[bool]:
-        """Attempt again and again for a moment, letting other tasks run in between. True: the lock is taken."""
-        while True:
-            for _ in range(_ATTEMPTS_BETWEEN_TASKS):
-                if self._take(file) is True:
-                    return True
-            now = monotonic()
-            if now >= until:
-                return False
-            yield Pause(now)
-
-
-class _Bursts:
-    """When to attempt in a burst: see `BURSTS`."""
-
-    __slots__ = ("_began", "next")
-
-    def __init__(self) -> None:
-        self._began = self.next = monotonic()
-
-    def due(self) -> float:
-        """How many seconds to attempt for. 0: not yet."""
-        now = monotonic()
-        if now < self.next:
-            return 0.0
-        waited = now - self._began
-        burst, pause = next((burst, pause) for before, burst, pause in BURSTS if waited < before)
-        self.next = now + burst + pause
-        return burst
+    _polls = False  # does the first waiter attempt in bursts besides waiting for events?
