@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import paths, process, system, wait, watch
 from holdfast.files import InheritedFd
-from holdfast.locks import base, first_waiter, lock, lock_file, path_lock, queue, removal, semaphore
+from holdfast.locks import base, file_waiter, first_waiter, lock, lock_file, path_lock, queue, removal, semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -492,7 +492,7 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         (process, "registry", process.registry),
     ]
     names = {"monotonic": lambda: run.now, "sleep": run.sleep, "RECHECK_S": RECHECK_S}
-    locks = (base, first_waiter, lock, lock_file, path_lock, queue, removal, semaphore)
+    locks = (base, file_waiter, first_waiter, lock, lock_file, path_lock, queue, removal, semaphore)
     for module in (wait, watch, process, paths, *locks):
         changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]

@@ -35,10 +35,10 @@ from .. import owner, process, system
 from ..errors import LockLost
 from ..files import inode_of, named
 from ..paths import mount_at
-from ..wait import RECHECK_S, DeadlinePassed, Pause, check_deadline, drive, sooner
-from ..watch import Waiting
+from ..wait import DeadlinePassed, drive
 from . import base, heartbeat, record, tokens
 from .base import BUSY, QUEUED, REPLACED, Outcome, would_deadlock
+from .file_waiter import FileWaiter
 from .publish import NOT_HERE, displaced_name, exchange, publish
 from .queue import Queue, remove_queue
 from .removal import FileLock, IsLink, Unreadable, take_removal_right
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from .staleness import Judgement, Policy
 
 _serials = count()  # of the holds of this process
-_MAX_VAIN_LOOKS = 3
 _MAX_TRIES = 5
 
 
@@ -415,22 +414,9 @@ class LockFile(FileLock[FileHold]):
         timeout = self.timeout if timeout is base.DEFAULT else base.check_timeout(timeout)
         deadline = None if timeout is None else monotonic() + timeout
         try:
-            drive(self._until_free(deadline))
+            drive(FileWaiter(self, deadline).until_free())
         except DeadlinePassed:
             raise self._timed_out(timeout or 0) from None
-
-    def _until_free(self, deadline: float | None) -> Steps[None]:
-        waiting = Waiting(self._file)
-        try:
-            while True:
-                found = self.examine()
-                if found is None or found.stale:
-                    return
-                check_deadline(deadline)
-                yield from self._wait_for_change(waiting, deadline)
-                waiting.move(self._file)
-        finally:
-            waiting.end()
 
     def _steps(self, deadline: float | None, *, asynchronous: bool) -> Steps[FileHold]:
         try:
@@ -447,72 +433,7 @@ class LockFile(FileLock[FileHold]):
         return hold
 
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[FileHold]:
-        waiting = Waiting(self._file)
-        in_vain = 0  # how often in a row there was nothing to wait for, and yet no lock
-        slept = False
-        hold: FileHold | Outcome = BUSY
-        try:
-            while True:
-                hold = yield from self._attempt_step(self._attempt, queued=not slept)
-                if not isinstance(hold, Outcome):
-                    return hold
-                check_deadline(deadline)
-                slept = yield from self._wait_for_change(waiting, deadline)
-                waiting.move(self._file)
-                in_vain = 0 if slept else in_vain + 1
-                # It is stale, and in use as another kind of lock or not ours to remove. Or others keep replacing it.
-                if in_vain > _MAX_VAIN_LOOKS:
-                    yield waiting.backoff.pause(deadline)
-        finally:
-            waiting.end(reuse=not isinstance(hold, Outcome))
-
-    def _wait_for_change(self, waiting: Waiting, deadline: float | None) -> Steps[bool]:
-        """Until the lock file that is there now is gone, replaced or stale. False: it is so already.
-
-        The file stays open between looks: closing it would wake every waiter that watches it, this one included.
-        """
-        place = self._open_place()
-        file = None
-        slept = False
-        try:
-            file = self._open_existing(place)
-            if file is None:
-                return slept
-            fd = file.fd
-            has_events = self._has_events()
-            try:
-                st = system.fstat(fd)
-            except FileNotFoundError:  # removed: sshfs has no attributes of it any more
-                return slept
-            while True:
-                if not self._is_at(place, fd, st):  # released: the case that should be quick
-                    return slept
-                judgement = self._judge(fd)
-                if judgement.stale:
-                    return slept
-                check_deadline(deadline)
-                if has_events and waiting.begin():
-                    continue  # registered: look once more, and only then sleep
-                until = sooner(monotonic() + self._next_look(judgement, has_events), deadline)
-                yield waiting.step(until) if has_events else Pause(until)
-                slept = True
-                waiting.drain()
-        except IsLink:
-            self._resolve()
-            return slept
-        except Unreadable:
-            check_deadline(deadline)
-            yield waiting.backoff.pause(deadline)
-            return True
-        finally:
-            place.leave()
-            if file is not None:
-                file.close()
-
-    def _next_look(self, judgement: Judgement, has_events: bool) -> float:
-        """In how many seconds to look although nothing happened: the lock may have grown old by then."""
-        longest = RECHECK_S if has_events else self.retry
-        return longest if judgement.stale_in is None else min(longest, judgement.stale_in + 0.001)
+        return FileWaiter(self, deadline).acquire()
 
 
 class _StillHeld(Exception):
