@@ -264,9 +264,8 @@ def test_a_child_forked_while_a_lock_file_is_made_does_not_keep_its_maker_alive(
     hold = LockFile(path, durable=durable).acquire()
     monkeypatch.undo()
     assert LockFile(path).examine().alive
-    fd = hold.fileno()
     process.registry.holds.pop(id(hold))
-    os.close(fd)  # as if we had died
+    hold._file.close()  # as if we had died
     assert LockFile(path).examine().alive is False
     os.close(writer)
     os.waitpid(children[0], 0)
@@ -448,6 +447,7 @@ def test_no_fsync_runs_in_the_event_loop_behind_a_waiter_that_was_stopped(path, 
     holder.do("hold = holdfast.LockFile(path).acquire()")
     first.begin("holdfast.LockFile(path).acquire().release()")
     until_queued(path, 1)
+    until_asleep([first.pid])  # its ticket is locked
     first.stop()
     monkeypatch.setattr(system, "fsync", fsync)
 
