@@ -38,8 +38,8 @@ _FIRST_READ, _NEXT_READ = 1 << 12, 1 << 20  # Python allocates a buffer of this 
 class HeldFd:
     """An open descriptor, `fd`, until it is closed: then that is -1.
 
-    Its one owner closes it, also when the owner is dropped: a hold, or an attempt that failed. Without a `__del__` of
-    its own, an acquire takes 5 % less time.
+    Its one owner closes it, also when the owner is dropped: a hold, or an attempt that failed. It has no `__del__`
+    of its own: without one, a kept `Lock` went from 1.06 to 1.01 times the time of 1399fce in one comparison.
     """
 
     __slots__ = ("fd",)
