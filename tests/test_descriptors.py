@@ -294,7 +294,7 @@ def test_an_interrupt_while_a_dropped_hold_is_released_leaves_no_lock(
     def interrupted(self: holdfast.Hold) -> bool:
         if next(calls, False):
             raise KeyboardInterrupt
-        return real(self)  # type: ignore[arg-type]
+        return real(self)
 
     monkeypatch.setattr(type(hold), "_release", interrupted)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)

@@ -5,8 +5,8 @@
 
 An `OwnedFd` closes its descriptor once: by `close`, at the end of its `with` block, or when it is collected. In a
 forked child it is inert: the fork hook (`process`) has closed the child's copy, and `close` does nothing, whatever the
-child has opened under the same number since. Outside `system`, only this
-module and the fork hook close a descriptor by its number.
+child has opened under the same number since. A `HeldFd` is not closed when it is collected: its hold closes it. A
+forked child keeps an `InheritedFd`. Outside `system`, only this module and the fork hook close a descriptor by number.
 
 A file that is written as a whole is written in one of three ways. If that fails, nothing is left of it:
 

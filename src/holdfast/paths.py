@@ -37,7 +37,7 @@ _LOCAL_ONLY_OPTIONS = {
 _LEASES = "without the mount option nolease locks may stay on the client"
 _SEPARATORS = (os.sep, os.altsep or os.sep)
 _MAX_LINKS = 40  # as Linux has it
-_TABLE_LIFETIME_S = 1.0  # seconds; device numbers of network mounts are used again after an unmount
+_TABLE_LIFETIME_S = 1.0  # device numbers of network mounts are used again after an unmount
 
 
 class Mount:

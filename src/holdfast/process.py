@@ -285,7 +285,7 @@ class Registry:
 
 
 registry = Registry()
-descriptors: dict[int, int] = {}  # of every `files.OwnedFd` that is open, by the id of the owner
+descriptors: dict[int, int] = {}  # of every `files.HeldFd` that is open, by the id of that object
 
 
 class InheritedNumber(int):

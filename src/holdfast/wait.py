@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Steps = Generator["Step", None, Result]
 
-MIN_PAUSE_S, MAX_PAUSE_S = 0.010, 0.500  # seconds
+MIN_PAUSE_S, MAX_PAUSE_S = 0.010, 0.500
 RECHECK_S = 1.0  # seconds after which a waiter looks although no event came
 
 

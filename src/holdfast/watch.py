@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .wait import Step
 
-_SOON_S = 0.001  # seconds
+_SOON_S = 0.001
 
 
 class Waiting:

@@ -15,7 +15,7 @@ from .. import process, system
 from ..files import OwnedFd, try_lock
 from . import trees
 
-GRACE_S = 0.2  # seconds for which a reader that took no lock finds whole what it opened just before
+GRACE_S = 0.2  # so long, a reader that took no lock can read a replaced version that it has just opened
 
 
 def discard(path: str) -> None:

@@ -1,12 +1,12 @@
 """The versions of a directory: how one takes the place of another, and what a crash leaves of that.
 
-Whatever changes something here needs the exclusive lock (`atomicdir`):
+Every method that changes a version needs the exclusive lock of the directory:
 
     exchange      the two directories exchange their names in one step (`renameat2`). The directory never vanishes
-    commit file   where that cannot be done, and for a rollback: two renames, and a file that tells (`journal`)
+    commit file   where the system cannot exchange names, and for a rollback: two renames, recorded in a `journal`
 
-What stands beside the directory is in `layout`. Only a commit decides how many versions are kept: whoever looks,
-recovers or rolls back removes none.
+The names beside the directory are in `layout`. Only a commit removes old versions. A reader, `recover` and `rollback`
+remove none.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class CommitFile:
         if not self._place.has(os.path.basename(new)):
             return  # done
         if self._is_there(inode):
-            self._place.rename(new, old)  # exchanged, and then somebody crashed
+            self._place.rename(new, old)  # the writer exchanged the names, then crashed
             return
         if os.path.lexists(self._place.path) and os.path.lexists(old):
             self._move_aside()  # it had been moved away already: somebody has made one since (mkdir -p)

@@ -56,9 +56,9 @@ class Siblings:
         return follow_links(self.path + ".lock")
 
     def list_once(self) -> None:
-        """List the directory above, for everything that the holder of the exclusive lock does from here on.
+        """List the directory above once, for all that the holder of the exclusive lock does from here on.
 
-        Meanwhile only the holder adds siblings, by `rename` and `give_number`.
+        Until the release only the holder adds siblings, with `rename` and `give_number`.
         """
         self._listed = set(system.listdir(self.parent))
 

@@ -70,7 +70,7 @@ REPLACED, REMOVING = Outcome("REPLACED"), Outcome("REMOVING")
 _MAX_QUICK_RETRIES = 3  # retries without a pause
 _MAX_RETRIES = 200  # retries after which `try_acquire` calls the lock busy
 MAX_REMOVALS = 50  # retries after which the process that removes the file is treated as a holder: it may be stopped
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.000_05, 0.002  # seconds
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.000_05, 0.002
 
 
 class Default:

@@ -50,11 +50,11 @@ else:
 
 _new = object.__new__
 _forks, _descriptors = process.forks, process.descriptors
-_FRESH_S = 0.1  # seconds
+_FRESH_S = 0.1
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
 _MAX_LOOKS = 100  # at a removal under way
 _MAX_DENIALS = 10
-_PAUSE_S = 0.000_02  # seconds
+_PAUSE_S = 0.000_02
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000  # S_ISREG of the module stat costs an import and a call
 
 

@@ -56,7 +56,7 @@ TICKETS_PER_PROCESS = 32
 _MAX_TRIES = 1000  # for a ticket
 _TICKETS_BETWEEN_TASKS = 20  # of waiters that have gone; about 1 ms
 _MAX_TICKET = "999999999000"  # higher numbers are not tickets of ours, and would leave no room
-_PAUSE_S = 0.001  # seconds
+_PAUSE_S = 0.001
 
 # What a waiter that leaves tells the next one.
 _WAS_FIRST, _GAVE_UP = b"1", b"0"

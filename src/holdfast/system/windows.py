@@ -416,7 +416,7 @@ def mark_removal(fd: int) -> None:
         except BlockingIOError:
             if _covered(fd):
                 raise
-        sleep(_MIN_PAUSE_S)  # somebody is just looking
+        sleep(_MIN_PAUSE_S)  # another process reads the mark at this moment
 
 
 def unmark_removal(fd: int) -> None:
