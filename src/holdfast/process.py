@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     Entry = tuple[Inode, bool, tuple[object, Task | None], object]
 
 _modules = sys.modules
-_modules_seen = 0  # how many there were when `_has_tasks` was found out
-_has_tasks = False  # is a library with tasks or greenlets imported?
 _local = ThreadLocal()
 
 
@@ -98,11 +96,7 @@ def owner() -> tuple[object, Task | None]:
     The reference is weak: a task that is dropped with its hold must be collectable, or the hold would never be missed.
     Every acquire comes here, so the answer for a thread without tasks is kept.
     """
-    global _modules_seen, _has_tasks
-    if len(_modules) != _modules_seen:
-        _modules_seen = len(_modules)
-        _has_tasks = "asyncio" in _modules or "trio" in _modules or "greenlet" in _modules
-    if _has_tasks:
+    if "asyncio" in _modules or "trio" in _modules or "greenlet" in _modules:
         task = current_task()
         return current_thread(), None if task is None else weakref.ref(task)
     try:
@@ -330,8 +324,8 @@ def _begin_in_child() -> None:
     old, registry = registry, Registry()
     old.holds.clear()
     # The keys alone, and each looked up anew: garbage that is collected meanwhile closes its own descriptors.
-    for owner in list(descriptors):
-        if isinstance(descriptors.get(owner), InheritedNumber) or (fd := descriptors.pop(owner, None)) is None:
+    for key in list(descriptors):
+        if isinstance(descriptors.get(key), InheritedNumber) or (fd := descriptors.pop(key, None)) is None:
             continue
         try:
             system.close(fd)

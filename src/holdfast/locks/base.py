@@ -26,8 +26,6 @@ from .. import metrics, process, wait
 from ..errors import Busy, HoldfastError, LockLost, NotLocked, NotOwner, Timeout, WouldDeadlock
 from ..paths import absolute
 
-_forks = process.forks
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
@@ -168,7 +166,7 @@ class Hold:
 
     def release(self) -> None:
         """Give the lock back. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
-        if _forks:  # perhaps the fork hook of another module, in a child, and before ours
+        if process.forks:  # perhaps the fork hook of another module, in a child, and before ours
             process.current_registry()
         ours = False
         try:

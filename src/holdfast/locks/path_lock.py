@@ -49,7 +49,6 @@ else:
     PathHoldType = None
 
 _new = object.__new__
-_forks, _descriptors = process.forks, process.descriptors
 _FRESH_S = 0.1
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
 _MAX_LOOKS = 100  # at a removal under way
@@ -303,9 +302,9 @@ class PathLock(QueuedLock[PathHoldType]):
             path = self._location.file
         file: OpenFile = _new(self._file_type)  # `HeldFd(fd)` in place: every acquire comes here
         try:
-            if _forks:
+            if process.forks:
                 process.current_registry()
-            _descriptors[id(file)] = file.fd = fd
+            process.descriptors[id(file)] = file.fd = fd
             file.st = st = system.fstat(fd)
             mode, ino, dev, _, _, _, size, _, _, _ = st
             if mode & _FILE_TYPE != _REGULAR or (size and not self.has_content):
