@@ -20,6 +20,7 @@ from support import until_asleep
 
 import holdfast
 from holdfast import metrics, paths, system, wait, watch
+from holdfast.files import OwnedFd
 from holdfast.locks import first_waiter
 
 
@@ -139,6 +140,18 @@ def test_the_events_of_release_and_removal_wake(path, monkeypatch, shared):
         waiter.result()
     with pytest.raises(holdfast.LockLost):
         hold.release()
+
+
+def test_all_events_are_taken_off_however_many_there_are(path):
+    """More than one read of the kernel's queue takes."""
+    Path(path).touch()
+    watching = system.Watch(path, OwnedFd)
+    for _ in range(400):  # the kernel merges two equal events in a row
+        os.chmod(path, 0o600)
+        os.close(os.open(path, os.O_RDONLY))
+    assert watching.drain()
+    assert not watching.drain()
+    watching.close()
 
 
 def test_an_event_may_come_before_its_cause(path, monkeypatch):
