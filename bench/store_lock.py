@@ -17,14 +17,14 @@ from typing import Any
 from measure import Place, Row, Table, paired_ratio
 
 from holdfast.events import Event, EventStore
-from holdfast.locks.standing import StandingLock
+from holdfast.events.store_lock import StoreLock
 
 WITH, WITHOUT, BARE = "with the store's lock", "without it", "with the system calls of the lock alone"
 LIMIT = 1.05
 APPENDS = 100
 
 
-class NoLock(StandingLock):
+class NoLock(StoreLock):
     """The store's lock, except that taking it and giving it back do nothing."""
 
     def take(self) -> Any:

@@ -41,9 +41,9 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from holdfast import paths, process, system, wait, watch
+from holdfast import Hold, paths, process, system, wait, watch
 from holdfast.files import InheritedFd
-from holdfast.locks import base, file_waiter, first_waiter, lock, lock_file, path_lock, queue, removal, semaphore
+from holdfast.locks import base, file_waiter, first_waiter, local, lock, lock_file, path_lock, queue, removal, semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -486,13 +486,13 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
         # The clock of the day goes on during a run, and must make no difference between two runs.
         (paths, "_checked", {}),
         (path_lock, "_FRESH_S", float("inf")),
-        (lock, "_BRIEF_HOLD_S", float("inf")),
+        (path_lock, "_BRIEF_HOLD_S", float("inf")),
         (watch, "_SOON_S", RECHECK_S),  # here, who dies reports its end when all its locks are gone
         (first_waiter, "BURSTS", ((float("inf"), 0.0, float("inf")),)),  # a burst of attempts would be one attempt here
         (process, "registry", process.registry),
     ]
     names = {"monotonic": lambda: run.now, "sleep": run.sleep, "RECHECK_S": RECHECK_S}
-    locks = (base, file_waiter, first_waiter, lock, lock_file, path_lock, queue, removal, semaphore)
+    locks = (base, file_waiter, first_waiter, local, lock, lock_file, path_lock, queue, removal, semaphore)
     for module in (wait, watch, process, paths, *locks):
         changes += [(module, name, value) for name, value in names.items() if hasattr(module, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]
@@ -631,7 +631,7 @@ class Oracle:
         finally:
             self.inside.remove(shared)
 
-    def use(self, hold: base.Hold | None) -> bool:
+    def use(self, hold: Hold | None) -> bool:
         """Be inside, come out, release. False: there is nothing to release."""
         if hold is None:
             return False

@@ -19,7 +19,7 @@ from typing import Any
 
 import holdfast
 from holdfast import process
-from holdfast.locks import first_waiter
+from holdfast.locks import first_waiter, local
 from holdfast.locks import queue as queues
 from holdfast.system import linux
 from holdfast.wait import Notification
@@ -39,7 +39,7 @@ def until_waiting(lock: Any, number: int) -> None:
     """Until so many have a ticket, and `status` shows them."""
 
     def there() -> bool:
-        return number == len(lock.status().waiters) == (len(os.listdir(lock._queue)) if number else 0)
+        return number == len(lock.status().waiters) == (len(os.listdir(lock.path + ".queue")) if number else 0)
 
     eventually(there, f"{number} waiters at {lock.path}")
 
@@ -121,20 +121,20 @@ class Leftovers:
 
 def stand_in_front(lock: Any) -> Callable[[], None]:
     """Take a ticket in the lock's queue, as a waiter does."""
-    ticket = queues.Queue(lock._queue, lock.mode)
+    ticket = queues.Queue(lock.path + ".queue", lock.mode)
     assert ticket.join()
 
     def leave() -> None:
         ticket.leave()
-        queues.remove_queue(lock._queue)
+        queues.remove_queue(lock.path + ".queue")
 
     return leave
 
 
 def fill_line(lock: Any) -> Callable[[], None]:
     """Take a place in the line of this process, as a waiter does; with one place, the next waiter waits in memory."""
-    place = process.LinePlace(lock._file)
-    place.join(queues.TICKETS_PER_PROCESS, Notification())
+    place = process.LinePlace(lock.path)
+    place.join(local.TICKETS_PER_PROCESS, Notification())
     assert place.admitted
     return place.leave
 
@@ -152,12 +152,12 @@ def obstacles(kind: str, path: str, monkeypatch: Any) -> tuple[Any, list[Callabl
         return lock, [lambda: poke(path), stand_in_front(lock), lambda: poke(path), first.release, second.release]
     lock = holdfast.Lock(path, shared=kind == "shared", fair=kind != "unfair", keep=kind == "kept")
     hold = in_thread(holdfast.Lock(path, keep=kind == "kept").acquire)
-    hold._came_through_queue = True  # such a hold leaves its file to those who wait
+    hold._grant.came_through_queue = True  # such a hold leaves its file to those who wait
     holder = hold.release
     if kind == "middle":
         return lock, [stand_in_front(lock), stand_in_front(lock), lambda: poke(path), holder]
     if kind == "line":
-        monkeypatch.setattr(queues, "TICKETS_PER_PROCESS", 1)
+        monkeypatch.setattr(local, "TICKETS_PER_PROCESS", 1)
         return lock, [fill_line(lock), stand_in_front(lock), lambda: poke(path), holder]
     return lock, [lambda: poke(path), lambda: poke(path), holder]
 

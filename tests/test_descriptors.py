@@ -16,8 +16,8 @@ from support import descriptors, in_child
 
 import holdfast
 from holdfast import files, process, system
+from holdfast.events.store_lock import StoreLock
 from holdfast.files import InheritedFd, OwnedFd
-from holdfast.locks.standing import StandingLock
 
 SOURCE = Path(holdfast.__file__).parent
 OWNERS = {"files.py", "process.py"}  # and system/, which makes the calls
@@ -251,7 +251,7 @@ for allocated in range(0, 700, 5):
     ballast = [[] for _ in range(allocated)]
     pid = os.fork()
     if pid == 0:
-        numbers = [hold._file.fd for hold in holds]
+        numbers = [hold._grant.fd for hold in holds]
         os._exit(any(os.path.exists(f"/proc/self/fd/{number}") for number in numbers))
     kept += os.waitpid(pid, 0)[1] != 0
     del ballast
@@ -275,7 +275,7 @@ def test_a_descriptor_that_was_handed_over_by_an_inherited_one_is_closed_in_a_fo
 
 def test_a_hold_and_its_standing_lock_in_one_cycle_are_closed(path: str) -> None:
     before = descriptors()
-    lock = StandingLock(path, timeout=None, mode=0o644)
+    lock = StoreLock(path, timeout=None, mode=0o644)
     cycle: list[object] = [lock, lock.acquire()]
     cycle.append(cycle)
     del cycle, lock
@@ -289,14 +289,15 @@ def test_an_interrupt_while_a_dropped_hold_is_released_leaves_no_lock(
     path: str, kind: type[holdfast.Lock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = kind(path).acquire()
-    real, calls = type(hold)._release, iter([True])
+    grant = type(hold._grant)
+    real, calls = grant.release, iter([True])
 
-    def interrupted(self: holdfast.Hold) -> bool:
+    def interrupted(self: Any) -> bool:
         if next(calls, False):
             raise KeyboardInterrupt
         return real(self)
 
-    monkeypatch.setattr(type(hold), "_release", interrupted)
+    monkeypatch.setattr(grant, "release", interrupted)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     del hold
     gc.collect()

@@ -20,7 +20,7 @@ from .errors import (
     Unsupported,
     WouldDeadlock,
 )
-from .locks.base import Hold
+from .locks.hold import Hold
 from .locks.lock import Lock
 
 TYPE_CHECKING = False

@@ -5,8 +5,8 @@
 
 An `OwnedFd` closes its descriptor once: by `close`, at the end of its `with` block, or when it is collected. In a
 forked child it is inert: the fork hook (`process`) has closed the child's copy, and `close` does nothing, whatever the
-child has opened under the same number since. A `HeldFd` is not closed when it is collected: its hold closes it. A
-forked child keeps an `InheritedFd`. Outside `system`, only this module and the fork hook close a descriptor by number.
+child has opened under the same number since. A forked child keeps an `InheritedFd`. Outside `system`, only this module
+and the fork hook close a descriptor by number.
 
 A file that is written as a whole is written in one of three ways. If that fails, nothing is left of it:
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    Owner = TypeVar("Owner", bound="HeldFd")
+    Owner = TypeVar("Owner", bound="OwnedFd")
 
 # The device and inode number of a stat result: the identity of a file.
 inode_of: Callable[[os.stat_result], process.Inode] = itemgetter(2, 1)
@@ -35,12 +35,8 @@ _owned = process.descriptors  # popping the entry of an owner is the right to cl
 _FIRST_READ, _NEXT_READ = 1 << 12, 1 << 20  # Python allocates a buffer of this size for each call
 
 
-class HeldFd:
-    """An open descriptor, `fd`, until it is closed: then that is -1.
-
-    Its one owner closes it, also when the owner is dropped: a hold, or an attempt that failed. It has no `__del__`
-    of its own: without one, a kept `Lock` went from 1.06 to 1.01 times the time of 1399fce in one comparison.
-    """
+class OwnedFd:
+    """An open descriptor, `fd`. After `close` that is -1."""
 
     __slots__ = ("fd",)
 
@@ -50,13 +46,9 @@ class HeldFd:
                 process.current_registry()
             _owned[id(self)] = self.fd = fd
         except BaseException:  # an interrupt
-            self._abandon(fd)
+            if _owned.pop(id(self), None) is not None or getattr(self, "fd", -1) == -1:  # else a fork has closed it
+                system.close(fd)
             raise
-
-    def _abandon(self, fd: int) -> None:
-        """Close the descriptor after `__init__` was interrupted, wherever that was."""
-        if _owned.pop(id(self), None) is not None or getattr(self, "fd", -1) == -1:  # else a fork has closed it
-            system.close(fd)
 
     @property
     def is_open(self) -> bool:
@@ -80,12 +72,6 @@ class HeldFd:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class OwnedFd(HeldFd):
-    """A descriptor that is also closed when this object is collected."""
-
-    __slots__ = ()
 
     def __del__(self) -> None:
         try:

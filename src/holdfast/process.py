@@ -29,16 +29,17 @@ from . import system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
     from typing import Any
 
     from .wait import Notification
 
     Inode = tuple[int, int]  # st_dev, st_ino
+    Key = Hashable  # what is locked: an inode, or a name on a server
     Task = weakref.ref[object]
     # A live hold: what it locks, shared or not, its `owner`, and its open files, which must not be collected before it:
     # a hold that was dropped releases itself. A tuple: every acquire makes one.
-    Entry = tuple[Inode, bool, tuple[object, Task | None], object]
+    Entry = tuple[Key, bool, tuple[object, Task | None], object]
 
 _modules = sys.modules
 _local = ThreadLocal()
@@ -261,8 +262,8 @@ class Registry:
             self.turns.clear()
         self.turns[path] = Turn(began)
 
-    def holds_of_caller(self, inode: Inode, *, asynchronous: bool, ended: bool = False) -> list[Entry]:
-        """The live holds on `inode` that cannot be released while the caller waits.
+    def holds_of_caller(self, key: Key, *, asynchronous: bool, ended: bool = False) -> list[Entry]:
+        """The live holds on `key` that cannot be released while the caller waits.
 
         `ended`: also those of tasks that are gone, which the code around the event loop may be keeping.
         """
@@ -271,7 +272,7 @@ class Registry:
         return [
             entry
             for entry in list(self.holds.values())
-            if entry[0] == inode
+            if entry[0] == key
             and entry[2][0] is thread
             # A blocked thread stops all its tasks; a task that waits stops only itself and the code below its loop.
             and (not asynchronous or (of := entry[2][1]) is None or of() is task or (ended and _has_ended(of)))
@@ -279,7 +280,7 @@ class Registry:
 
 
 registry = Registry()
-descriptors: dict[int, int] = {}  # of every `files.HeldFd` that is open, by the id of that object
+descriptors: dict[int, int] = {}  # of every `files.OwnedFd` that is open, by the id of that object
 
 
 class InheritedNumber(int):

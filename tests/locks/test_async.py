@@ -16,7 +16,7 @@ from faces import Leftovers, Peer, in_thread, obstacles, peers
 
 import holdfast
 from holdfast import process
-from holdfast.locks import queue as queues
+from holdfast.locks import local
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -224,7 +224,7 @@ def test_waits_for_another_process(run, path):
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
 def test_200_tasks_are_served_in_the_order_in_which_they_came(run, path, kind):
     number = 200
-    assert number > queues.TICKETS_PER_PROCESS
+    assert number > local.TICKETS_PER_PROCESS
     served = []
 
     async def work(lock, n):

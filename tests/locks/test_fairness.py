@@ -15,6 +15,7 @@ from faces import PATIENCE, Caller, eventually, in_thread, peers, until_waiting
 
 import holdfast
 from holdfast import process
+from holdfast.locks import local
 from holdfast.locks import queue as queues
 
 
@@ -71,7 +72,7 @@ def test_served_in_the_order_of_arrival(path, tmp_path, arrivals, keep):
 def test_more_threads_than_tickets_are_served_in_the_order_of_arrival(path):
     """The rest waits in memory."""
     lock = holdfast.Lock(path)
-    number = queues.TICKETS_PER_PROCESS + 8
+    number = local.TICKETS_PER_PROCESS + 8
     served = []
 
     def work(n):
@@ -91,7 +92,7 @@ def test_more_threads_than_tickets_are_served_in_the_order_of_arrival(path):
 
 def arrived(lock) -> int:
     line = process.registry.lines.get(lock.path)
-    tickets = os.listdir(lock._queue) if os.path.exists(lock._queue) else []
+    tickets = os.listdir(lock.path + ".queue") if os.path.exists(lock.path + ".queue") else []
     return len(tickets) + (0 if line is None else len(line.waiting))
 
 
@@ -129,7 +130,7 @@ def test_who_waited_long_does_not_slip_in_between_two_holders(path, monkeypatch)
     lock = holdfast.Lock(path)
     first, second = queues.Queue(path + ".queue", 0o644), queues.Queue(path + ".queue", 0o644)
     assert first.join() and second.join()
-    waiting = second.wait(lock, None)
+    waiting = second.wait(lock._engine, None)
     next(waiting)
     clock.now += queues.RECHECK_S
     next(waiting)  # it looked, found the lock free, and waits on
@@ -147,7 +148,7 @@ def test_a_first_waiter_that_does_not_move_is_passed(path, monkeypatch):
     lock = holdfast.Lock(path)
     first, second = queues.Queue(path + ".queue", 0o644), queues.Queue(path + ".queue", 0o644)
     assert first.join() and second.join()
-    waiting = second.wait(lock, None)
+    waiting = second.wait(lock._engine, None)
     next(waiting)
     hold = None
     for _ in range(3):

@@ -21,7 +21,7 @@ from support import assert_nothing_left, descriptors
 
 import holdfast
 from holdfast import Lock, LockFile, Semaphore, process, system, wait, watch
-from holdfast.locks import base, file_waiter, first_waiter, lock_file, path_lock, queue
+from holdfast.locks import base, file_waiter, first_waiter, local, lock_file, queue
 from holdfast.locks.base import BaseLock
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for kind in (wait.Readable, wait.Pause, wait.Notified):
         monkeypatch.setattr(kind, "block", passing(kind.block))
-    for module in (wait, watch, process, base, file_waiter, first_waiter, lock_file, path_lock, queue):
+    for module in (wait, watch, process, base, file_waiter, first_waiter, local, lock_file, queue):
         monkeypatch.setattr(module, "monotonic", monotonic)
 
 
@@ -319,7 +319,7 @@ def test_in_a_wait(kind: str, fair: bool, path: str, closed_twice: list[int], mo
 
     def wait_in_vain() -> None:
         lock = make(path)
-        lock.fair = fair
+        lock._engine.fair = fair
         with suppress(holdfast.Timeout):
             lock.acquire(timeout=0.002)
             raise AssertionError("it is held")

@@ -755,7 +755,7 @@ def test_status_counts_from_the_hand_over(path, held):
     lock = holdfast.Lock(path)
     waiter = Caller(lock.acquire)
     until_waiting(lock, 1)
-    held._came_through_queue = True  # such a hold leaves its file to those who wait
+    held._grant.came_through_queue = True  # such a hold leaves its file to those who wait
     held.release()
     hold = waiter.result()
     since = lock.status().since

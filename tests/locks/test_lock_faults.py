@@ -26,8 +26,9 @@ from support import Peer, in_child, tickets, until, until_queued
 
 import holdfast
 from holdfast import Lock, LockFile, NotALockFile, Semaphore, Timeout, UnsafePath, process, system, wait
-from holdfast.locks import base, first_waiter
+from holdfast.locks import engine, first_waiter, local
 from holdfast.locks import queue as queues
+from holdfast.locks.path_lock import PathLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +65,7 @@ def test_a_forked_child_unwinds_the_wait_of_its_parent_without_touching_anything
 ) -> None:
     async def wait_fork_and_close() -> None:
         lock = Lock(path, fair=fair)
-        steps = lock._wait(60, asynchronous=asynchronous)
+        steps = lock._steps(engine.BUSY, 60, asynchronous=asynchronous)
         while not isinstance(next(steps), wait.Readable):
             pass
         queue = tickets(path)
@@ -112,14 +113,15 @@ def test_a_reader_does_not_pass_a_writer_while_others_read(path: str, start_peer
     until_queued(path, 1)
     reader.do(
         "from holdfast.locks import queue\n"
+        "from holdfast.locks.path_lock import PathLock\n"
         "queue.RECHECK_S = 0.01\n"
         "looks = []\n"
-        "is_free = Lock._is_free\n"
+        "is_free = PathLock.is_free\n"
         "def note(lock):\n"
         "    with open(path + '.looks', 'a') as file:\n"
         "        file.write('.')\n"
         "    return is_free(lock)\n"
-        "Lock._is_free = note"
+        "PathLock.is_free = note"
     )
     reader.begin("hold = Lock(path, shared=True).acquire(timeout=60)")
     until_queued(path, 2)
@@ -669,9 +671,8 @@ def test_the_bursts_of_the_first_waiter_become_rare() -> None:
 def test_a_try_gives_a_process_that_removes_the_file_time_to_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a process may lose its processor in the middle, for some time slices. The pauses are counted, not slept."""
     pauses: list[float] = []
-    monkeypatch.setattr(base, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(local, "monotonic", lambda: 0.0)
     monkeypatch.setattr(wait.Pause, "block", lambda step: pauses.append(step.until))
-    monkeypatch.setattr(Lock, "_first_attempt", lambda lock: base.REMOVING)
-    monkeypatch.setattr(Lock, "_attempt", lambda lock: base.REMOVING)
+    monkeypatch.setattr(PathLock, "attempt", lambda lock: engine.REMOVING)
     assert Lock(path).try_acquire() is None
     assert 0.05 < sum(pauses) < 0.2 and pauses[0] < 0.000_1

@@ -422,7 +422,7 @@ def died(pid: int) -> bool:
 
 
 def grow_old(path: str) -> None:
-    """As if it had all happened long ago: the lock file, and one that a takeover displaced."""
+    """As if it had all happened long ago."""
     for name in glob.glob(path) + glob.glob(f"{path}.*.tmp"):
         with open(name, "r+b") as file:
             start = file.read().find(b"timestamp=")

@@ -18,6 +18,7 @@ from test_lock_faults import in_another_thread, make_ticket
 
 from holdfast import Lock, LockFile, NotALockFile, Semaphore, TaskLocks, Timeout, system, wait
 from holdfast.files import OwnedFd
+from holdfast.locks.engine import BUSY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,7 +192,7 @@ def test_a_fork_at_every_system_call_of_a_wait_leaves_the_parent_alone(
     while number == forked:
         number += 1
         fork = ForkAtCall(number, path, tmp_path)
-        steps = WAITS[kind](path)._wait(60, asynchronous=False)
+        steps = WAITS[kind](path)._steps(BUSY, 60)
         with monkeypatch.context() as patched:
             for name, real in calls.items():
                 patched.setattr(system, name, fork.wrap(real))

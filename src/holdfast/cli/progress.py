@@ -61,7 +61,7 @@ class Progress:
             return
         pause = _FIRST_LOOK
         while not self._done.wait(pause):
-            text = describe(self._lock.path, self._lock.status())
+            text = describe(self._lock.name, self._lock.status())
             # With room for the ^C that a terminal shows: a line that wraps cannot be cleared.
             output.write_error(_CLEAR + output.shortened(text, output.terminal_size(2)[0] - 4))
             pause = _NEXT_LOOK
@@ -71,7 +71,7 @@ class Progress:
         if self._json:
             output.say_json({"event": "waiting", **status.as_dict()}, to_stderr=True)
         else:
-            output.complain(describe(self._lock.path, status))
+            output.complain(describe(self._lock.name, status))
 
 
 def describe(path: str, status: Status) -> str:

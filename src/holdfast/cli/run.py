@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-    from ..locks.base import BaseLock, Hold
+    from ..locks.base import BaseLock
+    from ..locks.hold import Hold
 
 BUSY, LOST, MISUSE, FAILURE = 75, 76, 64, 66
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -115,7 +116,7 @@ def acquire(lock: BaseLock[Hold], timeout: float | None, options: argparse.Names
     try:
         hold = lock.try_acquire()
     except NotALockFile:
-        raise _other_kind(lock.path) from None
+        raise _other_kind(lock.name) from None
     if hold is not None:
         return hold
     from .progress import Progress, in_the_way
@@ -127,7 +128,7 @@ def acquire(lock: BaseLock[Hold], timeout: float | None, options: argparse.Names
             return lock.acquire(timeout)
     except Timeout as error:
         if not options.quiet:
-            in_the_way(lock.path, error.status, timeout or 0, json=options.json)
+            in_the_way(lock.name, error.status, timeout or 0, json=options.json)
         return None
 
 
@@ -207,7 +208,7 @@ class Child:
 
     @property
     def path(self) -> str:
-        return self._hold.lock.path
+        return self._hold.lock.name
 
     def say_lost(self, what: str) -> None:
         if self._json:

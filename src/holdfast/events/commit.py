@@ -16,12 +16,12 @@ from time import monotonic, sleep
 
 from .. import system, wait
 from ..errors import ConditionFailed, LockLost, Timeout, WouldDeadlock
-from ..locks.base import QUEUED, Outcome
-from ..locks.standing import StandingLock
+from ..locks.engine import BUSY, QUEUED, Outcome
 from . import lines, log
 from .disk import Disk, Written
 from .model import AppendCondition
 from .requests import DONE, Queue, Request, Turn
+from .store_lock import StoreLock
 from .view import NoSegment, View
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-    from ..locks.lock import KernelHold
+    from ..locks.hold import Hold
     from ..locks.path_lock import OpenFile
     from .lines import Draft
     from .log import Tail
@@ -43,7 +43,7 @@ _appending: set[int] = set()  # the threads that are, to whatever store; one may
 class Work(Turn, Written):
     """The requests that were taken, and what was written for them."""
 
-    lock_file: OpenFile | None = None  # the store's lock, as `StandingLock.take` gave it
+    lock_file: OpenFile | None = None  # the store's lock, as `StoreLock.take` returned it
 
 
 class Committer:
@@ -62,7 +62,7 @@ class Committer:
     ) -> None:
         self.view = view
         self.durable = durable
-        self.lock = StandingLock(f"{root}/.store.lock", timeout=lock_timeout, mode=mode)
+        self.lock = StoreLock(f"{root}/.store.lock", timeout=lock_timeout, mode=mode)
         self.disk = Disk(root, view, store, self.lock, durable=durable, mode=mode)
         self._root = root
         self._store = store
@@ -182,7 +182,7 @@ class Committer:
                 f"{self.lock.path}: the lock was lost, and another process wrote meanwhile", path=self.lock.path
             )
 
-    def _release(self, work: Work, hold: KernelHold | None) -> None:
+    def _release(self, work: Work, hold: Hold | None) -> None:
         """If it goes wrong, what is written is written."""
         try:
             if hold is not None:
@@ -213,7 +213,7 @@ class Committer:
         self.queue.put_back(request, work)
         request.error = request.error or error
 
-    def _acquire(self, request: Request) -> KernelHold | None:
+    def _acquire(self, request: Request) -> Hold | None:
         """Wait for the lock. None: the request was withdrawn meanwhile."""
         hold = self._acquire_soon()
         if hold is not None or not request.leads:
@@ -221,7 +221,7 @@ class Committer:
         # With a deadline, if need be an infinite one, the wait does not block in the kernel and can be stopped.
         left = float("inf") if request.deadline is None else max(0.0, request.deadline - monotonic())
         try:
-            return wait.drive(self.lock._wait(left, asynchronous=False), stop=lambda: not request.leads)
+            return wait.drive(self.lock._steps(BUSY, left), stop=lambda: not request.leads)
         except wait.Stopped:
             return None
         except Timeout as error:
@@ -237,7 +237,7 @@ class Committer:
         said.status = error.status
         return said
 
-    def _acquire_soon(self) -> KernelHold | None:
+    def _acquire_soon(self) -> Hold | None:
         """Try for a moment: others hold the lock for some microseconds, and to queue for it takes longer than that.
 
         Waiters in the queue come first: a queue ends this, and every now and then a process that did not get the lock
@@ -245,7 +245,7 @@ class Committer:
         """
         deadline = monotonic() + _SOON
         while True:
-            found = self.lock._first_attempt()
+            found = self.lock.attempt()
             if not isinstance(found, Outcome):
                 return found
             if found is QUEUED or monotonic() > deadline:

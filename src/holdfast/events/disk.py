@@ -23,8 +23,8 @@ from .ledger import STUCK, Ledger, Stuck
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..locks.standing import StandingLock
     from .log import Tail
+    from .store_lock import StoreLock
     from .view import View
 
 
@@ -47,7 +47,7 @@ class Written:
 class Disk:
     """The store's files, as far as they are safe; for one process."""
 
-    def __init__(self, root: str, view: View, store: bytes, lock: StandingLock, *, durable: bool, mode: int) -> None:
+    def __init__(self, root: str, view: View, store: bytes, lock: StoreLock, *, durable: bool, mode: int) -> None:
         self.view = view
         self.durable = durable
         self.ledger_path = f"{root}/ledger"

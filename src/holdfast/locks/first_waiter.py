@@ -16,20 +16,16 @@ from __future__ import annotations
 
 from time import monotonic
 
-from ..wait import Pause, check_deadline, sooner
+from .. import process
+from ..wait import Granted, Pause, check_deadline, sooner
 from ..watch import Waiting
-from .base import MAX_REMOVALS, REMOVING, REPLACED, Outcome
+from .engine import BUSY, REMOVING, REPLACED, Outcome
+from .local import MAX_REMOVALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Generic
-
     from ..wait import Steps
-    from .path_lock import OpenFile, PathHoldType, PathLock
-else:
-    from .base import Generic
-
-    PathHoldType = None
+    from .path_lock import OpenFile, PathLock
 
 _MAX_QUICK_RETRIES = 3  # then with pauses
 _ATTEMPTS_BETWEEN_TASKS = 20  # about 50 µs
@@ -44,62 +40,67 @@ BURSTS: tuple[tuple[float, float, float], ...] = (
 )
 
 
-class FirstWaiter(Generic[PathHoldType]):
+class FirstWaiter:
     """One wait for the lock itself."""
 
-    __slots__ = ("_asynchronous", "_bursts", "_deadline", "_lock", "_waiting")
+    __slots__ = ("_asynchronous", "_bursts", "_deadline", "_engine", "_waiting")
 
-    def __init__(self, lock: PathLock[PathHoldType], deadline: float | None, asynchronous: bool) -> None:
-        self._lock = lock
+    def __init__(self, engine: PathLock, deadline: float | None, asynchronous: bool) -> None:
+        self._engine = engine
         self._deadline = deadline
         self._asynchronous = asynchronous
-        self._waiting = Waiting(lock._file)
+        self._waiting = Waiting(engine.location.file)
         self._bursts = _Bursts()
 
-    def steps(self) -> Steps[PathHoldType]:
-        lock, deadline = self._lock, self._deadline
-        file: OpenFile | Outcome = REPLACED
-        found: PathHoldType | Outcome = REPLACED
+    def steps(self) -> Steps[OpenFile]:
+        engine, deadline = self._engine, self._deadline
+        file: OpenFile | None = None
+        found: OpenFile | Outcome = REPLACED
         granted = False
         replaced = removals = 0
         try:
             while True:
-                file = file or lock._open_or_outcome()
-                found = file if isinstance(file, Outcome) else lock._attempt(True, file, granted)
-                granted = False
-                if not isinstance(found, Outcome):
-                    return found
+                found = REPLACED
+                try:
+                    file = file or engine.open()
+                except BlockingIOError:  # another program keeps us from opening it
+                    found = BUSY
+                if file is not None:
+                    found = engine.attempt(True, file, granted)
+                    granted = False
+                    if found:
+                        return file
                 check_deadline(deadline)
                 if found is REMOVING and removals < MAX_REMOVALS:
                     removals += 1
                     yield Pause(sooner(monotonic() + removals * _PAUSE_S, deadline))
                 elif found is REPLACED:
                     replaced += 1
-                    lock._file_was_replaced(replaced)
-                    if file:
+                    engine.file_was_replaced(replaced)
+                    if file is not None:
                         file.close()
-                        file = REPLACED
-                    self._waiting.move(lock._file)
+                        file = None
+                    self._waiting.move(engine.location.file)
                     if replaced > _MAX_QUICK_RETRIES:  # other programs run on, whatever the file system does
                         yield Pause(sooner(monotonic() + min(replaced * _PAUSE_S, _MAX_PAUSE_S), deadline))
-                elif not file:  # another program keeps us from opening it
+                elif file is None:
                     yield self._waiting.backoff.pause(deadline)
                 else:
                     replaced = removals = 0
                     granted = yield from self._wait_for_change(file)
         finally:
             # After the lock is taken, never before: closing a watch takes its time.
-            self._waiting.end(reuse=not isinstance(found, Outcome))
-            if file and isinstance(found, Outcome):
+            self._waiting.end(reuse=bool(found))
+            if file is not None and not found:
                 file.close()
 
     def _wait_for_change(self, file: OpenFile) -> Steps[bool]:
         """True: the lock was taken meanwhile."""
-        step = None if self._asynchronous or self._deadline is not None else self._lock._block(file)
-        if step is not None:
-            yield step
+        wait_op = self._engine.kind.wait_op
+        if wait_op and self._can_block(file):
+            yield Granted(file.set_lock, file.fd, wait_op)
             return True
-        polls = self._lock._polls and file.mount.events
+        polls = wait_op and file.mount.events  # the slots of a semaphore are ours alone: no other program takes them
         seconds = self._bursts.due() if polls else 0.0
         if seconds:
             taken = yield from self._burst(file, sooner(monotonic() + seconds, self._deadline))
@@ -111,11 +112,17 @@ class FirstWaiter(Generic[PathHoldType]):
         self._waiting.drain()
         return False
 
+    def _can_block(self, file: OpenFile) -> bool:
+        """May the thread wait in the kernel, where nothing but the lock wakes it?"""
+        if self._asynchronous or self._deadline is not None:
+            return False
+        return file.mount.blocks and not process.uses_greenlets()
+
     def _burst(self, file: OpenFile, until: float) -> Steps[bool]:
         """Attempt again and again for a moment, letting other tasks run in between. True: the lock is taken."""
         while True:
             for _ in range(_ATTEMPTS_BETWEEN_TASKS):
-                if self._lock._take(file) is True:
+                if self._engine.kind.take(file) is True:
                     return True
             now = monotonic()
             if now >= until:

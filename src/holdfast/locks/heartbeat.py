@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .lock_file import FileHold
+    from .file_hold import FileGrant, FileHold
 
 
 class Heart:
@@ -71,17 +71,18 @@ def _forget_hearts() -> None:
 process.after_fork_in_child(_forget_hearts)
 
 
-def beat(hold: FileHold, device: int, every: float) -> None:
-    """Renew `hold` every so many seconds, until it is released, lost or forgotten."""
-    hearts.setdefault(device, Heart()).add(weakref.ref(hold), every)
+def beat(hold: FileHold, grant: FileGrant, every: float) -> None:
+    """Renew `hold` every so many seconds, until it is released, lost or dropped."""
+    grant.on_release = weakref.ref(hold)
+    hearts.setdefault(grant.key[0], Heart()).add(grant.on_release, every)
 
 
-def end(hold: FileHold, device: int) -> None:
+def end(hold: weakref.ref[FileHold], device: int) -> None:
     """The hold is released: nothing is due any more."""
     heart = hearts.get(device)
     # At the end of the interpreter the thread has stopped, perhaps with the mutex in its hands.
     if heart is not None and not sys.is_finalizing():
-        heart.remove(weakref.ref(hold))
+        heart.remove(hold)
 
 
 def _renew(reference: weakref.ref[FileHold]) -> float | None:

@@ -1,4 +1,4 @@
-"""What `Lock` and `Semaphore` share: one attempt at a kernel lock on the file that a path names, and its removal.
+"""The engine of `Lock` and `Semaphore`: one attempt at a kernel lock on the file that a path names, and its removal.
 
 Two rules make it safe to have such files come and go:
 
@@ -17,247 +17,205 @@ A holder that came through the queue, or held for a while, leaves the file for t
 up, one of the two removes the file: the waiter leaves the queue first and then looks at the lock, the holder unlocks
 first and then looks at the queue.
 
-Acquiring, from top to bottom: `base.acquire` → `_first_attempt` → `_attempt`; if that brings no hold, `_steps` → the
-line and the queue (`queue`) → `first_waiter`, which repeats `_attempt`.
+What it means to have the lock is a `Kind`: all of the file (`lock`), or one of several permits (`semaphore`).
 """
 
 from __future__ import annotations
 
-import errno
-import os
-from time import monotonic, sleep, time
+import stat
+from time import sleep, time
 
-from .. import process, system
-from ..errors import HoldfastError, NotALockFile
-from ..files import HeldFd, OwnedFd, inode_of, named
-from ..paths import LOCAL, check_directory, follow_links, mount_of
-from . import base
-from .base import BUSY, QUEUED, REMOVING, REPLACED, Outcome
+from .. import metrics, process, system
+from ..errors import HoldfastError
+from ..files import OwnedFd, inode_of, named, try_lock
+from ..paths import LOCAL, absolute, mount_of
+from . import local
+from .base import would_deadlock
+from .engine import BUSY, QUEUED, REMOVING, REPLACED, Outcome
 from .first_waiter import FirstWaiter
-from .queue import Queue, QueuedLock, remove_queue
+from .lock_path import LockPath, not_a_lock_file
+from .queue import remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
-    from typing import Any, TypeVar
 
     from ..paths import Mount
-    from ..wait import Step, Steps
+    from ..status import Status
+    from ..wait import Steps
+    from .base import StrPath
+    from .lock_path import Location
 
-    PathHoldType = TypeVar("PathHoldType", bound="PathHold")
-else:
-    PathHoldType = None
-
-_new = object.__new__
 _FRESH_S = 0.1
+_BRIEF_HOLD_S = 0.001  # seconds of holding after which a look at the queue costs nothing in comparison
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
 _MAX_LOOKS = 100  # at a removal under way
-_MAX_DENIALS = 10
 _PAUSE_S = 0.000_02
-_FILE_TYPE, _REGULAR = 0o170000, 0o100000  # S_ISREG of the module stat costs an import and a call
 
 
-class OpenFile(HeldFd):
-    """The file of a lock, open: what it was when it was opened (`st`), and how to lock it where it is (`set_lock`)."""
+class OpenFile(OwnedFd, local.LocalGrant):
+    """The file of a lock, open. Once it is locked and the path names it, it is the grant of a hold."""
 
-    __slots__ = ("inode", "mount", "set_lock", "st")
+    __slots__ = ("acquired_at", "called_at", "came_through_queue", "engine", "key", "mount", "set_lock", "shared", "st")
 
-    inode: process.Inode
+    token = None
+    engine: PathLock
+    key: process.Inode
+    shared: bool
     mount: Mount
     set_lock: Callable[[int, int], None]  # of a descriptor and an operation, as flock
-    st: os.stat_result
-
-
-class KeptOpenFile(OpenFile):
-    """One that may outlive its hold: closed when it is collected."""
-
-    __slots__ = ()
-
-    __del__ = OwnedFd.__del__
-
-
-class PathHold(base.Hold):
-    """A hold that is a kernel lock on an open file."""
-
-    # A holder that came through the queue, with a ticket or in its turn, leaves the file to the next one. One that has
-    # waited also removes the empty queue, and has a turn from then on.
-    __slots__ = ("_called_at", "_came_through_queue", "_file")
-
-    _file: OpenFile
-    _called_at: float  # when a waiter got the lock, on the monotonic clock; 0: it did not wait, or without a queue
-
-    def _begin_with(self, lock: Any, file: OpenFile, queued: bool) -> None:
-        self._file = file
-        self._came_through_queue = queued
-        self._called_at = 0.0
-        self.lock = lock
-        self.acquired_at = time()
-        self._is_closed = False
-        self._registry = registry = process.registry
-        if lock.sets_time and self.acquired_at - file.st.st_mtime > _FRESH_S:
-            _set_time(file)
-        count = lock._count
-        count()
-        registry.holds[id(self)] = (file.inode, lock.shared, process.owner(), file)
-
-    def _still_named(self) -> bool:
-        return named(self.lock.path, self._file.inode) is not None
+    st: os.stat_result  # what it was when it was opened
+    acquired_at: float
+    came_through_queue: bool  # with a ticket or in its turn. Its holder leaves the file to the next waiter
+    called_at: float  # when a waiter got it, on the monotonic clock; 0: it did not wait, or without a queue
 
     def fileno(self) -> int:
-        """The descriptor that carries the lock. A child that inherits it keeps the lock alive if this process dies."""
-        if self.released:
-            raise self._not_held()
-        return self._file.fd
+        return self.fd
 
-    def _release(self) -> bool:
-        lock: PathLock[PathHold] = self.lock  # type: ignore[assignment]
-        file = self._file
+    def came_through_queue_at(self, moment: float) -> None:
+        self.called_at = moment
+
+    def is_good(self) -> bool:
+        return named(self.engine.name, self.key) is not None
+
+    def release(self) -> bool:
+        engine = self.engine
         still_named = left_for_next = False
         try:
-            st = named(lock.path, file.inode)
+            st = named(engine.name, self.key)
             if st is not None:
                 still_named = True
-                if lock.removes_file and file.mount.removes:
-                    left_for_next = self._free_name(st)
+                if engine.removes_file and self.mount.removes:
+                    left_for_next = engine.free_name(self, st)
         except BlockingIOError:  # another program has locked it from end to end
-            lock._metrics.cleanups_skipped.bump()
+            engine.metrics.cleanups_skipped.bump()
         finally:
             # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
             try:
-                lock._unlock(file)
+                engine.kind.unlock(self)
             finally:
-                self._is_closed = True
-                if lock.keeps_open:
-                    lock._put_away(file, still_named)
+                if engine.keeps_open:
+                    engine.put_away(self, still_named)
                 else:
-                    file.close()
+                    self.close()
         # Only now, when nobody waits for us any more: removing a directory takes its time.
-        if self._called_at:
-            lock._note_turn(self._called_at)
-            if remove_queue(lock._queue):
-                left_for_next = True
+        if self.called_at:
+            if not self.shared:
+                process.registry.note_turn(engine.location.file, self.called_at)
+            left_for_next = remove_queue(engine.location.queue) or left_for_next
         # Others may have left the file on account of a queue that is gone now.
-        if left_for_next and not system.access(lock._queue, 0):
-            lock._sweep()
+        if left_for_next and not system.access(engine.location.queue, 0):
+            engine.remove_if_unused()
         return still_named
 
-    def _free_name(self, st: os.stat_result) -> bool:
-        """Remove the file, or return True: it is left for the next in the queue."""
+
+class Kind:
+    """What it means to have the lock on an open file."""
+
+    __slots__ = ()
+
+    name: str
+    shared: bool  # may others hold it at the same time?
+    permits: int | None  # how many at most, written in the file. None: the file is empty
+    wait_op: int  # the operation with which the kernel waits for the lock. 0: it cannot
+
+    def take(self, file: OpenFile) -> bool | Outcome:
+        """Try to lock the file. Anything but True is why not."""
+        raise NotImplementedError
+
+    def unlock(self, file: OpenFile) -> None:
+        raise NotImplementedError
+
+    def is_free(self, file: OpenFile) -> bool:
+        """Could the first waiter have the lock? The caller closes the file."""
+        raise NotImplementedError
+
+    def is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
+        """Does the file look like one of this kind? Then it may be removed when it is not in use."""
+        raise NotImplementedError
+
+    def may_pass_queue(self, engine: PathLock) -> bool:
+        """May the caller attempt although waiters are in the queue?"""
+        raise NotImplementedError
+
+    def conflict(self, held: list[process.Entry]) -> str:
+        """Why a caller with these holds would wait for itself; empty if it would not."""
         raise NotImplementedError
 
 
-def _set_time(file: OpenFile) -> None:
-    """Have the file's modification time say when it was acquired, for `status`, where it was not made just now."""
-    try:
-        system.touch(file.fd)
-    except OSError:
-        pass  # another user's file
+class PathLock(local.LocalEngine):
+    """The lock of one kind at one path."""
 
+    __slots__ = ("_path", "fair", "keeps_open", "kind", "metrics", "mode", "name", "removes_file", "sets_time")
 
-class PathLock(QueuedLock[PathHoldType]):
-    """Finding, locking, waiting for and removing the file. A subclass implements `_take` and the methods below."""
+    blocks = False
 
-    # Attributes of the object, not of the class: Python 3.11 has no fast look-up for the latter.
-    __slots__ = ("_count", "_file_type", "_hold_type", "_unchecked", "keeps_open", "removes_file", "sets_time")
+    def __init__(self, path: StrPath, kind: Kind, *, keep: bool, fair: bool, mode: int) -> None:
+        self.name = absolute(path)
+        self.kind = kind
+        self.keeps_open = False
+        self.removes_file = not keep
+        self.sets_time = not keep and kind.permits is None
+        self.fair = fair and system.HAS_FIFOS
+        self.mode = mode
+        self.metrics = metrics.kind(kind.name)
+        self._path = LockPath(self.name, mode)
 
-    has_content = False  # may the file have content?
-    shared = True  # may others hold it at the same time?
+    @property
+    def location(self) -> Location:  # type: ignore[override]
+        return self._path.location
 
-    def __init__(
-        self,
-        path: base.StrPath,
-        kind: str,
-        timeout: float | None,
-        fair: bool,
-        mode: int,
-        hold_type: type[PathHoldType],
-    ) -> None:
-        QueuedLock.__init__(self, path, kind, timeout, fair, mode)
-        self._file_type: type[OpenFile] = OpenFile
-        self._hold_type = hold_type
-        self._unchecked = True
-        self.keeps_open = False  # does the file stay open after a release?
-        self.removes_file = True
-        self.sets_time = not self.has_content
-        self._count = self._metrics.acquisitions.bump
+    def status(self) -> Status:
+        from ..status import of_kernel_lock, of_semaphore
 
-    # What a subclass says.
-
-    def _take(self, file: OpenFile) -> bool | Outcome:
-        """Try to lock an open file. Anything but True is why not."""
-        raise NotImplementedError
-
-    def _take_all(self, file: OpenFile) -> bool:
-        """Try to lock all of an open file, so that nobody else has any of it."""
-        raise NotImplementedError
-
-    def _unlock(self, file: OpenFile) -> None:
-        raise NotImplementedError
-
-    def _block(self, file: OpenFile) -> Step | None:
-        """How to wait for the lock in the kernel, if that can be done."""
-        return None
-
-    def _is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
-        """Does the file look like one of this kind that is not in use? Then it may be removed."""
-        raise NotImplementedError
-
-    def _refuse_deadlock(self, *, asynchronous: bool) -> bool:
-        """Raise if the caller would wait for itself. True: it shares the lock already, so it must not queue."""
-        raise NotImplementedError
-
-    def _put_away(self, file: OpenFile, reusable: bool) -> None:
-        """The file is not locked any more, or never was."""
-        file.close()
-
-    def _note_turn(self, called_at: float) -> None: ...
+        if self.kind.permits is None:
+            return of_kernel_lock(self.name, keep=not self.removes_file)
+        return of_semaphore(self.name, self.kind.permits)
 
     # One attempt.
 
-    def _first_attempt(self) -> PathHoldType | Outcome:
-        if self._unchecked:
-            self._check_mount()
-        if self.fair and system.access(self._location.queue, 0):
-            return self._attempt(queued=True) if self._may_pass_queue() else QUEUED
-        return self._attempt()
+    def first_attempt(self) -> OpenFile | Outcome:
+        path = self._path
+        if path.is_unchecked:
+            path.check()
+        if self.fair and system.access(path.location.queue, 0):
+            return self.attempt(queued=True) if self.kind.may_pass_queue(self) else QUEUED
+        return self.attempt()
 
-    def _may_pass_queue(self) -> bool:
-        return False
+    def attempt(self, queued: bool = False, file: OpenFile | None = None, granted: bool = False) -> OpenFile | Outcome:
+        """Open the file, lock it, and check that the path still names it.
 
-    def _attempt(
-        self, queued: bool = False, file: OpenFile | None = None, granted: bool = False
-    ) -> PathHoldType | Outcome:
-        """One attempt, at `file` (which stays open if it fails) or at the file that the path names.
-
-        `queued`: in its turn, or first in the queue. `granted`: the kernel has granted the lock already.
+        file: attempt at this one, which is open, and stays open if that fails
+        granted: the kernel has granted the lock already
         """
-        opened, hold = file, None
+        opened = file
         try:
             if opened is None:
-                opened = self._open()
+                opened = self.open()
                 if opened is None:
                     return REPLACED
-            found = granted or self._take(opened)
+            found = granted or self.kind.take(opened)
             if found is True or (found is BUSY and (found := self._take_again(opened)) is True):
-                st = named(self.path, opened.inode)
+                st = named(self.name, opened.key)
                 if st is not None:
-                    if st[6] and not self.has_content:  # another kind of lock was made of it meanwhile
-                        raise self._not_a_lock_file()
-                    hold_type = self._hold_type
-                    hold = hold_type()
-                    hold._begin_with(self, opened, queued)
-                    return hold
+                    if st.st_size and self.kind.permits is None:  # another kind of lock was made of it meanwhile
+                        raise not_a_lock_file(self.name)
+                    opened.acquired_at = now = time()
+                    opened.came_through_queue = queued
+                    opened.called_at = 0.0
+                    if self.sets_time and now - opened.st.st_mtime > _FRESH_S:
+                        _set_time(opened)
+                    return opened
                 found = REPLACED
         except BlockingIOError:  # another program keeps us from opening, reading or marking the file
             found = BUSY
-        except BaseException:  # an interrupt, for one, which may come after every line
-            if hold is not None and hold._is_live:
-                hold.release()
-            elif opened is not None:
+        except BaseException:  # refused, or an interrupt
+            if opened is not None:
                 opened.close()
             raise
         if file is None and opened is not None:
-            self._put_away(opened, found is BUSY)
+            self.put_away(opened, found is BUSY)
         return found  # type: ignore[return-value]
 
     def _take_again(self, file: OpenFile) -> bool | Outcome:
@@ -270,109 +228,47 @@ class PathLock(QueuedLock[PathHoldType]):
             return BUSY
         if system.removal_marked(file.fd):
             return REMOVING
-        return REPLACED if named(self.path, file.inode) is None else self._take(file)
+        return REPLACED if named(self.name, file.key) is None else self.kind.take(file)
 
-    # Finding the file.
+    # The file.
 
-    def _check_mount(self) -> None:
-        """Before the first file is made: one left on a file system that is refused would be in the way."""
-        follow_links(os.path.dirname(self._file))  # raises UnsafePath
-        check_directory(self._file)
-        self._unchecked = False
-
-    def _follow_link(self) -> None:
-        """The path is a symlink, which may have been changed since."""
-        self._locate(follow_links(self.path))
-
-    def _open(self, create: bool = True) -> OpenFile | None:
+    def open(self, create: bool = True) -> OpenFile | None:
         """Open the file, and make it if it is not there, unless `create` is false. None: it is not there.
 
         Raises NotALockFile, or Unsupported where the file system has no locks that work.
         """
-        path = self._location.file
-        if path is not self.path:
-            self._follow_link()
-            path = self._location.file
+        path = self._path.location.file
         try:
+            if path is not self.name:
+                path = self._path.follow_link()
             fd = system.open_fd(path, system.O_LOCK if create else system.O_EXISTING, self.mode)
         except OSError as error:
-            fd = self._open_otherwise(error) if create else self._open_to_read(error)
+            fd = self._path.open_otherwise(error, create)
             if fd < 0:
                 return None
-            path = self._location.file
-        file: OpenFile = _new(self._file_type)  # `HeldFd(fd)` in place: every acquire comes here
+            path = self._path.location.file
+        file = OpenFile(fd)
         try:
-            if process.forks:
-                process.current_registry()
-            process.descriptors[id(file)] = file.fd = fd
+            file.engine = self
             file.st = st = system.fstat(fd)
-            mode, ino, dev, _, _, _, size, _, _, _ = st
-            if mode & _FILE_TYPE != _REGULAR or (size and not self.has_content):
-                raise self._not_a_lock_file()
-            file.inode = (dev, ino)
-            file.mount = mount = LOCAL if dev & 0xFFF00 else mount_of(dev, path)
+            if not stat.S_ISREG(st.st_mode) or (st.st_size and self.kind.permits is None):
+                raise not_a_lock_file(self.name)
+            file.key = inode_of(st)
+            device = st.st_dev
+            file.mount = mount = LOCAL if device & 0xFFF00 else mount_of(device, path)
             file.set_lock = system.lock_range if mount.ranged else system.lock
+            file.shared = self.kind.shared
         except BaseException:  # refused, or an interrupt
-            file._abandon(fd)
+            file.close()
             raise
         return file
 
-    def _open_otherwise(self, error: OSError) -> int:
-        """The plain open failed: find the way around, or say why there is none. -1: the file vanished meanwhile."""
-        if error.errno == errno.ELOOP and self._file == self.path:
-            self._follow_link()
-            if self._file != self.path:
-                return self._open_target()
-        if isinstance(error, PermissionError):
-            return self._open_denied(error)
-        if isinstance(error, IsADirectoryError) or error.errno == errno.ENXIO:  # a socket
-            raise self._not_a_lock_file() from None
-        if isinstance(error, FileNotFoundError):
-            text = "the directory for this lock does not exist; make it first"
-            raise FileNotFoundError(errno.ENOENT, text, self.path) from None
-        raise error
+    def put_away(self, file: OpenFile, reusable: bool) -> None:
+        """Close the file: it is not locked any more, or never was."""
+        file.close()
 
-    def _open_to_read(self, error: OSError) -> int:
-        """Another user's file, and yet ours to remove, perhaps. -1: it is not there, or not to be opened."""
-        try:
-            return system.open_fd(self._file, system.O_READ) if isinstance(error, PermissionError) else -1
-        except OSError:
-            return -1
-
-    def _open_target(self) -> int:
-        try:
-            return system.open_fd(self._file, system.O_LOCK, self.mode)
-        except OSError as error:
-            return self._open_otherwise(error)
-
-    def _open_denied(self, error: PermissionError) -> int:
-        """Open a lock file that we may not create or not write: another user's, perhaps in a sticky directory.
-
-        With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so ask again
-        without it. flock is content with a descriptor that can only read; byte ranges are not.
-        """
-        for _ in range(_MAX_DENIALS):
-            for flags in (system.O_EXISTING, system.O_READ):
-                try:
-                    return system.open_fd(self._file, flags)
-                except PermissionError:
-                    continue
-                except FileNotFoundError:
-                    break  # just removed, or never there
-                except OSError as other:
-                    return self._open_otherwise(other)
-            else:
-                raise error
-            try:
-                return system.open_fd(self._file, system.O_LOCK, self.mode)
-            except PermissionError:
-                continue
-            except FileNotFoundError:
-                return -1
-        raise error
-
-    def _file_was_replaced(self, retries: int) -> None:
-        self._metrics.identity_retries.bump()
+    def file_was_replaced(self, retries: int) -> None:
+        self.metrics.identity_retries.bump()
         if retries in _MANY_RETRIES:
             import logging
 
@@ -380,45 +276,43 @@ class PathLock(QueuedLock[PathHoldType]):
                 "%s: the lock file was replaced %d times while this process tried to lock it. Either other "
                 "processes release it faster than this one locks it (use fair=True or keep=True), or a program deletes "
                 "the file, or the file system has no stable inode numbers",
-                self.path,
+                self.name,
                 retries,
             )
 
-    def _not_a_lock_file(self) -> NotALockFile:
-        return NotALockFile(
-            f"{self.path} is a directory, a device, a socket, a lock of another kind, or a file with content of its "
-            "own. It was left untouched. A lock needs a path to itself (often the same name with .lock after it).",
-            path=self.path,
-        )
-
-    def _held_by_caller(self, *, asynchronous: bool, ended: bool = False) -> list[process.Entry]:
-        if not process.registry.holds:
-            return []
-        try:
-            st = system.stat(self.path)
-        except OSError:
-            return []
-        return process.registry.holds_of_caller(inode_of(st), asynchronous=asynchronous, ended=ended)
-
     # Removing it.
 
-    def _remove(self, inode: process.Inode) -> None:
+    def free_name(self, file: OpenFile, st: os.stat_result) -> bool:
+        """Remove the file before it is unlocked. True: it is left for the next waiter."""
+        kind = self.kind
+        if st.st_size and kind.permits is None:
+            return False  # it got content meanwhile, and is not ours to remove
+        held_briefly = kind.shared or time() - file.acquired_at <= _BRIEF_HOLD_S
+        if (file.came_through_queue or not held_briefly) and system.access(self.location.queue, 0):
+            return True
+        if kind.shared:
+            system.mark_removal(file.fd)
+            self._remove_marked(file)  # our own share is not in the way
+        else:
+            self.remove(file.key)
+        return False
+
+    def remove(self, inode: process.Inode) -> None:
         """Unlink the file. The caller has locked all of it, and has just compared it with the path.
 
         If the path is a link, another thread may have followed it somewhere else meanwhile.
         """
-        file = self._location.file
+        file = self.location.file
         try:
-            if file is not self.path and named(file, inode, follow_symlinks=False) is None:
+            if file is not self.name and named(file, inode, follow_symlinks=False) is None:
                 raise FileNotFoundError
             system.unlink(file)
         except (FileNotFoundError, PermissionError):
-            self._metrics.cleanups_skipped.bump()
+            self.metrics.cleanups_skipped.bump()
         else:
-            count = self._metrics.cleanups.bump
-            count()
+            self.metrics.cleanups.bump()
 
-    def _remove_unused(self, file: OpenFile) -> None:
+    def _remove_marked(self, file: OpenFile) -> None:
         """Remove the file if nobody else uses it. The caller has marked the removal.
 
         Another process with such a mark removes the file itself, or only looks (`status`), so try again. Its mark may
@@ -426,9 +320,10 @@ class PathLock(QueuedLock[PathHoldType]):
         """
         unmarked = 0
         for _ in range(_MAX_LOOKS):
-            if self._take_all(file):
-                if self._confirm_removal(file):
-                    self._remove(file.inode)
+            if take_all(file):
+                st = named(self.name, file.key)
+                if st is not None and self.kind.is_ours(file, st):
+                    self.remove(file.key)
                 return
             if system.removal_marked(file.fd):
                 sleep(_PAUSE_S)
@@ -436,56 +331,72 @@ class PathLock(QueuedLock[PathHoldType]):
                 break
             else:
                 unmarked += 1
-        self._metrics.cleanups_skipped.bump()
+        self.metrics.cleanups_skipped.bump()
 
-    def _confirm_removal(self, file: OpenFile) -> bool:
-        st = named(self.path, file.inode)
-        return st is not None and self._is_ours(file, st)
-
-    def _sweep(self) -> None:
+    def remove_if_unused(self) -> None:
         """Remove a file that was left for a waiter that has gone."""
         if not self.removes_file:
             return
         try:
-            file = self._open(create=False)
+            file = self.open(create=False)
             if file is None:
                 return
             with file:
-                if file.mount.removes and self._is_ours(file, file.st):
+                if file.mount.removes and self.kind.is_ours(file, file.st):
                     system.mark_removal(file.fd)
-                    self._remove_unused(file)
+                    self._remove_marked(file)
         except (HoldfastError, OSError):
             pass  # not ours, or locked from end to end by another program
 
     # Waiting for it.
 
-    def _steps(self, deadline: float | None, *, asynchronous: bool) -> Steps[PathHoldType]:
-        shares = self._refuse_deadlock(asynchronous=asynchronous)
-        queued = not shares and self._has_queue()
-        registry = process.registry
-        hold = None
+    def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> Steps[OpenFile]:
+        return local.steps(self, found, deadline, waits, asynchronous)  # type: ignore[return-value]
+
+    def held_by_caller(self, *, asynchronous: bool, ended: bool = False) -> list[process.Entry]:
+        if not process.registry.holds:
+            return []
         try:
-            queue = Queue(self._queue, self.mode) if queued else None
-            hold = yield from self._wait_in_line(deadline, asynchronous, queue)
-        finally:
-            if hold is None and registry is process.registry and not self._is_waited_for():
-                self._sweep()
-        if queued:
-            hold._called_at = monotonic()
-        return hold
+            st = system.stat(self.name)
+        except OSError:
+            return []
+        return process.registry.holds_of_caller(inode_of(st), asynchronous=asynchronous, ended=ended)
 
-    def _is_waited_for(self) -> bool:
-        """Then the last waiter that gives up removes the file."""
-        location = self._location
-        return location.file in process.registry.lines or system.access(location.queue, 0)
+    def shares_already(self, *, asynchronous: bool) -> bool:
+        held = self.held_by_caller(asynchronous=asynchronous)
+        conflict = self.kind.conflict(held)
+        if conflict:
+            raise would_deadlock(self.name, asynchronous, conflict)
+        return bool(held) and self.kind.permits is None
 
-    def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[PathHoldType]:
+    def is_free(self) -> bool:
+        file = self.open()
+        if file is None:
+            return False
+        with file:
+            try:
+                return self.kind.is_free(file)
+            except BlockingIOError:  # another program has locked it from end to end
+                return False
+
+    def wait_in_front(self, deadline: float | None, *, asynchronous: bool) -> Steps[OpenFile]:
         return FirstWaiter(self, deadline, asynchronous).steps()
 
-    def _open_or_outcome(self) -> OpenFile | Outcome:
-        try:
-            return self._open() or REPLACED
-        except BlockingIOError:
-            return BUSY
+    def gave_up(self) -> None:
+        """Remove the file, unless others wait: then the last waiter that gives up does."""
+        location = self.location
+        if location.file not in process.registry.lines and not system.access(location.queue, 0):
+            self.remove_if_unused()
 
-    _polls = False  # does the first waiter attempt in bursts besides waiting for events?
+
+def take_all(file: OpenFile) -> bool:
+    """Try to lock all of an open file, so that nobody else has any of it."""
+    return try_lock(file.fd, system.EX_NB, file.set_lock)
+
+
+def _set_time(file: OpenFile) -> None:
+    """Have the file's modification time say when it was acquired, for `status`, where it was not made just now."""
+    try:
+        system.touch(file.fd)
+    except OSError:
+        pass  # another user's file

@@ -34,25 +34,17 @@ import os
 import stat
 from time import monotonic
 
-from .. import process, system
+from .. import system
 from ..files import OwnedFd, inode_of, named
-from ..paths import is_trusted, mount_at
-from ..wait import RECHECK_S, AsyncNotification, Notification, Notified, Pause, Readable, check_deadline, sooner
-from . import base
-from .base import Outcome
+from ..paths import is_trusted
+from ..wait import RECHECK_S, Pause, Readable, check_deadline, sooner
+from .engine import Outcome, attempt_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
-
     from ..wait import Steps
+    from .local import LocalEngine, LocalGrant
 
-    HoldType = TypeVar("HoldType", bound=base.Hold)
-else:
-    HoldType = None
-
-# How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
-TICKETS_PER_PROCESS = 32
 _MAX_TRIES = 1000  # for a ticket
 _TICKETS_BETWEEN_TASKS = 20  # of waiters that have gone; about 1 ms
 _MAX_TICKET = "999999999000"  # higher numbers are not tickets of ours, and would leave no room
@@ -196,8 +188,8 @@ class Queue:
                 pass
         return True
 
-    def wait(self, waiter: QueuedLock[HoldType], deadline: float | None) -> Steps[HoldType | None]:
-        """Until we are the first. The lock itself, if it turned out to be free behind a waiter that does not move."""
+    def wait(self, engine: LocalEngine, deadline: float | None) -> Steps[LocalGrant | None]:
+        """Wait until we are the first. Returns the lock itself if it was free behind a waiter that does not move."""
         suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
         before = sorted(self._before)  # nobody comes in before us, so these can only become fewer
         gone = 0
@@ -215,10 +207,10 @@ class Queue:
             elif monotonic() >= look_again:
                 there = set(self._names())
                 before = [name for name in before if name in there]
-                if not before or not waiter._is_free():
+                if not before or not engine.is_free():
                     suspect = ""
                 elif suspect == before[0]:
-                    found = yield from waiter._attempt_step(waiter._attempt, queued=True)
+                    found = yield from attempt_step(engine, engine.attempt, queued=True)
                     if not isinstance(found, Outcome):
                         return found
                 else:
@@ -275,100 +267,3 @@ def remove_queue(path: str) -> bool:
     except OSError:
         return False  # not empty, gone, or not ours
     return True
-
-
-class Location:
-    """What the path of a lock stands for: itself, or the target of the link that it is.
-
-    One object, so that threads which share the lock see all of a change.
-    """
-
-    __slots__ = ("file", "queue")
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.queue = file + ".queue"
-
-
-class QueuedLock(base.BaseLock[HoldType]):
-    """A lock at a path, with a queue beside it."""
-
-    __slots__ = ("_location",)
-
-    _location_type: type[Location] = Location
-    _location: Location
-
-    def __init__(self, path: base.StrPath, kind: str, timeout: float | None, fair: bool, mode: int) -> None:
-        base.BaseLock.__init__(self, path, kind, timeout, fair and system.HAS_FIFOS, mode)
-        self._locate(self.path)
-
-    def _locate(self, file: str) -> None:
-        self._location = self._location_type(file)
-
-    @property
-    def _file(self) -> str:
-        return self._location.file
-
-    @property
-    def _queue(self) -> str:
-        return self._location.queue
-
-    # What a kind of lock says.
-
-    def _attempt(self, queued: bool = False) -> HoldType | Outcome:
-        """One attempt, at the file that the path names. `queued`: in its turn, or first in the queue."""
-        raise NotImplementedError
-
-    def _is_free(self) -> bool:
-        """Could the first waiter have the lock at this moment?"""
-        found = self._attempt(queued=True)
-        if isinstance(found, Outcome):
-            return False
-        found.release()
-        return True
-
-    def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[HoldType]:
-        """Wait for the lock itself: only its holders are before us."""
-        raise NotImplementedError
-
-    # What all of them do.
-
-    def _queue_is_alive(self) -> bool:
-        return Queue(self._queue, self.mode).is_alive()
-
-    def _has_queue(self) -> bool:
-        """Tickets are FIFOs, which do not reach other machines: there, waiters are served in any order."""
-        return self.fair and self._has_events()
-
-    def _has_events(self) -> bool:
-        """Does the file system report what other processes do to the file?"""
-        try:
-            return mount_at(system.stat(os.path.dirname(self._file)).st_dev, self._file).events
-        except OSError:
-            return False
-
-    def _wait_in_line(self, deadline: float | None, asynchronous: bool, queue: Queue | None) -> Steps[HoldType]:
-        """The way to a lock that was not free: the line of this process, the queue of all of them, the lock itself."""
-        width = TICKETS_PER_PROCESS if queue is not None else 1
-        place = process.LinePlace(self._file)
-        hold = None
-        try:
-            place.join(width, AsyncNotification() if asynchronous else Notification())
-            while not place.admitted:
-                check_deadline(deadline)
-                yield Notified(place.notification, sooner(monotonic() + RECHECK_S, deadline))
-                if not place.admitted:
-                    place.admit_again()
-            joined = queue is not None and queue.join()
-            place.settle()
-            if queue is not None and joined:
-                hold = yield from queue.wait(self, deadline)
-            if hold is None:
-                hold = yield from self._wait_in_front(deadline, asynchronous)
-            return hold
-        finally:
-            if queue is not None:
-                queue.leave()
-                if hold is None and not place.is_inherited:
-                    remove_queue(queue.path)
-            place.leave()

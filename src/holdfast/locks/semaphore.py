@@ -12,8 +12,8 @@ write the number into an empty file, and remove the file.
 The number is written once and never changed: a file with another number that nobody uses is removed and made anew; one
 that is in use is an error.
 
-Waiting is for any of the slots, which no blocking system call can do: the first in the queue sleeps on the file's
-events, the others each on the waiter before them.
+The first waiter waits for any of the slots, which no blocking system call can do. So it sleeps on the events of the
+file, and the others each on the waiter before them.
 """
 
 from __future__ import annotations
@@ -23,76 +23,38 @@ import errno
 from .. import system
 from ..errors import Unsupported
 from ..files import OwnedFd, named, try_lock, write_at
-from .base import BUSY, REMOVING, REPLACED, Outcome, would_deadlock
-from .path_lock import OpenFile, PathHold, PathLock
+from .base import BaseLock
+from .engine import BUSY, REMOVING, REPLACED, Outcome
+from .hold import Hold
+from .lock_path import not_a_lock_file
+from .path_lock import Kind, OpenFile, PathLock, take_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
-    from ..status import Status
-    from . import base
+    from .. import process
+    from .base import StrPath
 
 MAX_PERMITS = system.MAX_SLOTS
 _PREFIX = b"permits="
 _MAX_BYTES = len(_PREFIX) + 8
 
 
-class SemaphoreHold(PathHold):
-    """One of the permits of a `Semaphore`, held."""
-
-    __slots__ = ()
-
-    lock: Semaphore
-
-    def _free_name(self, st: os.stat_result) -> bool:
-        lock, file = self.lock, self._file
-        if self._came_through_queue and system.access(lock._queue, 0):
-            return True
-        system.mark_removal(file.fd)
-        lock._remove_unused(file)  # our own slot and share are not in the way
-        return False
-
-
-class Semaphore(PathLock[SemaphoreHold]):
-    """A lock that `permits` callers can have at the same time. All users of the path must agree on the number.
-
-    timeout, fair, mode: as for `Lock`
-    """
+class Permits(Kind):
+    """One of several slots of a file."""
 
     __slots__ = ("permits",)
 
-    _options = ("permits", "timeout", "fair", "mode")
-    has_content = True
+    permits: int
+    name = "semaphore"
+    shared = True
+    wait_op = 0
 
-    def __init__(
-        self,
-        path: base.StrPath,
-        permits: int,
-        *,
-        timeout: float | None = None,
-        fair: bool = True,
-        mode: int = 0o644,
-    ) -> None:
-        PathLock.__init__(self, path, "semaphore", timeout, fair, mode, SemaphoreHold)
-        if not isinstance(permits, int) or not 1 <= permits <= MAX_PERMITS:
-            raise ValueError(f"permits is a number from 1 to {MAX_PERMITS}, not {permits!r}")
+    def __init__(self, permits: int) -> None:
         self.permits = permits
 
-    def status(self) -> Status:
-        from ..status import of_semaphore
-
-        return of_semaphore(self.path, self.permits)
-
-    def _may_pass_queue(self) -> bool:
-        """A caller that wants another number of permits than others gets its error before it queues."""
-        try:
-            with OwnedFd(system.open_fd(self._file, system.O_READ)) as file:
-                return parse(system.read(file.fd, _MAX_BYTES + 1)) not in (None, self.permits)
-        except OSError:
-            return False
-
-    def _take(self, file: OpenFile) -> bool | Outcome:
+    def take(self, file: OpenFile) -> bool | Outcome:
         try:
             return self._take_slot(file)
         except OSError as error:
@@ -100,7 +62,7 @@ class Semaphore(PathLock[SemaphoreHold]):
                 raise
             # The descriptor can only be read.
             text = "users of a semaphore must be able to write its file; make it with mode=0o666"
-            raise PermissionError(errno.EACCES, text, self.path) from None
+            raise PermissionError(errno.EACCES, text, file.engine.name) from None
 
     def _take_slot(self, file: OpenFile) -> bool | Outcome:
         try:
@@ -112,7 +74,7 @@ class Semaphore(PathLock[SemaphoreHold]):
     def _take_slot_of(self, file: OpenFile, content: bytes) -> bool | Outcome:
         number = parse(content)
         if number is None:
-            raise self._not_a_lock_file()
+            raise not_a_lock_file(file.engine.name)
         if number != self.permits:
             return self._replace_number(file, number)
         # The slot first: an attempt in vain must not share the file, and so keep others from removing it.
@@ -128,66 +90,110 @@ class Semaphore(PathLock[SemaphoreHold]):
         taken: bool | Outcome = BUSY
         system.mark_removal(file.fd)
         try:
-            if self._take_all(file):
+            if take_all(file):
                 content = system.pread(file.fd, _MAX_BYTES + 1, 0)
                 if not content:
                     content = b"%s%d\n" % (_PREFIX, self.permits)
-                    self._write_all(file, content)
+                    _write_number(file, content)
                 if file.mount.ranged:  # on an SMB server a shared lock does not take the place of an exclusive one
                     system.lock_range(file.fd, system.UN)
                 taken = self._take_slot_of(file, content)
         finally:
             if taken is not True:
-                self._unlock(file)
+                self.unlock(file)
             system.unmark_removal(file.fd)
         return taken
 
-    def _write_all(self, file: OpenFile, content: bytes) -> None:
-        try:
-            write_at(file.fd, content, 0)
-        except OSError:  # the disk is full: an empty or incomplete file would be in the way
-            if named(self.path, file.inode) is not None:
-                self._remove(file.inode)
-            raise
-
     def _replace_number(self, file: OpenFile, number: int) -> Outcome:
         """Another number: remove the file if nobody uses it any more."""
+        path = file.engine.name
         if file.mount.removes:
             system.mark_removal(file.fd)
             try:
-                if self._take_all(file):
-                    if named(self.path, file.inode) is not None:
-                        self._remove(file.inode)
+                if take_all(file):
+                    if named(path, file.key) is not None:
+                        file.engine.remove(file.key)
                     return REPLACED
                 if system.removal_marked(file.fd):
                     return REMOVING
-                if named(self.path, file.inode) is None:
+                if named(path, file.key) is None:
                     return REPLACED
             finally:
-                self._unlock(file)
+                self.unlock(file)
                 system.unmark_removal(file.fd)
         raise Unsupported(
-            f"{self.path}: other processes use this semaphore with {number} permits, and {self.permits} were asked "
-            "for. Use the same number everywhere. To change it, stop all users first"
+            f"{path}: other processes use this semaphore with {number} permits, and {self.permits} were asked for. Use "
+            "the same number everywhere. To change it, stop all users first"
             f"{'' if file.mount.removes else ', then delete the file'}.",
-            path=self.path,
+            path=path,
         )
 
-    def _take_all(self, file: OpenFile) -> bool:
-        return try_lock(file.fd, system.EX_NB, file.set_lock)
-
-    def _unlock(self, file: OpenFile) -> None:
+    def unlock(self, file: OpenFile) -> None:
         system.unlock_slots(file.fd)
         file.set_lock(file.fd, system.UN)
 
-    def _is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
+    def is_free(self, file: OpenFile) -> bool:
+        return self.take(file) is True
+
+    def is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
         content = system.pread(file.fd, _MAX_BYTES + 1, 0)
         return not content or parse(content) is not None
 
-    def _refuse_deadlock(self, *, asynchronous: bool) -> bool:
-        if len(self._held_by_caller(asynchronous=asynchronous)) >= self.permits:
-            raise would_deadlock(self.path, asynchronous, "has all the permits")
-        return False
+    def may_pass_queue(self, engine: PathLock) -> bool:
+        """A caller that wants another number of permits than others gets its error before it queues."""
+        try:
+            with OwnedFd(system.open_fd(engine.location.file, system.O_READ)) as file:
+                return parse(system.read(file.fd, _MAX_BYTES + 1)) not in (None, self.permits)
+        except OSError:
+            return False
+
+    def conflict(self, held: list[process.Entry]) -> str:
+        return "has all the permits" if len(held) >= self.permits else ""
+
+
+class Semaphore(BaseLock[Hold]):
+    """A lock that `permits` callers can have at the same time. All users of the path must agree on the number.
+
+    path: the file that the permits are counted in. It is made if it does not exist
+    permits: how many holders at once
+    timeout, fair, mode: as for `Lock`
+
+        with holdfast.Semaphore("gpu.sem", 2):
+            train()
+
+    `with` and `acquire` raise what they raise for `Lock`, and Unsupported if other processes use another number.
+    """
+
+    __slots__ = ("fair", "mode", "path", "permits")
+
+    _options = ("permits", "timeout", "fair", "mode")
+
+    def __init__(
+        self,
+        path: StrPath,
+        permits: int,
+        *,
+        timeout: float | None = None,
+        fair: bool = True,
+        mode: int = 0o644,
+    ) -> None:
+        if not isinstance(permits, int) or not 1 <= permits <= MAX_PERMITS:
+            raise ValueError(f"permits is a number from 1 to {MAX_PERMITS}, not {permits!r}")
+        engine = PathLock(path, Permits(permits), keep=False, fair=fair, mode=mode)
+        BaseLock.__init__(self, engine, timeout)
+        self.path = engine.name
+        self.permits = permits
+        self.fair = engine.fair
+        self.mode = mode
+
+
+def _write_number(file: OpenFile, content: bytes) -> None:
+    try:
+        write_at(file.fd, content, 0)
+    except OSError:  # the disk is full: an empty or incomplete file would be in the way
+        if named(file.engine.name, file.key) is not None:
+            file.engine.remove(file.key)
+        raise
 
 
 def parse(content: bytes) -> int | None:

@@ -12,7 +12,8 @@ from threading import Lock as Mutex
 
 from .. import system
 from ..errors import NotLocked, UnsafePath
-from .lock_file import FileHold, LockFile
+from .file_hold import FileHold
+from .lock_file import LockFile
 from .publish import lock_of_private
 from .task_record import TaskFormat
 
@@ -32,10 +33,10 @@ _UNSAFE = re.compile(r"[/\0]|%(?=[0-9A-Fa-f]{2})" if os.name != "nt" else r'[\0-
 class TaskLock(LockFile):
     """The lock file of one task."""
 
-    __slots__ = ("format",)
+    __slots__ = ("_format",)
 
     def __init__(self, path: str, task_id: str, worker_id: str, **options: object) -> None:
-        self.format = TaskFormat(task_id, worker_id)
+        self._format = TaskFormat(task_id, worker_id)
         LockFile.__init__(self, path, stale="dead-or-old", fair=False, **options)  # type: ignore[arg-type]
 
 

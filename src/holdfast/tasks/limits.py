@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ..errors import UnsafePath
-from ..locks.base import Hold
+from ..locks.hold import Hold
 from ..locks.lock import Lock
 from .journal import LARGEST, Task
 from .places import Places, file_name, listed, make, move, remove_empty, task_id

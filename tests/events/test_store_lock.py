@@ -9,21 +9,21 @@ import pytest
 from support import Peer, descriptors, in_child, until_queued
 
 from holdfast import Busy, Lock, LockLost, system
+from holdfast.events.store_lock import StoreLock
 from holdfast.locks.path_lock import OpenFile
-from holdfast.locks.standing import StandingLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 @pytest.fixture
-def lock(path: str) -> StandingLock:
-    made = StandingLock(path, timeout=None, mode=0o644)
+def lock(path: str) -> StoreLock:
+    made = StoreLock(path, timeout=None, mode=0o644)
     made.acquire().release()
     return made
 
 
-def take(lock: StandingLock) -> OpenFile:
+def take(lock: StoreLock) -> OpenFile:
     file = lock.take()
     assert file is not None
     return file
@@ -40,7 +40,7 @@ def held(path: str) -> bool:
     return hold is None
 
 
-def test_the_file_stays_open(lock: StandingLock, path: str) -> None:
+def test_the_file_stays_open(lock: StoreLock, path: str) -> None:
     for _ in range(3):
         assert open_files(path) == 1
         with lock:
@@ -57,14 +57,14 @@ def test_the_file_stays_open(lock: StandingLock, path: str) -> None:
 
 
 def test_it_is_closed_with_the_object(path: str) -> None:
-    lock = StandingLock(path, timeout=None, mode=0o644)
+    lock = StoreLock(path, timeout=None, mode=0o644)
     lock.acquire().release()
     assert open_files(path) == 1
     del lock
     assert open_files(path) == 0
 
 
-def test_others_exclude_it(lock: StandingLock, path: str) -> None:
+def test_others_exclude_it(lock: StoreLock, path: str) -> None:
     with Lock(path, keep=True):
         assert not lock.take() and lock.try_acquire() is None
         with pytest.raises(Busy):
@@ -73,7 +73,7 @@ def test_others_exclude_it(lock: StandingLock, path: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["removed", "replaced"])
-def test_a_file_that_was_replaced_is_opened_anew(way: str, lock: StandingLock, path: str) -> None:
+def test_a_file_that_was_replaced_is_opened_anew(way: str, lock: StoreLock, path: str) -> None:
     os.unlink(path)
     if way == "replaced":
         hold = Lock(path, keep=True).acquire()
@@ -86,7 +86,7 @@ def test_a_file_that_was_replaced_is_opened_anew(way: str, lock: StandingLock, p
     lock.give_back(take(lock))
 
 
-def test_who_loses_it_is_told(lock: StandingLock, path: str) -> None:
+def test_who_loses_it_is_told(lock: StoreLock, path: str) -> None:
     file = take(lock)
     os.unlink(path)
     with pytest.raises(LockLost):
@@ -95,7 +95,7 @@ def test_who_loses_it_is_told(lock: StandingLock, path: str) -> None:
     lock.acquire().release()
 
 
-def test_waiters_are_woken(lock: StandingLock, path: str, start_peer: Callable[..., Peer]) -> None:
+def test_waiters_are_woken(lock: StoreLock, path: str, start_peer: Callable[..., Peer]) -> None:
     for takes in (True, False):
         peer = start_peer(path=path)
         peer.do("look_only_when_told()")
@@ -112,7 +112,7 @@ def test_waiters_are_woken(lock: StandingLock, path: str, start_peer: Callable[.
         lock.acquire().release()
 
 
-def test_who_queues_comes_first(lock: StandingLock, path: str, start_peer: Callable[..., Peer]) -> None:
+def test_who_queues_comes_first(lock: StoreLock, path: str, start_peer: Callable[..., Peer]) -> None:
     hold = lock.acquire()
     peer = start_peer(path=path)
     peer.begin("hold = Lock(path, keep=True).acquire()")
@@ -123,7 +123,7 @@ def test_who_queues_comes_first(lock: StandingLock, path: str, start_peer: Calla
     peer.do("hold.release()")
 
 
-def test_a_forked_child_has_nothing_of_it(lock: StandingLock, path: str) -> None:
+def test_a_forked_child_has_nothing_of_it(lock: StoreLock, path: str) -> None:
     def child() -> list[object]:
         return [open_files(path), lock.take(), lock.try_acquire() is None]
 
@@ -137,7 +137,7 @@ def test_a_forked_child_has_nothing_of_it(lock: StandingLock, path: str) -> None
 
 @pytest.mark.parametrize("queued", [False, True])
 def test_taken_again_before_it_was_put_away(
-    lock: StandingLock, path: str, monkeypatch: pytest.MonkeyPatch, queued: bool
+    lock: StoreLock, path: str, monkeypatch: pytest.MonkeyPatch, queued: bool
 ) -> None:
     """By another thread, as soon as it was unlocked. That thread's file is not ours to put away."""
     file = take(lock)

@@ -1,0 +1,127 @@
+"""`StoreLock`: the lock of an event store, `.store.lock`. Its file stays open between two appends.
+
+To lock a file that is open, and to compare it with the path, is half of what an acquire does. The rules are the same as
+for `Lock(keep=True)`: the lock is held only while the file is locked and the path names it. If the path names another
+file, that one is opened.
+
+A waiter with a timeout wakes up when the file is closed. So the releaser unlocks, looks for a queue, and closes the
+file if there is one. A waiter that joins the queue later makes one more attempt before it sleeps.
+"""
+
+from __future__ import annotations
+
+from .. import system
+from ..errors import LockLost
+from ..files import named
+from ..locks.base import BaseLock
+from ..locks.engine import Outcome
+from ..locks.hold import Hold
+from ..locks.lock import WholeFile
+from ..locks.path_lock import PathLock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..locks.base import StrPath
+    from ..locks.path_lock import OpenFile
+
+
+class _KeptOpen(PathLock):
+    """The engine: it puts the open file aside instead of closing it."""
+
+    __slots__ = ("spare",)
+
+    def __init__(self, path: StrPath, mode: int) -> None:
+        self.spare: list[OpenFile] = []  # at most one; a list, because popping and appending are atomic
+        PathLock.__init__(self, path, WholeFile(shared=False), keep=True, fair=True, mode=mode)
+        self.keeps_open = True
+
+    def pop_spare(self) -> OpenFile | None:
+        """The open file, unless a fork has closed it."""
+        try:
+            file = self.spare.pop()
+        except IndexError:
+            return None
+        if not file.is_open:
+            return None
+        file.engine = self
+        return file
+
+    def open(self, create: bool = True) -> OpenFile | None:
+        file = self.pop_spare()
+        if file is not None and named(self.name, file.key) is None:
+            file.close()
+            file = None
+        if file is None:
+            return PathLock.open(self, create)
+        file.called_at = 0.0
+        return file
+
+    def put_away(self, file: OpenFile, reusable: bool) -> None:
+        if not reusable or self.spare or system.access(self.location.queue, 0):
+            file.close()
+        else:
+            del file.engine  # no cycle: the file is closed with the engine
+            self.spare.append(file)
+
+
+class StoreLock(BaseLock[Hold]):
+    """The lock of the event store in the directory of `path`."""
+
+    __slots__ = ("path",)
+
+    _engine: _KeptOpen
+
+    def __init__(self, path: StrPath, *, timeout: float | None, mode: int) -> None:
+        engine = _KeptOpen(path, mode)
+        BaseLock.__init__(self, engine, timeout)
+        self.path = engine.name
+
+    def attempt(self) -> Hold | Outcome:
+        """One attempt to acquire, without waiting."""
+        found = self._engine.first_attempt()
+        return found if isinstance(found, Outcome) else Hold(self, found)
+
+    def close(self) -> None:
+        """Close the file until the next time."""
+        while self._engine.spare:
+            self._engine.spare.pop().close()
+
+    def take(self) -> OpenFile | None:
+        """`try_acquire` without a hold, for a caller that gives the file back in the same thread, in a moment.
+
+        None: the lock is held, or others queue for it, or the file has to be opened; `acquire` does all of that.
+        """
+        engine = self._engine
+        if system.access(engine.location.queue, 0):
+            return None
+        file = engine.pop_spare()
+        if file is None:
+            return None
+        try:
+            if engine.kind.take(file) is True:
+                if named(self.path, file.key) is not None:
+                    self._count()
+                    return file
+                engine.kind.unlock(file)
+        except BaseException:
+            file.close()
+            raise
+        engine.put_away(file, True)
+        return None
+
+    def give_back(self, file: OpenFile) -> None:
+        """Release what `take` took. Raises LockLost if the file was replaced meanwhile."""
+        engine = self._engine
+        try:
+            still_named = named(self.path, file.key) is not None
+            engine.kind.unlock(file)
+        except BaseException:
+            file.close()
+            raise
+        engine.put_away(file, still_named)
+        if not still_named:
+            raise LockLost(
+                f"{self.path}: the lock file was removed or replaced while it was held, so another process may have "
+                "held it too. Find out what deletes it.",
+                path=self.path,
+            )

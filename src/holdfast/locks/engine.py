@@ -1,0 +1,120 @@
+"""The port behind every lock: what an engine does, and the grant that it returns.
+
+An engine keeps a lock: the kernel and a path (`path_lock`), a lock file (`lock_file`), or a server. The face (`base`)
+has everything else. Acquiring is one algorithm:
+
+    1. one attempt, `engine.first_attempt()`. A free lock is acquired here
+    2. `engine.steps(…)`, a generator that waits and attempts again. A driver of `wait` runs it. With `timeout=0`, and
+       for `try_acquire`, it ends where it would begin to wait
+
+One attempt returns a grant, or an `Outcome`:
+
+    BUSY       another process or thread holds the lock
+    QUEUED     waiters are first in its queue; the attempt was not made
+    REPLACED   the path names another file by now: try again
+    REMOVING   the lock was taken only in order to remove the file: try again in a moment
+"""
+
+from __future__ import annotations
+
+from .. import wait
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from typing import Any, Literal, TypeVar
+
+    from ..metrics import Kind as Metrics
+    from ..status import Status
+
+    GrantType = TypeVar("GrantType", bound="Grant")
+
+
+class Outcome:
+    """Why an attempt brought no grant. It is false, and a grant is true."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+BUSY, QUEUED = Outcome("BUSY"), Outcome("QUEUED")
+REPLACED, REMOVING = Outcome("REPLACED"), Outcome("REMOVING")
+
+
+class Grant:
+    """The lock, as its engine holds it. A grant that is dropped is released."""
+
+    __slots__ = ()
+
+    key: Hashable  # what is locked. A caller that waits for a key that it holds would wait for itself
+    shared: bool  # can others hold the lock at the same time?
+    acquired_at: float  # wall-clock time, for people
+    token: int | None
+
+    def release(self) -> bool:
+        """Release the lock. False: it had been lost. An error is the system's, and the lock is released all the same.
+
+        Called once. It may block if the engine does (`Engine.blocks`).
+        """
+        raise NotImplementedError
+
+    def is_good(self) -> bool:
+        """Is the lock still held?"""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give up what `release` left after an interrupt. More than once does no harm."""
+        raise NotImplementedError
+
+
+class Engine:
+    """What keeps a lock: the kernel and a path, a lock file, or a server."""
+
+    __slots__ = ()
+
+    name: str  # what messages call the lock: its path, or its URL without a password
+    metrics: Metrics
+
+    @property
+    def blocks(self) -> bool:
+        """May an attempt or a release wait for a disk or a server? Then tasks make it in a thread."""
+        raise NotImplementedError
+
+    def first_attempt(self) -> Grant | Outcome:
+        """One attempt, without waiting."""
+        raise NotImplementedError
+
+    def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> wait.Steps[Any]:
+        """Acquire after a first attempt that brought `found`: wait, attempt again, return the grant.
+
+        Raises `wait.DeadlinePassed`; with `waits=False` where it would begin to wait.
+        """
+        raise NotImplementedError
+
+    def status(self) -> Status:
+        raise NotImplementedError
+
+
+def attempt_step(
+    engine: Engine, attempt: Callable[..., GrantType | Outcome], **options: bool
+) -> wait.Steps[GrantType | Outcome]:
+    """One attempt; by a task in a thread, if it may wait for a disk or a server."""
+    if not engine.blocks:
+        return attempt(**options)
+    step = wait.Run(lambda: attempt(**options))
+    try:
+        yield step
+    except BaseException:  # cancelled meanwhile
+        if step.result:
+            step.result.release()
+        raise
+    found: GrantType | Outcome = step.outcome()
+    return found

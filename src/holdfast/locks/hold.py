@@ -1,0 +1,190 @@
+"""`Hold`: a lock that is held.
+
+    free ── acquire ──▶ held ── release ──▶ released
+                         │ └─ the lock is taken away ─▶ lost (`check` and `release` raise LockLost)
+                         └─ fork ─▶ the child's copy is inert (`release` raises NotOwner)
+
+The engine's side of a hold is its grant (`engine.Grant`): it releases the lock, and finds out whether it is lost. The
+hold has an entry in the registry of its process. Removing the entry is the right to release.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .. import process
+from ..errors import HoldfastError, LockLost, NotLocked, NotOwner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, TypeVar
+
+    from .base import BaseLock
+    from .engine import Grant
+
+    HoldType = TypeVar("HoldType", bound="Hold")
+
+
+class Hold:
+    """A lock that is held. Use it in a `with` block, or call `release` exactly once.
+
+    lock: the lock that was acquired
+    acquired_at: when, in seconds since the epoch
+    token: a number that grows with every acquisition, for locks that can be taken away from their holder. Else None
+    """
+
+    __slots__ = ("__weakref__", "_grant", "_lost", "_registry", "lock")
+
+    def __init__(self, lock: BaseLock[Any], grant: Grant) -> None:
+        self.lock = lock
+        self._grant: Any = grant
+        self._lost = False
+        self._registry = registry = process.registry
+        try:
+            count = lock._count
+            count()
+            registry.holds[id(self)] = (grant.key, grant.shared, process.owner(), grant)
+        except BaseException:  # an interrupt. Once there is an entry, `__del__` releases
+            if id(self) not in registry.holds:
+                grant.release()
+            raise
+
+    @property
+    def acquired_at(self) -> float:
+        moment: float = self._grant.acquired_at
+        return moment
+
+    @property
+    def token(self) -> int | None:
+        token: int | None = self._grant.token
+        return token
+
+    @property
+    def released(self) -> bool:
+        """True after `release`, and in a forked child."""
+        return id(self) not in self._registry.holds or self._registry is not process.registry
+
+    @property
+    def lost(self) -> bool:
+        """True if the lock was taken away from this hold. False as long as it is good, and once it is released."""
+        return self._lost or (not self.released and not self._grant.is_good())
+
+    def check(self) -> None:
+        """Raise unless this hold is good at this moment: LockLost, NotLocked, or NotOwner in a forked child."""
+        if self.released:
+            raise self._not_held()
+        if self._lost or not self._grant.is_good():
+            raise self._loss()
+
+    def fileno(self) -> int:
+        """The descriptor that carries the lock. A child that inherits it keeps the lock if this process dies."""
+        if self.released:
+            raise self._not_held()
+        number: int = self._grant.fileno()
+        return number
+
+    def release(self) -> None:
+        """Release the lock. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
+        if process.forks:  # perhaps the fork hook of another module, in a child, and before ours
+            process.current_registry()
+        holds, grant = self._registry.holds, self._grant
+        try:
+            # Popping the entry is atomic: of two threads that release at once, one does.
+            ours = holds.pop(id(self), None) is not None
+            if ours and grant.release():
+                return
+        except BaseException:  # perhaps an interrupt, before anything was done
+            if id(self) not in holds:
+                grant.close()
+            raise
+        raise self._loss() if ours else self._not_held()
+
+    async def arelease(self) -> None:
+        """`release`, for tasks. If it waits for a disk or a server, other tasks run meanwhile."""
+        if not self.lock._engine.blocks:
+            self.release()
+            return
+        from ..offload import in_thread
+
+        await in_thread(self.release)
+
+    def _owner(self) -> object:
+        """The task or thread that acquired it. None: it is released, or the task is gone."""
+        entry = self._registry.holds.get(id(self))
+        if entry is None:
+            return None
+        thread, task = entry[2]
+        return thread if task is None else task()
+
+    def _not_held(self) -> HoldfastError:
+        name = self.lock._engine.name
+        if self._registry is not process.registry:
+            return NotOwner(
+                f"{name}: this hold was acquired before a fork. It belongs to the parent process; acquire one here.",
+                path=name,
+            )
+        return NotLocked(f"{name}: this hold has been released already.", path=name)
+
+    def _loss(self) -> LockLost:
+        if not self._lost:
+            self._lost = True
+            self.lock._engine.metrics.losses.bump()
+        name = self.lock._engine.name
+        return LockLost(
+            f"{name}: the lock is lost: its file was removed or replaced while it was held. Another process may hold "
+            "it now; check what this process did since, and find out what deletes the file.",
+            path=name,
+        )
+
+    def __enter__(self: HoldType) -> HoldType:
+        if self.released:
+            raise self._not_held()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._registry is not process.registry:
+            return  # a forked child leaves its parent's block: nothing of its own to release
+        if error is None:
+            self.release()
+            return
+        try:  # the caller's own exception matters more than what went wrong with the lock
+            self.release()
+        except (HoldfastError, OSError):
+            pass
+
+    async def __aenter__(self: HoldType) -> HoldType:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.lock._engine.blocks:
+            from ..offload import in_thread
+
+            await in_thread(lambda: self.__exit__(kind, error, trace))
+        else:
+            self.__exit__(kind, error, trace)
+
+    def __del__(self) -> None:
+        try:
+            if id(self) not in self._registry.holds or self._registry is not process.current_registry():
+                return
+            del self._registry.holds[id(self)]
+            self._grant.release()  # first: where warnings are errors, nothing comes after them
+        except (AttributeError, KeyError):  # never got as far as being held, or the interpreter is going down
+            return
+        if sys.is_finalizing():
+            return
+        text = f"a hold on {self.lock._engine.name} was never released; keep what acquire() returns until then"
+        import logging
+        import warnings
+
+        # Python shows no ResourceWarning unless asked to, and a lock that was not held is worth a word.
+        logging.getLogger("holdfast").warning(text)
+        warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.lock!r}{', released' if self.released else ''}>"

@@ -1,0 +1,157 @@
+"""How a caller waits for a lock at a path, from top to bottom.
+
+    line     threads and tasks of this process wait in memory, in order of arrival (`process.Line`)
+    queue    the first few of each process wait behind tickets, in order of arrival (`queue.Queue`)
+    front    the first waiter of all waits for the lock itself (`engine.wait_in_front`)
+
+A caller that does not wait (`waits=False`) attempts again only if the file was replaced or is being removed.
+"""
+
+from __future__ import annotations
+
+import os
+from time import monotonic
+
+from .. import process, system, wait
+from ..paths import mount_at
+from .engine import BUSY, QUEUED, REMOVING, REPLACED, Engine, Grant, Outcome, attempt_step
+from .queue import Queue, remove_queue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .lock_path import Location
+
+# How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
+TICKETS_PER_PROCESS = 32
+MAX_REMOVALS = 50  # retries after which the process that removes the file is treated as a holder: it may be stopped
+_MAX_QUICK_RETRIES = 3  # retries without a pause
+_MAX_RETRIES = 200  # retries after which the lock counts as busy
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.000_05, 0.002
+
+
+class LocalGrant(Grant):
+    """A grant for a lock at a path."""
+
+    __slots__ = ()
+
+    def came_through_queue_at(self, moment: float) -> None:
+        """Called when a waiter got the lock in its turn, with the monotonic time."""
+        raise NotImplementedError
+
+
+class LocalEngine(Engine):
+    """What this module needs of an engine for a lock at a path."""
+
+    __slots__ = ()
+
+    location: Location
+    fair: bool
+    mode: int
+
+    def attempt(self, queued: bool = False) -> LocalGrant | Outcome:
+        """One attempt, whatever the queue. `queued`: in its turn, or first in the queue."""
+        raise NotImplementedError
+
+    def file_was_replaced(self, retries: int) -> None:
+        """Called for every REPLACED, with their number in a row."""
+
+    def is_free(self) -> bool:
+        """Could the first waiter have the lock at this moment?"""
+        raise NotImplementedError
+
+    def shares_already(self, *, asynchronous: bool) -> bool:
+        """Does the caller share the lock, so that it must not queue? Raises if it would wait for itself."""
+        raise NotImplementedError
+
+    def wait_in_front(self, deadline: float | None, *, asynchronous: bool) -> wait.Steps[LocalGrant]:
+        """Wait for the lock itself: only its holders are before us."""
+        raise NotImplementedError
+
+    def gave_up(self) -> None:
+        """Called when a wait ended without the lock."""
+
+
+def steps(
+    engine: LocalEngine, found: Outcome, deadline: float | None, waits: bool, asynchronous: bool
+) -> wait.Steps[LocalGrant]:
+    """Acquire after a first attempt that brought `found`. See `engine.Engine.steps`."""
+    if not waits:
+        return (yield from _retry(engine, found))
+    grant: LocalGrant | None = None
+    shares = engine.shares_already(asynchronous=asynchronous)
+    queue = Queue(engine.location.queue, engine.mode) if not shares and has_queue(engine) else None
+    registry = process.registry
+    try:
+        grant = yield from _wait_in_line(engine, queue, deadline, asynchronous)
+    finally:
+        if grant is None and registry is process.registry:
+            engine.gave_up()
+    if queue is not None:
+        grant.came_through_queue_at(monotonic())
+    return grant
+
+
+def _retry(engine: LocalEngine, found: LocalGrant | Outcome) -> wait.Steps[LocalGrant]:
+    """Attempt again until the lock is taken, or known to be busy: then raise `DeadlinePassed`."""
+    replaced = removals = 0
+    backoff = wait.Backoff(_MIN_PAUSE_S, _MAX_PAUSE_S)
+    while not found:
+        if found is BUSY or (found is QUEUED and Queue(engine.location.queue, engine.mode).is_alive()):
+            raise wait.DeadlinePassed
+        if found is REMOVING:
+            removals += 1
+            if removals > MAX_REMOVALS:
+                raise wait.DeadlinePassed
+            # About 0.1 s in all: on a busy machine the process that removes the file has to wait for its turn.
+            yield wait.Pause(monotonic() + min(removals * removals * _MIN_PAUSE_S, _MAX_PAUSE_S))
+        elif found is REPLACED:
+            replaced += 1
+            if replaced > _MAX_RETRIES:
+                raise wait.DeadlinePassed
+            engine.file_was_replaced(replaced)
+            if replaced > _MAX_QUICK_RETRIES:
+                yield backoff.pause(None)
+        found = yield from attempt_step(engine, engine.attempt)
+    return found
+
+
+def has_queue(engine: LocalEngine) -> bool:
+    """Tickets are FIFOs, which do not reach other machines: there, waiters are served in any order."""
+    return engine.fair and has_events(engine.location.file)
+
+
+def has_events(file: str) -> bool:
+    """Does the file system report what other processes do to the file?"""
+    try:
+        return mount_at(system.stat(os.path.dirname(file)).st_dev, file).events
+    except OSError:
+        return False
+
+
+def _wait_in_line(
+    engine: LocalEngine, queue: Queue | None, deadline: float | None, asynchronous: bool
+) -> wait.Steps[LocalGrant]:
+    """Wait in the line of this process, then in the queue of all processes, then for the lock itself."""
+    place = process.LinePlace(engine.location.file)
+    grant = None
+    try:
+        notification = wait.AsyncNotification() if asynchronous else wait.Notification()
+        place.join(TICKETS_PER_PROCESS if queue is not None else 1, notification)
+        while not place.admitted:
+            wait.check_deadline(deadline)
+            yield wait.Notified(notification, wait.sooner(monotonic() + wait.RECHECK_S, deadline))
+            if not place.admitted:
+                place.admit_again()
+        joined = queue is not None and queue.join()
+        place.settle()
+        if queue is not None and joined:
+            grant = yield from queue.wait(engine, deadline)
+        if grant is None:
+            grant = yield from engine.wait_in_front(deadline, asynchronous=asynchronous)
+        return grant
+    finally:
+        if queue is not None:
+            queue.leave()
+            if grant is None and not place.is_inherited:
+                remove_queue(queue.path)
+        place.leave()

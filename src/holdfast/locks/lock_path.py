@@ -1,0 +1,112 @@
+"""The path of a kernel lock: where the file is, and how it is opened.
+
+A symlink at the path is followed by this module, and never by the kernel: it may lead elsewhere at the next attempt,
+and in a directory that others can write to, a link of another user is refused (`paths.follow_links`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from .. import system
+from ..errors import NotALockFile
+from ..paths import check_directory, follow_links
+
+_MAX_DENIALS = 10
+
+
+class Location:
+    """What the path of a lock stands for: itself, or the target of the link that it is.
+
+    One object, so that threads which share the lock see all of a change.
+    """
+
+    __slots__ = ("file", "queue")
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.queue = file + ".queue"
+
+
+class LockPath:
+    """The path of one lock. `mode` is for a file that has to be made."""
+
+    __slots__ = ("_mode", "_name", "is_unchecked", "location")
+
+    def __init__(self, name: str, mode: int) -> None:
+        self._name = name
+        self._mode = mode
+        self.location = Location(name)
+        self.is_unchecked = True
+
+    def check(self) -> None:
+        """Before the first file is made: one left on a file system that is refused would be in the way."""
+        follow_links(os.path.dirname(self.location.file))  # raises UnsafePath
+        check_directory(self.location.file)
+        self.is_unchecked = False
+
+    def follow_link(self) -> str:
+        """The path is a symlink, which may have been changed since."""
+        self.location = Location(follow_links(self._name))
+        return self.location.file
+
+    def open_otherwise(self, error: OSError, create: bool) -> int:
+        """The plain open failed: find the way around, or say why there is none. -1: the file is not there."""
+        if not create:
+            return self._open_to_read(error)
+        if error.errno == errno.ELOOP and self.location.file == self._name and self.follow_link() != self._name:
+            try:
+                return system.open_fd(self.location.file, system.O_LOCK, self._mode)
+            except OSError as other:
+                error = other
+        if isinstance(error, PermissionError):
+            return self._open_denied(error)
+        if isinstance(error, IsADirectoryError) or error.errno == errno.ENXIO:  # a socket
+            raise not_a_lock_file(self._name) from None
+        if isinstance(error, FileNotFoundError):
+            text = "the directory for this lock does not exist; make it first"
+            raise FileNotFoundError(errno.ENOENT, text, self._name) from None
+        raise error
+
+    def _open_to_read(self, error: OSError) -> int:
+        """Another user's file, and yet ours to remove, perhaps. -1: it is not there, or not to be opened."""
+        try:
+            return system.open_fd(self.location.file, system.O_READ) if isinstance(error, PermissionError) else -1
+        except OSError:
+            return -1
+
+    def _open_denied(self, error: PermissionError) -> int:
+        """Open a lock file that we may not create or not write: another user's, perhaps in a sticky directory.
+
+        With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so ask again
+        without it. flock is content with a descriptor that can only read; byte ranges are not.
+        """
+        file = self.location.file
+        for _ in range(_MAX_DENIALS):
+            for flags in (system.O_EXISTING, system.O_READ):
+                try:
+                    return system.open_fd(file, flags)
+                except PermissionError:
+                    continue
+                except FileNotFoundError:
+                    break  # just removed, or never there
+                except OSError as other:
+                    return self.open_otherwise(other, create=True)
+            else:
+                raise error
+            try:
+                return system.open_fd(file, system.O_LOCK, self._mode)
+            except PermissionError:
+                continue
+            except FileNotFoundError:
+                return -1
+        raise error
+
+
+def not_a_lock_file(path: str) -> NotALockFile:
+    return NotALockFile(
+        f"{path} is a directory, a device, a socket, a lock of another kind, or a file with content of its own. It was "
+        "left untouched. A lock needs a path to itself (often the same name with .lock after it).",
+        path=path,
+    )
