@@ -26,7 +26,7 @@ from support import WAYS, Raised, assert_nothing_left, descriptors, state_of, un
 
 import holdfast
 from holdfast import LockFile, metrics, owner, system
-from holdfast.locks import heartbeat, lock_file, publish, staleness, tokens
+from holdfast.locks import file_hold, heartbeat, lock_file, record, staleness, tokens
 from holdfast.locks.base import REPLACED
 from holdfast.locks.record import Record, compose, parse
 
@@ -159,8 +159,12 @@ def test_try_acquire_gives_none_while_it_is_held(path, held):
 def always_replaced(monkeypatch):
     """Other processes take the lock file and release it between any two calls of ours. Lists the threads that tried."""
     threads = []
-    for name in ("_publish", "_publish_after_look"):
-        monkeypatch.setattr(LockFile, name, lambda lock, place: threads.append(threading.current_thread()))
+
+    def attempt(*_):
+        threads.append(threading.current_thread())
+        return REPLACED
+
+    monkeypatch.setattr(LockFile, "_attempt_at", attempt)
     return threads
 
 
@@ -430,8 +434,8 @@ def forget_tokens(monkeypatch) -> None:
 
 
 def set_clock(monkeypatch, nanoseconds) -> None:
-    for module in (lock_file, tokens):
-        monkeypatch.setattr(module, "time_ns", lambda: nanoseconds)
+    monkeypatch.setattr(tokens, "time_ns", lambda: nanoseconds)
+    monkeypatch.setattr(record, "time", lambda: nanoseconds / 1e9)
 
 
 @pytest.mark.parametrize("fence", [False, True])
@@ -1216,7 +1220,7 @@ def test_a_lock_of_a_machine_without_a_clock_can_be_renewed(path, monkeypatch, s
         hold = LockFile(path, heartbeat=3600, tag="x").acquire()
     found = read(path)
     hold.renew()
-    found.timestamp = read(path).timestamp
+    found = found._replace(timestamp=read(path).timestamp)
     assert abs(found.timestamp - time.time()) < 60
     assert read(path) == found
     hold.release()
@@ -1246,7 +1250,7 @@ def test_a_heartbeat_that_meets_the_release_writes_into_no_other_file(path, tmp_
         os.close(fd)
 
     releasers = []
-    monkeypatch.setattr(lock_file, "time", SimpleNamespace(time=time_of_release))
+    monkeypatch.setattr(file_hold, "time", SimpleNamespace(time=time_of_release))
     hold.renew()
     released.wait(30)
     written.set()
@@ -1616,8 +1620,7 @@ def test_a_link_in_place_of_our_file_is_not_removed(tmp_path):
 
 def test_a_durable_lock_syncs_its_directory_also_if_a_disk_was_mounted_there_since(path, monkeypatch):
     lock = LockFile(path)
-    parent, name = os.path.split(path)
-    lock._location.safe_place = publish.Place(parent, name, None)  # as after an acquire on tmpfs
+    lock._location._is_safe, lock._location.keeps = True, False  # as after an acquire on tmpfs
     synced = []
     real = system.fsync
 
@@ -1726,73 +1729,3 @@ def test_a_waiter_looks_within_50_ms_of_the_death_of_the_holder(path, start_peer
     waiter.do("hold.release()")
     assert until_event is until_death is None
     assert all(wait <= longest for wait, longest in zip(soon, (0.001, 0.01, 0.1), strict=True))
-
-
-@pytest.mark.parametrize("and_again", [False, True], ids=["once", "twice"])
-def test_a_lock_that_came_in_the_place_of_a_stale_one_is_put_back(path, monkeypatch, and_again):
-    """Another tool replaces the stale file just before ours does; perhaps a third one, before ours has put it back."""
-    fresh = [f"pid={pid}\ntimestamp={int(time.time())}\n".encode() for pid in (4711, 4712)]
-    exchange = system.exchange
-    left = fresh[:2] if and_again else fresh[:1]
-
-    def exchange_late(one, other, folder):
-        if left:
-            Path(path + ".new").write_bytes(left.pop(0))
-            os.replace(path + ".new", path)
-        exchange(one, other, folder)
-
-    monkeypatch.setattr(system, "exchange", exchange_late)
-    Path(path).write_bytes(b"pid=1\ntimestamp=1\n")
-    assert LockFile(path, durable=False).try_acquire() is None
-    last = fresh[1 if and_again else 0]
-    assert Path(path).read_bytes() == last
-    assert [file.read_bytes() for file in Path(path).parent.iterdir()] == [last], "what was renamed over is gone"
-
-
-@pytest.mark.parametrize("robbers", [1, 2, 3])
-def test_who_is_robbed_while_a_take_over_is_undone_learns_of_it(path, monkeypatch, robbers):
-    """A take-over that came too late puts back the lock of A; meanwhile a tool like semats renames over that name.
-
-    As if nobody had exchanged anything: the last robber has the lock, and A has lost it.
-    """
-    hold = LockFile(path).acquire()
-    exchange = system.exchange
-    calls = []
-
-    def robbed_after_each_of_the_first(one, other, folder):
-        exchange(one, other, folder)
-        calls.append(one)
-        if len(calls) <= robbers:
-            private = f"{path}.{len(calls)}.robber"
-            write(private, 5000 + len(calls))
-            os.rename(private, path)
-
-    monkeypatch.setattr(system, "exchange", robbed_after_each_of_the_first)
-    Path(path + ".other").touch()
-    place = publish.Place(os.path.dirname(path), os.path.basename(path), None)
-    assert publish.exchange(place, path + ".tmp", b"pid=1\n", 0o644, False, os.stat(path + ".other")) is None
-    os.unlink(path + ".other")
-    assert LockFile(path).examine().record.pid == 5000 + robbers
-    assert hold.lost
-    with pytest.raises(holdfast.LockLost):
-        hold.release()
-    os.unlink(path)
-    assert_nothing_left(path)
-
-
-def test_who_is_unlinked_while_a_take_over_is_undone_learns_of_it(path, monkeypatch):
-    hold = LockFile(path).acquire()
-    exchange = system.exchange
-
-    def unlinked_after(one, other, folder):
-        exchange(one, other, folder)
-        os.unlink(path)
-
-    monkeypatch.setattr(system, "exchange", unlinked_after)
-    Path(path + ".other").touch()
-    place = publish.Place(os.path.dirname(path), os.path.basename(path), None)
-    assert publish.exchange(place, path + ".tmp", b"pid=1\n", 0o644, False, os.stat(path + ".other")) is None
-    os.unlink(path + ".other")
-    with pytest.raises(holdfast.LockLost):
-        hold.release()
-    assert_nothing_left(path)

@@ -12,7 +12,6 @@ import os
 import random
 import re
 import time
-from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,9 @@ from explorer import Failure, Oracle, Run, explore, replay, wander  # noqa: E402
 from support import NO_PROCESS  # noqa: E402
 
 from holdfast import LockFile, LockLost, NotLocked, Timeout, owner, system  # noqa: E402
-from holdfast.locks import lock_file, record, removal  # noqa: E402
+from holdfast.locks import file_hold, publish, record  # noqa: E402
 from holdfast.locks import tokens as giving_out  # noqa: E402
+from holdfast.locks.base import BUSY  # noqa: E402
 from holdfast.locks.record import Record  # noqa: E402
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def arrange(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "no_links":
         monkeypatch.setattr(system, "link", no_link)
     if way == "by_descriptor":
-        monkeypatch.setattr(removal, "cannot_be_swapped", lambda _: False)
+        monkeypatch.setattr(publish, "cannot_be_swapped", lambda _: False)
 
 
 class Pids:
@@ -254,8 +254,7 @@ def test_of_two_that_try_exactly_one_gets_it(way: str, content: str, preemptions
     further = way == "nameless"
     seen = explore(triers(2, IN_PLACE[content]), tmp_path, preemptions=preemptions + further)
     assert seen["runs"] > 5
-    if content == "absent":  # else a stale file is exchanged
-        assert bool(seen["link"]) == (way in ("private", "no_links"))
+    assert bool(seen["link"]) == (way in ("private", "no_links"))
 
 
 @pytest.mark.parametrize("preemptions", FURTHER)
@@ -633,8 +632,7 @@ def test_death_of_one_that_is_alone(content: str, policy: str, way: str, tmp_pat
         return lambda: next_one_gets_it(run, policy, whole=way != "no_links")
 
     died = deaths(explore(scenario, tmp_path, preemptions=0, kills=1))
-    taking_over = LOCK_FILE_CALLS | {"pread", "exchange", "lock"}
-    assert died >= (taking_over if content == "foreign" else CALLS[way])
+    assert died >= CALLS[way] | ({"pread", "lock"} if content == "foreign" else set())
 
 
 @pytest.mark.parametrize("what", ["break", "clean"])
@@ -719,11 +717,7 @@ def test_death_beside_another(
     """The other one is woken by the death, or finds the dead one's lock: there is nobody else to help it."""
     scenario = beside(other, victim=victim, content=content, policy="proof", whole=True, pids=pids)
     died = deaths(explore(scenario, tmp_path, preemptions=preemptions, kills=1))
-    assert died >= LOCK_FILE_CALLS | {
-        "pread",
-        "liveness_locked",
-        "link_open_file" if content == "absent" else "exchange",
-    }
+    assert died >= LOCK_FILE_CALLS | {"pread", "liveness_locked", "link_open_file"}
 
 
 @pytest.mark.parametrize("seeds", LONGER, ids=LONGER_IDS)
@@ -771,27 +765,47 @@ def test_deaths_among_robbers(seeds: range, tmp_path: Path, pids: Pids, removals
     wander(scenario, tmp_path, seeds=seeds, kills=2)
 
 
-# A takeover that comes too late: another tool replaces the stale file just before.
+# A takeover beside a tool that ignores the removal byte.
 
 
-def replace_stale(run: Run, make: Callable[[], Any]) -> Any:
-    """What a tool does that knows no removal byte: unlink the stale file, then make its own. None: another was quicker.
+class Window:
+    """Open from the last check of the name by a living process that takes over a stale file to its unlink."""
 
-    What such a tool would unlink if it came even later is not ours to promise.
-    """
-    run.pause()
-    if os.path.exists(run.path) and os.stat(run.path).st_mtime == LONG_AGO:
-        os.unlink(run.path)
-    run.pause()
-    return make()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pids: Pids) -> None:
+        self.inside: set[Any] = set()  # actors
+        means, remove = publish.Entry.means, publish.Entry.remove
+
+        def check(entry: Any, fd: int, st: os.stat_result) -> bool:
+            assert pids.run is not None
+            if entry.file is not None:  # our own file
+                return means(entry, fd, st)
+            self.inside.add(pids.run.current)
+            if not means(entry, fd, st):
+                self.inside.discard(pids.run.current)
+                return False
+            return True
+
+        def unlink(entry: Any, name: str) -> bool:
+            assert pids.run is not None
+            found = remove(entry, name)
+            self.inside.discard(pids.run.current)
+            return found
+
+        monkeypatch.setattr(publish.Entry, "means", check)
+        monkeypatch.setattr(publish.Entry, "remove", unlink)
+
+    @property
+    def is_open(self) -> bool:
+        return any(actor is not None and not actor.killed for actor in self.inside)
 
 
-def taken_too_late(held: Callable[[Run], Any], pids: Pids, removals: Removals) -> Any:
-    """Actor 0 takes over the stale file, and may be killed. Actor 1 replaces it. Actor 2 comes after it."""
+def beside_a_naive_tool(pids: Pids, window: Window) -> Any:
+    """Actor 0 takes over the stale file, and may be killed. Actor 1 replaces the file, as the seeds do. Actor 2 comes
+    after actor 0. Only a file that actor 1 has made in the window may be lost."""
 
     def scenario(run: Run) -> Callable[[], None]:
         pids.run = run
-        removals.tags.clear()
+        window.inside.clear()
         put(run, FOREIGN)
         run.killable = {VICTIM}
         oracle = Oracle(run)
@@ -800,11 +814,26 @@ def taken_too_late(held: Callable[[Run], Any], pids: Pids, removals: Removals) -
         def try_it() -> None:
             oracle.use(LockFile(run.path, durable=False, fair=False).try_acquire())
 
+        def make() -> bool:
+            try:
+                fd = os.open(run.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            except FileExistsError:
+                return False
+            os.write(fd, b"pid=%d\ntimestamp=%d\n" % (os.getpid(), time.time()))
+            os.close(fd)
+            return True
+
         def replace() -> None:
-            with held(run) as has_it:
-                if has_it:
-                    with oracle.holding():
-                        run.until(lambda: bool(done))
+            run.pause()
+            if os.path.exists(run.path) and os.stat(run.path).st_mtime == LONG_AGO:
+                os.unlink(run.path)
+            run.pause()
+            in_window = window.is_open
+            if not make() or in_window:
+                return
+            with oracle.holding():
+                run.until(lambda: bool(done))
+            os.unlink(run.path)
 
         def come_next() -> None:
             run.until(lambda: run.actors[VICTIM].done)
@@ -817,61 +846,50 @@ def taken_too_late(held: Callable[[Run], Any], pids: Pids, removals: Removals) -
         run.spawn(come_next)
 
         def check() -> None:
-            lock = LockFile(run.path, durable=False, timeout=1)
-            hold = lock.acquire()
-            lock.clean()
-            hold.release()
-            nothing_left(run)
+            grow_old(run.path)  # of actor 1, if it was in the window and nobody removed its file
+            next_one_gets_it(run, "proof", whole=False)
 
         return check
 
     return scenario
 
 
-@contextmanager
-def as_foreign_tool(run: Run) -> Iterator[bool]:
-    def make() -> bool:
-        try:
-            fd = os.open(run.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
-            return False
-        os.write(fd, b"pid=%d\ntimestamp=%d\n" % (os.getpid(), time.time()))
-        os.close(fd)
-        return True
-
-    made = replace_stale(run, make)
-    yield made
-    if made:
-        os.unlink(run.path)
-
-
-@contextmanager
-def as_lock_file(run: Run) -> Iterator[bool]:
-    hold = replace_stale(run, LockFile(run.path, durable=False, fair=False).try_acquire)
-    if hold is None:
-        yield False
-        return
-    for _ in range(3):
-        hold.check()
-    yield True
-    hold.check()
-    hold.release()
-
-
-@pytest.mark.parametrize("held", [as_foreign_tool, as_lock_file])
-def test_a_fresh_lock_displaced_by_a_takeover_excludes_others_although_the_taker_is_killed(
-    held: Any, tmp_path: Path, pids: Pids, removals: Removals
+@pytest.mark.parametrize("preemptions", FURTHER)
+def test_a_takeover_removes_a_fresh_lock_of_another_tool_only_in_its_window(
+    preemptions: int, tmp_path: Path, pids: Pids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = explore(taken_too_late(held, pids, removals), tmp_path, preemptions=1, kills=1)
-    assert "exchange" in deaths(seen), "killed before it could put back what it displaced"
+    seen = explore(beside_a_naive_tool(pids, Window(monkeypatch, pids)), tmp_path, preemptions=preemptions, kills=1)
+    assert {"unlink", "stat", "link_open_file"} <= deaths(seen)
 
 
 @pytest.mark.parametrize("seeds", LONGER, ids=LONGER_IDS)
-@pytest.mark.parametrize("held", [as_foreign_tool, as_lock_file])
-def test_a_fresh_lock_displaced_by_a_takeover_excludes_others_in_any_order(
-    held: Any, seeds: range, tmp_path: Path, pids: Pids, removals: Removals
+def test_a_takeover_removes_a_fresh_lock_of_another_tool_only_in_its_window_in_any_order(
+    seeds: range, tmp_path: Path, pids: Pids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wander(taken_too_late(held, pids, removals), tmp_path, seeds=seeds, kills=1)
+    wander(beside_a_naive_tool(pids, Window(monkeypatch, pids)), tmp_path, seeds=seeds, kills=1)
+
+
+@pytest.mark.parametrize("preemptions", FURTHER_STILL)
+def test_a_holder_that_loses_its_lock_beside_a_naive_tool_is_told(
+    preemptions: int, tmp_path: Path, removals: Removals
+) -> None:
+    """A tool unlinks the stale file in the window, another process acquires the lock, and the takeover removes it."""
+
+    def scenario(run: Run) -> Callable[[], None]:
+        put(run, FOREIGN)
+        accounts = Accounts(run, removals)
+
+        def unlink_stale() -> None:
+            run.pause()
+            if os.path.exists(run.path) and os.stat(run.path).st_mtime == LONG_AGO:
+                os.unlink(run.path)
+
+        for number in range(2):
+            run.spawn(lambda tag=f"user {number}": accounts.use(tagged(run, tag, fair=False).acquire()))
+        run.spawn(unlink_stale)
+        return lambda: accounts.check(2)
+
+    assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 20
 
 
 # Whoever comes, in whatever way.
@@ -943,11 +961,12 @@ def test_any_crowd_is_excluded_and_cleans_up(
 class NaiveLockFile(LockFile):
     """The protocol of the seeds: read, judge, unlink."""
 
-    def _take_over(self, place: Any, stale: int) -> None:
-        try:
-            system.unlink(place.name, dir_fd=place.folder)
-        except FileNotFoundError:
-            pass
+    def _remove(self, entry: Any, fd: int, wanted: Any, tries: int = 1, is_break: bool = True) -> Any:
+        found = self._judge(fd)
+        if not wanted(found):
+            return BUSY
+        entry.remove(entry.name)
+        return found
 
 
 @pytest.mark.parametrize("content", ["dead", "foreign"])
@@ -965,14 +984,13 @@ def test_the_explorer_finds_a_release_that_removes_the_file_of_another(
 ) -> None:
     def release(hold: Any) -> bool:
         try:
-            system.unlink(hold._place.name)
+            system.unlink(hold._entry.name)
         except FileNotFoundError:
             return False
         finally:
-            hold._file.close()
-            hold._place.release()
+            hold._entry.close()
         return True
 
-    monkeypatch.setattr(lock_file.FileHold, "_release", release)
+    monkeypatch.setattr(file_hold.FileHold, "_release", release)
     with pytest.raises(Failure, match=r"neither was told|taken from|\.lost"):
         explore(taking(removals, UNFAIR, OLD), tmp_path, preemptions=2)

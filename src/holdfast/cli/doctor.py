@@ -14,7 +14,7 @@ import sys
 from .. import Lock, LockFile, Semaphore, system
 from ..errors import HoldfastError, Unsupported
 from ..files import InheritedFd, OwnedFd, create_file, pipe, sync_directory
-from ..locks.publish import Place, publish
+from ..locks.publish import Entry, publish
 from ..paths import find_mount
 from . import arguments, output
 
@@ -261,17 +261,18 @@ def _rename(room: str) -> Finding:
 
 def _publishing(room: str) -> Finding:
     """The way in which LockFile makes its file, whichever that is here: never over one that is there."""
-    place = Place(room, "published", None)
-    made = publish(place, b"first", 0o600, False)
+    path = os.path.join(room, "published")
+    made, again = Entry(room, path), Entry(room, path)
+    publish(made, b"first", 0o600, False)
     try:
-        again = publish(place, b"second", 0o600, False)
+        publish(again, b"second", 0o600, False)
     except FileExistsError:
-        with open(place.name) as file:
+        with open(path) as file:
             return Finding("", file.read() == "first")
     else:
-        again.close()
         return Finding("", False, "a file that was there has been replaced")
     finally:
+        again.close()
         made.close()
 
 

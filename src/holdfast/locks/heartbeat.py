@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .lock_file import FileHold
+    from .file_hold import FileHold
 
 
 class Heart:

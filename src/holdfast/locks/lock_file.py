@@ -1,216 +1,113 @@
-"""`LockFile`: held while the file exists. It survives its process; a crash leaves it behind, to be judged.
+"""`LockFile`: held while the file exists. The file survives its process, so a crash leaves a stale file behind.
 
-The file is the `sema` format (`record`), whole from its first moment (`publish`). Two bytes far past its content
-(docs/formats.md) carry what no content can:
+The file has the `sema` format (`record`) and is complete from the moment it appears (`publish`). Two bytes far past its
+content (docs/formats.md) carry kernel locks:
 
-* the *liveness byte*, locked by the holder's process as long as it lives. A process that finds it free knows that the
-  holder is gone: no pid to be reused, no hour to wait. Locks of other tools and of commands that have exited have none
-* the *removal byte*, locked by the process that removes the file: the holder, a waiter that found it stale, `break_`,
-  `clean`. Finding, judging and removing are in `removal`
+* the *liveness byte*: the holder's process keeps it locked as long as it lives. If the byte is free, the holder is
+  dead. Files of other tools, and of commands that have exited, have no such lock
+* the *removal byte*: a process locks it before it removes the file: the holder, a process that found the file stale,
+  `break_`, `clean` (`removal`)
 
 The holder also has the kernel lock of its file, so that `Lock` and flock(1) on the same path wait for it.
 
-A hold can be lost: a user may break the lock of a stopped process. `check`, the heartbeat and `release` compare what
-the path names with what was published, and never remove anything else.
+One attempt, from top to bottom:
 
-Taking over a stale file exchanges its name with that of a new one. Another tool may have replaced the stale file just
-before, so that the exchange displaced a lock that is held. It is put back. A process killed before that leaves its own
-record in place, whose content leads to the displaced file (`publish.displaced_name`): the next process that is about to
-remove the record puts the file back, and the holder of the file finds it there in the meantime.
+    open the directory, if it has to be synced or another user could replace it
+    look, if a file is expected or publishing costs an fsync: is there a lock file? A file that is not stale is BUSY
+    remove a stale file, by the rules of `removal`
+    publish our own with `link`. If another process was faster, start again
 
-What is not promised: that tools which unlink without these rules leave ours alone; `check` tells.
+A hold can be lost: a user may break the lock of a stopped process. `check`, the heartbeat and `release` compare the
+file that the path names with the published one, and never remove another file.
+
+Not promised: that tools which unlink without these rules leave our files alone. `check` finds that out.
 """
 
 from __future__ import annotations
 
 import errno
-import sys
-import time
-from _thread import allocate_lock
+import os
 from contextlib import suppress
 from itertools import count
-from time import monotonic, time_ns
+from time import monotonic
 
-from .. import owner, process, system
-from ..errors import LockLost
-from ..files import inode_of, named
-from ..paths import mount_at
+from .. import process, system
+from ..errors import LockLost, NotALockFile, NotLocked, NotOwner
+from ..files import inode_of
+from ..paths import check_no_parent_component, follow_links
 from ..wait import DeadlinePassed, drive
 from . import base, heartbeat, record, tokens
-from .base import BUSY, QUEUED, REPLACED, Outcome, would_deadlock
+from .base import BUSY, QUEUED, REMOVING, REPLACED, Outcome, would_deadlock
+from .file_hold import FileHold
 from .file_waiter import FileWaiter
-from .publish import NOT_HERE, displaced_name, exchange, publish
-from .queue import Queue, remove_queue
-from .removal import FileLock, IsLink, Unreadable, take_removal_right
+from .publish import FileLocation, publish
+from .queue import Queue, QueuedLock
+from .removal import (
+    MAX_WAIT_TRIES,
+    Changed,
+    NotPermitted,
+    excludes_other_kinds,
+    open_existing,
+    remove_private_files,
+    take_removal_byte,
+)
+from .staleness import POLICIES, Judgement, judge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _thread import LockType
     from collections.abc import Callable
+    from typing import TypeVar
 
-    from ..files import HeldFd
+    from ..status import Status
     from ..wait import Steps
-    from .publish import Place, Published
+    from .publish import Entry
     from .record import Record
-    from .staleness import Judgement, Policy
+    from .staleness import Policy
+
+    Result = TypeVar("Result")
 
 _serials = count()  # of the holds of this process
 _MAX_TRIES = 5
+_MAX_LINKS = 10
 
 
-class FileHold(base.Hold):
-    """A held `LockFile`.
-
-    `token` is greater than that of every earlier hold on the path. Without `fence=True` this fails if the clock is set
-    back while the lock is free.
-    """
-
-    __slots__ = ("_called_at", "_content", "_file", "_inode", "_lost", "_place", "_renewing", "token")
-
-    lock: LockFile
-    token: int
-    _renewing: LockType | None  # held by a thread that renews; made by the first one
-
-    def _begin(self, lock: LockFile, file: HeldFd, inode: process.Inode, place: Place, content: bytes) -> None:
-        # With what `Hold._begin` does: every acquire comes here.
-        self._file = file
-        self._inode = inode
-        self._place = place
-        self._content = content
-        self._lost = self._is_closed = False
-        self._renewing = None
-        self._called_at = 0.0
-        self.lock = lock
-        self.acquired_at = time.time()
-        self._registry = registry = process.registry
-        count = lock._metrics.acquisitions.bump
-        count()
-        registry.holds[id(self)] = (inode, False, process.owner(), (file, place))
-
-    def fileno(self) -> int:
-        """The descriptor that carries the liveness byte."""
-        if self.released:
-            raise self._not_held()
-        return self._file.fd
-
-    def _still_named(self) -> bool:
-        path, inode = self.lock.path, self._inode
-        if self._lost or named(path, inode) is not None:
-            return not self._lost
-        name = self.lock._name_now(self._place, inode, self._content)
-        if name is None:
-            self._lost = True
-        elif name == self._place.name and mount_at(inode[0], name).has_inodes:
-            # It was put back in between, or the path is a link that leads elsewhere now.
-            self._lost = named(path, inode) is None
-        return not self._lost
-
-    @property
-    def lost(self) -> bool:
-        """True if the lock was taken away from this hold, and from then on."""
-        return self._lost or (not self.released and not self._still_named())
-
-    def _release(self) -> bool:
-        fd, inode = self._file.fd, self._inode
-        try:
-            return self._remove(fd, inode)
-        except BaseException:
-            # An interrupt: with a policy that goes by age, what is left would be held for an hour, by nobody.
-            with suppress(OSError):
-                self._remove(fd, inode)
-            raise
-        finally:
-            if self.lock.heartbeat is not None:
-                heartbeat.end(self, inode[0])
-            # A thread that renews it has the mutex, and a later one finds no entry. When the interpreter goes down,
-            # threads stop with what they have.
-            if self._renewing is not None and not sys.is_finalizing():
-                with self._renewing:
-                    pass
-            self._is_closed = True
-            self._file.close()
-            if self._place.folder is not None:
-                self._place.release()
-            if self._called_at:
-                process.registry.note_turn(self.lock._file, self._called_at)
-                remove_queue(self.lock._queue)
-
-    def _remove(self, fd: int, inode: process.Inode) -> bool:
-        """False: it was lost before, now or earlier."""
-        place = self._place
-        if not take_removal_right(fd):
-            # The process that has it removes the file; if not, everybody finds that we are gone.
-            self.lock._metrics.cleanups_skipped.bump()
-            return not self._lost and named(self.lock.path, inode) is not None
-        # The directory may have another name by now. A hold that was lost once may have had a successor meanwhile.
-        path = self.lock.path
-        is_same = place.name == path  # then one look is enough
-        is_there = named(path, inode, follow_symlinks=not is_same) is not None
-        if (is_there and is_same) or place.inode(place.name) == inode:
-            self._lost = self._lost or not is_there
-            if place.remove(place.name):
-                return not self._lost
-        removed = False
-        # More than once, if a takeover had given it another name and has put it back in the moment of the removal.
-        for _ in range(_MAX_TRIES):
-            name = self.lock._name_now(place, inode, self._content)
-            if name is None:
-                break
-            removed = place.remove(name) or removed
-            if removed and name == place.name:
-                break
-        self._lost = self._lost or not removed
-        return not self._lost
-
-    def leave_standing(self) -> None:
-        """Let go of the lock file without removing it: it is held in the name of another process from now on."""
-        if self.released or self._registry.holds.pop(id(self), None) is None:
-            raise self._not_held()
-        if self.lock.heartbeat is not None:
-            heartbeat.end(self, self._inode[0])
-        self._file.close()
-        self._place.release()
-        if self._called_at:
-            remove_queue(self.lock._queue)
-
-    def renew(self) -> None:
-        """Set the timestamp to now, in place: as many digits as before, in one write. Raises LockLost."""
-        self.check()
-        with process.registry.mutex:
-            mutex = self._renewing = self._renewing or allocate_lock()
-        with mutex:  # `_release` waits for it before it closes the descriptor
-            if self.released:
-                return
-            start, text = self.lock.format.renewal(self._content, time.time())
-            system.pwrite(self._file.fd, text, start)
-
-
-class LockFile(FileLock[FileHold]):
+class LockFile(QueuedLock[FileHold]):
     """A lock file of the `sema` protocol, shared with its other implementations.
 
-    tag: what to say about the holder
-    stale_after: seconds after which a lock is old; None: never. `stale` decides what that means
-    stale: "proof" replaces a holder proved dead at once, keeps one proved alive, and lets age decide only where neither
-        can be proved; "old" goes by age alone; "dead-and-old" wants both an old lock and a pid that does not exist
-    retry: seconds between looks where no event can be had
+    path: the lock file. Its directory must exist
+    tag: a text about the holder, for people
+    stale_after: seconds after which a lock is old; None: never. `stale` says what follows
+    stale: "proof" replaces a holder that is proved dead at once, never replaces one that is proved alive, and goes by
+        age where neither can be proved; "old" goes by age alone; "dead-and-old" requires an old lock and a pid that
+        does not exist
+    retry: seconds between attempts where the file system reports no events
     durable: the lock survives a power failure (fsync of the file and of its directory)
-    heartbeat: renew the timestamp every so many seconds; `on_lost(hold)` is called if the lock was taken away
+    heartbeat: renew the timestamp every so many seconds
+    on_lost: called with the hold, in a thread, when a heartbeat finds that the lock was taken away
     fence: keep the last token in `<path>.fence`, so that tokens grow even if the clock is set back
-    timeout, fair, mode: as for `Lock`
+    timeout: seconds that `acquire` and `with` wait; None: for ever; 0: one attempt
+    fair: waiters are served in order of arrival; False: in any order
+    mode: permissions of the file
+
+    Raises ValueError or TypeError for a wrong parameter, UnsafePath for a path with a component '..'. Acquiring raises
+    Timeout, or Busy for the timeout 0, WouldDeadlock if this thread or task holds the lock already, NotALockFile if
+    the path names another file, and OSError.
+
+        with holdfast.LockFile("/var/lock/deploy.lock", tag="v1.2.3", timeout=60) as hold:
+            deploy()
     """
 
     __slots__ = (
-        "_composed_for",
-        "_template",
-        "fence",
-        "heartbeat",
-        "on_lost",
-        "retry",
-        "tag",
+        *("_writer", "durable", "fence", "heartbeat", "on_lost"),
+        *("retry", "stale", "stale_after", "tag"),
     )
 
     _options: tuple[str, ...] = ("tag", "stale_after", "stale", "timeout", "retry", "durable")
     _options += ("heartbeat", "on_lost", "fence", "fair", "mode")
+
+    format = record.SEMA
+    _location: FileLocation
+    _location_type = FileLocation
 
     def __init__(
         self,
@@ -228,7 +125,12 @@ class LockFile(FileLock[FileHold]):
         fair: bool = True,
         mode: int = 0o644,
     ) -> None:
-        FileLock.__init__(self, path, timeout, fair, mode, durable, stale, stale_after)
+        check_no_parent_component(path)
+        QueuedLock.__init__(self, path, "file", timeout, fair, mode)
+        if stale not in POLICIES:
+            raise ValueError(f"stale is one of {', '.join(POLICIES)}, not {stale!r}")
+        if stale_after is not None and (not isinstance(stale_after, int | float) or not stale_after >= 0):
+            raise ValueError(f"stale_after is seconds, or None for never; not {stale_after!r}")
         if not isinstance(retry, int | float) or not retry > 0:
             raise ValueError(f"retry is seconds, more than 0; not {retry!r}")
         if heartbeat is not None and (not isinstance(heartbeat, int | float) or not heartbeat > 0):
@@ -236,12 +138,14 @@ class LockFile(FileLock[FileHold]):
         if on_lost is not None and heartbeat is None:
             raise ValueError("on_lost is called by the heartbeat: give heartbeat=seconds too")
         self.tag = record.check_tag(tag)
+        self.stale_after = stale_after
+        self.stale = stale
         self.retry = retry
+        self.durable = durable
         self.heartbeat = heartbeat
         self.on_lost = on_lost
         self.fence = fence
-        self._composed_for: object = None
-        self._template = b""
+        self._writer = record.Writer(self.format, self.tag)
 
     # Acquiring.
 
@@ -257,151 +161,100 @@ class LockFile(FileLock[FileHold]):
         return self._attempt(queued=True) if turn is not None and turn.take() else QUEUED
 
     def _attempt(self, queued: bool = False) -> FileHold | Outcome:
-        """Look, then publish or take over. A lock that is held costs a look, and no fsync.
+        """Publish the lock file, or take over a stale one. A lock that is held costs a look, and no fsync.
 
-        If no lock file is there, or none was seen yet and there is no fsync to save, it is quicker to publish at once.
-        `queued` means that one was seen.
+        If no lock file was seen yet (`queued`), and there is no fsync to save, it is quicker to publish at once.
         """
         if self._location.file is not self.path:
             self._resolve()
-        for tries in range(_MAX_TRIES):
-            place = self._open_place()
-            hold = None
+        looks = queued or self._may_block
+        for _ in range(_MAX_TRIES):
+            entry = self._open_entry()
+            found: FileHold | Outcome = REPLACED
             try:
-                looks = tries or queued
-                if not looks and self.durable and self._location.keeps:
-                    looks = system.access(place.name, 0, dir_fd=place.folder)
-                hold = self._publish_after_look(place) if looks else self._publish(place)
-                if hold is not None:
-                    return hold
-            except (_StillHeld, Unreadable):
+                found = self._attempt_at(entry, looks)
+                if found is not REPLACED:
+                    return found
+            except NotPermitted:
                 return BUSY
-            except IsLink:
+            except Changed:
                 self._resolve()
-            except _Robbed:
-                pass
             finally:
-                if hold is None:
-                    place.leave()
-        return REPLACED  # other processes take it and release it all the time
+                if not found:
+                    entry.take_back()
+                    entry.close()
+            looks = True
+        return REPLACED  # other processes acquire and release it all the time
 
-    def _publish_after_look(self, place: Place) -> FileHold | None:
-        """Take the name if it is free, or its lock file is stale. None: something changed meanwhile, so look again."""
-        file = self._open_existing(place)
-        if file is None:
-            return self._publish(place)
-        with file:
-            if not self._judge(file.fd).stale:
-                raise _StillHeld
-            return self._take_over(place, file.fd)
-
-    def _publish(self, place: Place) -> FileHold | None:
-        """Make the lock file. None: there is one."""
-        content = self._compose()
+    def _attempt_at(self, entry: Entry, looks: bool) -> FileHold | Outcome:
+        file = open_existing(entry, self.path) if looks else None
+        if file is not None:
+            with file:
+                removed = self._remove(entry, file.fd, _is_stale)
+            if isinstance(removed, Outcome):
+                return removed
+        content = self._writer.write(next(_serials))
         try:
-            made = publish(place, content, self.mode, self.durable)
+            publish(entry, content, self.mode, self.durable)
         except FileExistsError:
-            return None
+            return REPLACED
         except OSError as error:
             raise self._by_path(error) from None
-        return self._begin(made, content)
+        hold, is_complete = FileHold(), False
+        try:
+            hold._begin(self, entry, content)
+            is_complete = self._complete(hold)
+        finally:
+            if not is_complete and hold._is_live:
+                with suppress(LockLost):
+                    hold.release()
+        return hold if is_complete else REPLACED
+
+    def _complete(self, hold: FileHold) -> bool:
+        """Give a new hold its token. Only now is it certain to be greater than all earlier tokens.
+
+        False: another process took the lock away before. The token may be greater than that of the new holder.
+        """
+        entry, file, fd = hold._entry, self._location.file, hold._fd
+        hold.token = tokens.new(file)
+        if self.fence:
+            # No process takes the lock away from the one with the removal byte, so no other writes the fence file.
+            if not take_removal_byte(fd, MAX_WAIT_TRIES) or not entry.is_published():
+                return False
+            hold.token = tokens.advance_fence(entry, file, hold.token, self.mode, self.durable)
+            system.unmark_removal(fd)
+        system.pwrite(fd, b"%020d" % hold.token, self.format.token_at(hold._content))
+        if self.durable and entry.mount.keeps:
+            entry.sync()
+        if not entry.is_published():
+            return False
+        if self.heartbeat is not None:
+            heartbeat.beat(hold, entry.st.st_dev, self.heartbeat)
+        return True
+
+    def _open_entry(self) -> Entry:
+        try:
+            return self._location.open(self.durable)
+        except OSError as error:
+            raise self._by_path(error) from None
 
     def _by_path(self, error: OSError) -> OSError:
-        """The same error with our path, and not with what we call the file, seen from its directory."""
-        return error if error.errno is None else OSError(error.errno, error.strerror, self.path)
+        """The same error with the path of the lock, and not with the name of a file in its directory."""
+        if error.errno is None:
+            return error
+        text = "the directory for this lock does not exist; make it first"
+        return OSError(error.errno, text if error.errno == errno.ENOENT else error.strerror, self.path)
 
-    def _take_over(self, place: Place, stale: int) -> FileHold | None:
-        """Put our lock file in the place of a stale one, in one step where that can be done.
-
-        Tools that know nothing of the removal byte may remove the stale one too, and make their own. With a moment
-        between removing and making, we could remove theirs.
-        """
-        if not take_removal_right(stale, _MAX_TRIES):
-            return None  # another process removes it, or looks at it; the caller pauses, within its deadline
-        found = self._prepare_removal(place, stale, lambda judgement: judgement.stale)
-        if found is False:
-            raise _StillHeld
-        if found is True:
-            return None
-        content = self._compose()
-        private = displaced_name(place.name, self.format.parse(content))
-        try:
-            made = exchange(place, private or "", content, self.mode, self.durable, system.fstat(stale))
-        except (FileNotFoundError, FileExistsError):  # the second: another user has guessed the private name
-            return None
-        except OSError as error:
-            if error.errno not in NOT_HERE:
-                raise self._by_path(error) from None
-            self._remove_stale(place, found)
-            return None
-        if made is None:
-            return None
-        self._count_break(found)
-        return self._begin(made, content)
-
-    def _remove_stale(self, place: Place, found: Judgement) -> None:
-        """Where two names cannot be exchanged."""
-        try:
-            if place.remove(place.name):
-                self._count_break(found)
-        except PermissionError as error:
-            if error.errno == errno.EPERM:  # another user's file in a sticky directory
-                raise _StillHeld from None
-            raise self._by_path(error) from None
-
-    def _compose(self) -> bytes:
-        """The record of a new hold; what stays the same is put together once in a process."""
-        me = owner.me()
-        if self._composed_for is not me:
-            mine = record.Record(me.pid, 0, self.tag, me.host, me.boot, me.start, "", 0)
-            self._template = self.format.template(mine)
-            self._composed_for = me
-        return self.format.fill(self._template, time_ns() / 1e9, me.random, next(_serials))
-
-    def _begin(self, made: Published, content: bytes) -> FileHold:
-        """The name is ours, so what has to be greater than in every earlier hold is settled now."""
-        hold = FileHold()
-        fd, st, place = made.fd, made.st, made.place
-        inode = inode_of(st)
-        path = self._location.file
-        try:
-            hold._begin(self, made, inode, place, content)
-            made.hand_over()
-            token = tokens.new(path)
-            if self.fence:
-                # Nobody takes the lock away from the process with the removal byte, so nobody else writes the fence.
-                if not take_removal_right(fd) or not self._is_at(place, fd, st):
-                    raise _Robbed
-                token = tokens.advance_fence(place, path, token, self.mode, self.durable)
-                system.unmark_removal(fd)
-            hold.token = token
-            system.pwrite(fd, b"%020d" % token, self.format.token_at(content))
-            if self.durable and made.keeps:
-                place.sync()
-            if place.inode(place.name) != inode and not self._is_at(place, fd, st):
-                raise _Robbed
-            if self.heartbeat is not None:
-                heartbeat.beat(hold, st.st_dev, self.heartbeat)
-        except BaseException:
-            try:
-                if hold._is_live:
-                    hold.release()
-                else:
-                    made.take_back()
-            except LockLost:
-                pass  # why we gave up matters more
-            raise
-        return hold
-
-    def _is_free(self) -> bool:
-        found = self.examine()
-        return found is None or found.stale
+    def _resolve(self) -> None:
+        """The path is a symlink, or was one at the last look: find its target."""
+        file = follow_links(self.path)
+        self._locate(self.path if file == self.path else file)
 
     def acquire_as_owner(self, pid: int, timeout: float | base.Default | None = base.DEFAULT) -> Record:
         """Acquire in the name of another process, for a command that ends before its caller does.
 
-        Nothing in this process holds the lock afterwards. It is released by `release_as_owner(pid)`, or stale when that
-        process has ended or the lock is old. Raises Timeout or Busy as `acquire` does.
+        Nothing in this process holds the lock afterwards. `release_as_owner(pid)` releases it. It is stale when that
+        process has ended, or when it is old. Raises Timeout or Busy as `acquire` does.
         """
         from .detached import acquire_for
 
@@ -417,6 +270,10 @@ class LockFile(FileLock[FileHold]):
             drive(FileWaiter(self, deadline).until_free())
         except DeadlinePassed:
             raise self._timed_out(timeout or 0) from None
+
+    def _is_free(self) -> bool:
+        found = self.examine()
+        return found is None or found.stale
 
     def _steps(self, deadline: float | None, *, asynchronous: bool) -> Steps[FileHold]:
         try:
@@ -435,13 +292,140 @@ class LockFile(FileLock[FileHold]):
     def _wait_in_front(self, deadline: float | None, asynchronous: bool) -> Steps[FileHold]:
         return FileWaiter(self, deadline).acquire()
 
+    # Judging and removing a file that exists.
 
-class _StillHeld(Exception):
-    """The lock is held, or stale and not ours to take over."""
+    def _judge(self, fd: int) -> Judgement:
+        try:
+            found = judge(fd, self.path, self.format, self.stale, self.stale_after)
+        except FileNotFoundError:  # sshfs has no attributes of a removed file
+            raise Changed from None
+        if found.record is not None and found.record.token is not None:
+            tokens.note(self._file, found.record.token)
+        return found
+
+    def _remove(
+        self, entry: Entry, fd: int, wanted: Callable[[Judgement], bool], tries: int = 1, is_break: bool = True
+    ) -> Judgement | Outcome:
+        """Remove the open file if `wanted` is true of it. Returns its judgement if the name is free of it now.
+
+        BUSY: it is not wanted, or in use by another kind of lock. REMOVING: another process is removing it.
+        """
+        if not wanted(self._judge(fd)):
+            return BUSY
+        if not take_removal_byte(fd, tries):
+            return REMOVING
+        found = self._judge(fd)
+        if not entry.means(fd, system.fstat(fd)):
+            return found
+        if not wanted(found) or not excludes_other_kinds(fd, self.path, found):
+            return BUSY
+        try:
+            # Another tool, which does not wait for the removal byte, may be quicker.
+            if entry.remove(entry.name) and is_break:
+                self._count_break(found)
+        except PermissionError as error:
+            if error.errno == errno.EPERM:
+                raise NotPermitted(errno.EPERM, "another user's lock file in a sticky directory", self.path) from None
+            raise self._by_path(error) from None
+        return found
+
+    def _count_break(self, found: Judgement) -> None:
+        import logging
+
+        self._metrics.breaks.bump()
+        log = logging.getLogger("holdfast")
+        if found.alive:
+            log.warning("%s: took the lock away from %s, which is alive", self.path, found)
+        else:
+            log.info("%s: removed the lock of %s", self.path, found)
+
+    # By hand.
+
+    def _with_existing(self, do: Callable[[Entry, int], Result]) -> Result | None:
+        """Do something with the lock file, opened; None if there is none."""
+        for _ in range(_MAX_LINKS):
+            entry = self._open_entry()
+            try:
+                file = open_existing(entry, self.path)
+                if file is None:
+                    return None
+                with file:
+                    return do(entry, file.fd)
+            except Changed:
+                self._resolve()
+            finally:
+                entry.close()
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
+
+    def examine(self) -> Judgement | None:
+        """Return the facts about the holder; None if the lock is free."""
+        try:
+            return self._with_existing(lambda entry, fd: self._judge(fd))
+        except NotPermitted:
+            return Judgement(None, 0.0, None, stale=False, stale_in=None)
+
+    def status(self) -> Status:
+        """Return the holder, since when it holds the lock, and the waiters. Does not acquire the lock."""
+        from ..status import of_lock_file
+
+        return of_lock_file(self.path, self.examine(), self.format.kind)
+
+    def break_(self) -> Record | None:
+        """Remove the lock file of any holder. Returns the holder's record; None: it was empty or damaged.
+
+        Raises NotLocked if there is no lock file, NotALockFile if another kind of lock uses it.
+        """
+        return self._release_or_break(lambda _: True)
+
+    def release_as_owner(self, pid: int | None = None, *, force: bool = False, of_dead: bool = False) -> None:
+        """Release a lock that was acquired for `pid` (default: this process).
+
+        `force=True` releases any holder's lock; `of_dead=True` also that of a dead holder. Raises NotOwner if another
+        process holds it, NotLocked if no process does.
+        """
+        pid = os.getpid() if pid is None else pid
+
+        def is_ours(found: Judgement) -> bool:
+            if force or (found.record is not None and (found.record.pid == pid or (of_dead and found.is_dead))):
+                return True
+            raise NotOwner(
+                f"{self.path}: held by {found}, not by pid {pid}. Use force to release it all the same.",
+                path=self.path,
+            )
+
+        self._release_or_break(is_ours, is_break=force)
+
+    def _release_or_break(self, wanted: Callable[[Judgement], bool], *, is_break: bool = True) -> Record | None:
+        try:
+            found = self._with_existing(lambda entry, fd: self._remove(entry, fd, wanted, MAX_WAIT_TRIES, is_break))
+        except NotPermitted as error:
+            raise PermissionError(error.errno, error.strerror, self.path) from None
+        if found is None:
+            raise NotLocked(f"{self.path}: nobody holds it.", path=self.path)
+        if isinstance(found, Outcome):
+            raise NotALockFile(
+                f"{self.path} was not removed: it is in use by a Lock, a Semaphore or flock(1), or another process is "
+                "removing it. Try again later.",
+                path=self.path,
+            )
+        return found.record
+
+    def clean(self) -> bool:
+        """Remove a stale lock file, and private files that dead processes left of it. True: there was one."""
+        try:
+            cleaned = bool(self._with_existing(lambda entry, fd: self._remove(entry, fd, _is_stale, MAX_WAIT_TRIES)))
+        except PermissionError:
+            cleaned = False  # another user's
+        return self.clean_private_files() or cleaned
+
+    def clean_private_files(self) -> bool:
+        """Remove only the private files that dead processes left. True: there was one."""
+        entry = self._open_entry()
+        try:
+            return remove_private_files(entry, self._location, self.stale_after)
+        finally:
+            entry.close()
 
 
-class _Robbed(Exception):
-    """Another process took the lock away before this hold had its token.
-
-    The token could be greater than that of the new holder, so the attempt starts again.
-    """
+def _is_stale(found: Judgement) -> bool:
+    return found.stale

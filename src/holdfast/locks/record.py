@@ -1,25 +1,29 @@
-"""What lock files say: reading and writing the `sema` format (docs/formats.md).
+"""The content of a lock file: reading and writing the `sema` format (docs/formats.md).
 
     pid=4711
     timestamp=1735420800
     tag=deploy-v1.2.3
-    host=build7                             ours from here on; readers that do not know them ignore them
-    boot=0f4c9d2e-…                         which run of which kernel
+    host=build7                             other tools ignore the fields from here on
+    boot=0f4c9d2e-…                         one run of one kernel
     start=8812345:4026531836                start time of the process in clock ticks, and its pid namespace
     owner=9f86d081884c7d65                  the holder keeps the liveness byte of this file locked
     call=5d41402abc4b2a76                   instead of owner: acquired for that pid by a call that has ended
     token=1735420800123456789               fencing token, always 20 digits, so that it can be written in place
 
-Lines end in LF, and may end in CRLF when read. A line is split at its first '='; white space around key and value does
-not count; empty lines, lines without '=' and unknown keys are ignored; of two lines with one key the last counts. `pid`
-and `timestamp` are needed, and are plain decimal numbers.
+Lines end in LF. A reader also accepts CRLF. A line is split at its first '='. White space around key and value does not
+count. A reader ignores empty lines, lines without '=' and unknown keys. If a key occurs twice, the last line counts.
+`pid` and `timestamp` are required, and are plain decimal numbers.
 
-Content that cannot be parsed raises `CorruptLock`, and nothing else: any program may have written it. An empty file and
-one whose first line is `pid=` and digits, count as a damaged lock. Any other content is the user's data (rule 8).
+Content that cannot be parsed raises `CorruptLock`, and nothing else: any program may have written it. An empty file,
+and a file whose first line is `pid=` and digits, count as a damaged lock. Any other content is user data (rule 8).
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
+from time import time
+
+from .. import owner
 from ..errors import CorruptLock
 from ..owner import sanitise
 
@@ -29,44 +33,26 @@ _MAX_PID = 2**32 - 1
 _MAX_NUMBER = 2**63 - 1
 TOKEN_DIGITS = 20
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
 
-class Record:
-    """The content of a lock file."""
+    class Record(NamedTuple):
+        """The fields of a lock file."""
 
-    __slots__ = ("boot", "call", "host", "owner", "pid", "start", "tag", "timestamp", "token")
+        pid: int
+        timestamp: float
+        tag: str | None = None
+        host: str | None = None
+        boot: str | None = None
+        start: str | None = None
+        owner: str | None = None
+        token: int | None = None
+        call: str | None = None
 
-    def __init__(
-        self,
-        pid: int,
-        timestamp: float,
-        tag: str | None = None,
-        host: str | None = None,
-        boot: str | None = None,
-        start: str | None = None,
-        owner: str | None = None,
-        token: int | None = None,
-        call: str | None = None,
-    ) -> None:
-        self.pid = pid
-        self.timestamp = timestamp
-        self.tag = tag
-        self.host = host
-        self.boot = boot
-        self.start = start
-        self.owner = owner
-        self.token = token
-        self.call = call
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("pid", "timestamp", "tag", "host", "token"))
-        return f"Record({fields})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Record):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    __hash__ = None  # type: ignore[assignment]
+else:  # NamedTuple would import typing
+    _fields = ("pid", "timestamp", "tag", "host", "boot", "start", "owner", "token", "call")
+    Record = namedtuple("Record", _fields, defaults=(None,) * 7)
 
 
 def check_tag(tag: str | None) -> str | None:
@@ -86,17 +72,14 @@ def parse(content: bytes) -> Record:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorruptLock(f"not UTF-8 at byte {error.start}") from None
-    fields = {}
-    for line in text.split("\n"):
-        key, equals, value = line.partition("=")
-        if equals:
-            fields[key.strip()] = value.strip()
+    lines = (line.partition("=") for line in text.split("\n"))
+    fields = {key.strip(): value.strip() for key, equals, value in lines if equals}
     token = fields.get("token", "")
     return Record(
         _number(fields, "pid", _MAX_PID),
         _number(fields, "timestamp", _MAX_NUMBER),
         sanitise(fields["tag"]) if "tag" in fields else None,
-        _printable(fields.get("host")),
+        sanitise(fields["host"]) if "host" in fields else None,
         fields.get("boot"),
         fields.get("start"),
         fields.get("owner"),
@@ -105,12 +88,8 @@ def parse(content: bytes) -> Record:
     )
 
 
-def _printable(text: str | None) -> str | None:
-    return None if text is None else sanitise(text)
-
-
 def _is_number(text: str, largest: int) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= largest
+    return text.isascii() and text.isdigit() and len(text) <= TOKEN_DIGITS and int(text) <= largest
 
 
 def _number(fields: dict[str, str], key: str, largest: int) -> int:
@@ -122,82 +101,51 @@ def _number(fields: dict[str, str], key: str, largest: int) -> int:
     return int(text)
 
 
-def template(record: Record) -> bytes:
-    """The bytes of a record for `%` with a timestamp and the two parts of an owner, the rest being as given."""
-    head, tail = compose(record).replace(b"%", b"%%").split(b"timestamp=%010d\n" % record.timestamp, 1)
-    before, after = tail.rsplit(b"owner=\n", 1)
-    return head + b"timestamp=%010d\n" + before + b"owner=%b%x\n" + after
-
-
 def compose(record: Record) -> bytes:
-    lines = [f"pid={record.pid}\ntimestamp={record.timestamp:010d}\n"]
-    if record.tag is not None:
-        lines.append(f"tag={record.tag}\n")
-    lines += [
-        f"{key}={value}\n"
-        for key, value in (
-            ("host", record.host),
-            ("boot", record.boot),
-            ("start", record.start),
-            ("owner", record.owner),
-            ("call", record.call),
-        )
-        if value is not None
-    ]
-    if record.token is not None:
-        lines.append(f"token={record.token:0{TOKEN_DIGITS}d}\n")
-    return "".join(lines).encode()
+    token = None if record.token is None else f"{record.token:0{TOKEN_DIGITS}d}"
+    fields = record._asdict() | {"timestamp": f"{record.timestamp:010d}", "token": None}
+    lines = [*fields.items(), ("token", token)]
+    return "".join([f"{key}={value}\n" for key, value in lines if value is not None]).encode()
 
 
 class Format:
-    """How the content of a lock file is written and read; this one is sema's, `task_record` has another."""
+    """How the content of a lock file is written and read: the `sema` format. `task_record` has another one."""
 
     kind = "file"
-    whole_seconds = True  # the time in a record is rounded down, and ages count in whole seconds
+    whole_seconds = True  # a record has its time in whole seconds, and so ages count in whole seconds
+    time_key, owner_key, end = b"timestamp=", b"owner=", b"\n"  # before the time, before the owner, after the token
 
     def parse(self, content: bytes) -> Record:
         """Raises CorruptLock, and nothing else."""
         return parse(content)
 
+    def compose(self, record: Record) -> bytes:
+        return compose(record)
+
+    def time_text(self, seconds: float) -> bytes:
+        """The text of a time, always of the same length, so that it can be written in place."""
+        return b"%010d" % seconds
+
     def other_kind(self, content: bytes) -> str:
-        """What a file is that `parse` cannot read; empty if it counts as a lock of this format, empty or damaged."""
-        if not content or _is_damaged(content):
+        """Name the kind of a file that `parse` refuses. Empty: a lock of this format, empty or damaged."""
+        first = content.split(b"\n", 1)[0].rstrip(b"\r")
+        if not content or (first.startswith(b"pid=") and first[len(b"pid=") :].isdigit()):
             return ""
         from .task_record import is_task
 
         return "the lock of a task" if is_task(content) else other_kind(content)
 
     def corrupt_after(self, stale_after: float | None) -> float | None:
-        """How old a damaged lock must be to be stale, by the modification time of its file."""
+        """Return how many seconds old a damaged lock must be to be stale, by the modification time of its file."""
         return stale_after
 
-    def template(self, record: Record) -> bytes:
-        """What stays the same of the records of a process, for `fill`."""
-        return template(record)
-
-    def fill(self, template: bytes, seconds: float, random: bytes, serial: int) -> bytes:
-        return template % (seconds, random, serial)
-
     def renewal(self, content: bytes, seconds: float) -> tuple[int, bytes]:
-        """Where the time stands, and what to write there: as many bytes as before."""
-        return content.index(b"timestamp=") + len(b"timestamp="), b"%010d" % seconds
+        """Return the position of the time in a record, and the new text."""
+        return content.index(self.time_key) + len(self.time_key), self.time_text(seconds)
 
     def token_at(self, content: bytes) -> int:
-        return len(content) - TOKEN_DIGITS - 1
-
-    def same_owner(self, one: bytes, other: bytes) -> bool:
-        """Are both the record of one hold?"""
-        try:
-            mine, theirs = self.parse(one), self.parse(other)
-            return (mine.owner or mine.call) is not None and (mine.owner, mine.call) == (theirs.owner, theirs.call)
-        except CorruptLock:
-            return False
-
-
-def _is_damaged(content: bytes) -> bool:
-    """Does it begin as a record does, with a line of `pid=` and digits?"""
-    first = content.split(b"\n", 1)[0].rstrip(b"\r")
-    return first.startswith(b"pid=") and first[len(b"pid=") :].isdigit()
+        """Return the position of the token in a record."""
+        return len(content) - TOKEN_DIGITS - len(self.end)
 
 
 def other_kind(content: bytes) -> str:
@@ -205,3 +153,32 @@ def other_kind(content: bytes) -> str:
 
 
 SEMA = Format()
+
+
+class Writer:
+    """Writes the records of one lock in the name of this process. The constant parts are composed once per process."""
+
+    __slots__ = ("_format", "_me", "_parts", "_tag")
+
+    def __init__(self, form: Format, tag: str | None) -> None:
+        self._format = form
+        self._tag = tag
+        self._me: owner.Identity | None = None
+        self._parts = b"", b"", b""
+
+    def write(self, serial: int) -> bytes:
+        """Return the record of a new hold. `serial` is a number that no other hold of this process has."""
+        me = owner.me()
+        if self._me is not me:
+            self._parts = self._split(me)
+            self._me = me
+        before, between, after = self._parts
+        return b"%b%b%b%b%x%b" % (before, self._format.time_text(time()), between, me.random, serial, after)
+
+    def _split(self, me: owner.Identity) -> tuple[bytes, bytes, bytes]:
+        """Compose a record, and return its parts before the time, between time and owner, and after the owner."""
+        form = self._format
+        content = form.compose(Record(me.pid, 0, self._tag, me.host, me.boot, me.start, "", 0))
+        before, _, rest = content.partition(form.time_key + form.time_text(0))
+        between, _, after = rest.rpartition(form.owner_key)
+        return before + form.time_key, between + form.owner_key, after

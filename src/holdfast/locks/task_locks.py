@@ -12,7 +12,8 @@ from threading import Lock as Mutex
 
 from .. import system
 from ..errors import NotLocked, UnsafePath
-from .lock_file import FileHold, LockFile
+from .file_hold import FileHold
+from .lock_file import LockFile
 from .publish import lock_of_private
 from .task_record import TaskFormat
 

@@ -19,7 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_END = '"}\n'
 _OURS = ("host", "boot", "start", "owner")
 TIME_TO_WRITE = 5.0  # seconds; other workers create the file first and then write it
 
@@ -29,6 +28,7 @@ class TaskFormat(Format):
 
     kind = "task"
     whole_seconds = False
+    time_key, owner_key, end = b'"started_at": "', b'"owner": "', b'"}\n'
 
     def __init__(self, task_id: str = "", worker_id: str = "") -> None:
         self._task_id = task_id
@@ -56,22 +56,14 @@ class TaskFormat(Format):
     def corrupt_after(self, stale_after: float | None) -> float | None:
         return TIME_TO_WRITE if stale_after is None else min(TIME_TO_WRITE, stale_after)
 
-    def template(self, record: Record) -> bytes:
-        said = {"worker_id": self._worker_id, "started_at": "\0time", "task_id": self._task_id, "pid": record.pid}
-        ours = {key: getattr(record, key) for key in _OURS[:-1] if getattr(record, key) is not None}
-        text = json.dumps({**said, **ours, "owner": "\0owner", "token": "0" * TOKEN_DIGITS}) + "\n"
-        text = text.replace("%", "%%").replace('"\\u0000time"', '"%b"').replace('"\\u0000owner"', '"%b%x"')
-        return text.encode()
+    def compose(self, record: Record) -> bytes:
+        moment = self.time_text(record.timestamp).decode()
+        fields = {"worker_id": self._worker_id, "started_at": moment, "task_id": self._task_id, "pid": record.pid}
+        ours = {key: getattr(record, key) for key in _OURS if getattr(record, key) is not None}
+        return json.dumps({**fields, **ours, "token": f"{record.token or 0:0{TOKEN_DIGITS}d}"}).encode() + b"\n"
 
-    def fill(self, template: bytes, seconds: float, random: bytes, serial: int) -> bytes:
-        return template % (_moment(seconds), random, serial)
-
-    def renewal(self, content: bytes, seconds: float) -> tuple[int, bytes]:
-        text = _moment(seconds)
-        return content.index(b'"started_at": "') + len(b'"started_at": "'), text
-
-    def token_at(self, content: bytes) -> int:
-        return len(content) - TOKEN_DIGITS - len(_END)
+    def time_text(self, seconds: float) -> bytes:
+        return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds").encode()
 
 
 def is_task(content: bytes) -> bool:
@@ -92,11 +84,6 @@ def _object(content: bytes) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise CorruptLock("no JSON object")
     return said
-
-
-def _moment(seconds: float) -> bytes:
-    """The text of a time, always of the same length."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds").encode()
 
 
 def _seconds(text: object) -> float:

@@ -15,7 +15,7 @@ from .publish import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .publish import Place
+    from .publish import Entry
 
 _MAX_PATHS = 10_000
 _MAX_TOKEN = 2**63 - 2  # one more must fit
@@ -45,22 +45,22 @@ def _forget_oldest() -> None:
         del _last[path]
 
 
-def advance_fence(place: Place, path: str, token: int, mode: int, durable: bool) -> int:
+def advance_fence(entry: Entry, path: str, token: int, mode: int, durable: bool) -> int:
     """A token past the one in the fence file, and written there. Only for the holder that has the removal byte."""
-    last = _read_fence(place, path)
+    last = _read_fence(entry, path)
     token = max(token, last + 1)
-    replace(place, ".fence", b"%d\n" % token, mode, durable)
+    replace(entry, entry.name + ".fence", b"%d\n" % token, mode, durable)
     note(path, token)
     return token
 
 
-def _read_fence(place: Place, path: str) -> int:
+def _read_fence(entry: Entry, path: str) -> int:
     try:
-        file = OwnedFd(system.open_fd(place.name + ".fence", system.O_READ, dir_fd=place.folder))
+        file = OwnedFd(system.open_fd(entry.name + ".fence", system.O_READ, dir_fd=entry.dir_fd))
     except FileNotFoundError:
         return 0
     with file:
-        if not place.trusts(system.fstat(file.fd)):
+        if not entry.trusts(system.fstat(file.fd)):
             raise UnsafePath(
                 f"{path}.fence was made by another user in a directory that others can write to, so its "
                 "token is not trusted. Remove it, or keep the lock in a directory of your own.",
