@@ -62,8 +62,8 @@ IN_PLACE: dict[str, Callable[[], bytes | None]] = {
 
 class Stay(NamedTuple):
     """What a process did in a round: when it came in and went out (nanoseconds of the monotonic clock, which all share;
-    0: it did not get in), whether it was told that it lost the lock, whose locks it removed (at most two), when it began
-    to try and had let go, and when it last checked the name of a stale file and had unlinked it."""
+    0: it did not get in), whether it was told that it lost the lock, whose locks it removed (at most two), when it
+    began to try and had let go, and when it last checked the name of a stale file and had unlinked it."""
 
     came: int = 0
     went: int = 0

@@ -89,7 +89,9 @@ class FileHold(base.Hold):
     def _remove(self) -> bool:
         """Remove the file if the name still means it. False: the lock was lost before."""
         entry = self._entry
-        if not take_removal_byte(self._fd, MAX_WAIT_TRIES):
+        if entry.file is None or not entry.file.is_open:  # an attempt that was interrupted has taken the file back
+            return False
+        if not take_removal_byte(entry.file.fd, MAX_WAIT_TRIES):
             # Another process is removing the file. If it does not, other processes find that the holder is gone.
             self.lock._metrics.cleanups_skipped.bump()
             return self._still_named()

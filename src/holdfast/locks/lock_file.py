@@ -31,7 +31,7 @@ from contextlib import suppress
 from itertools import count
 from time import monotonic
 
-from .. import process, system
+from .. import owner, process, system
 from ..errors import LockLost, NotALockFile, NotLocked, NotOwner
 from ..files import inode_of
 from ..paths import check_no_parent_component, follow_links
@@ -256,9 +256,18 @@ class LockFile(QueuedLock[FileHold]):
         Nothing in this process holds the lock afterwards. `release_as_owner(pid)` releases it. It is stale when that
         process has ended, or when it is old. Raises Timeout or Busy as `acquire` does.
         """
-        from .detached import acquire_for
-
-        return acquire_for(self, pid, timeout)
+        if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid < 2**32:
+            raise ValueError(f"a pid is a number from 1 on, not {pid!r}")
+        another = LockFile(self.path, **{name: getattr(self, name) for name in self._options})
+        another._writer = writer = record.WriterFor(pid, self.tag)
+        if writer.start is None and not system.process_exists(pid):
+            raise ValueError(f"there is no process {pid} for which a lock could be acquired")
+        hold = another.acquire(timeout)
+        if writer.start is not None and owner.start_of(pid) != writer.start:
+            hold.release()
+            raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended before its lock was free", self.path)
+        hold.leave_standing()
+        return record.parse(hold._content)._replace(token=hold.token)
 
     # Waiting.
 

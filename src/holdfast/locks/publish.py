@@ -4,7 +4,7 @@
 
     O_TMPFILE + link      write a file without a name, then link it. A crash leaves nothing
     private file + link   sshfs, NFS, macOS, Windows. A crash leaves `<name>.<pid>.<16 hex>.tmp`, which `clean` removes
-    O_EXCL + write        no hard links (FAT, some FUSE file systems). A reader may see the file empty for a moment
+    O_EXCL + write        no hard links (FAT), or no room for a private name. Readers may see it empty for a moment
 
 `link` fails if the name is taken, on every file system. `rename` is no alternative: it replaces the file of another
 holder. Leaving out the first way would be 3 % slower on ext4 and 5 % on tmpfs.
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..paths import Mount
     from ..process import Inode
 
-_MAX_STEM_BYTES = 200  # of 255. The pid, 16 digits and .tmp come after it
 _NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.ENOENT}
+_NOT_SUPPORTED |= {errno.ENAMETOOLONG}  # the private name of a lock whose name is nearly as long as possible
 
 
 class Entry:
@@ -76,7 +76,8 @@ class Entry:
             file.close()
 
     def __del__(self) -> None:
-        if getattr(self, "file", None) is not None:
+        file = getattr(self, "file", None)
+        if file is not None and file.fd != -1:
             self.take_back()
 
     def inode(self) -> Inode | None:
@@ -237,37 +238,20 @@ def take_kernel_lock(fd: int, mount: Mount) -> bool:
 def replace(entry: Entry, name: str, content: bytes, mode: int, durable: bool) -> None:
     """Write another file of the directory, in place of the old one. Readers see the old content or the new content."""
     private = private_name(entry.name)  # `clean` finds what a crash leaves by this name
-    with OwnedFd(system.open_fd(private, system.O_NEW, mode, dir_fd=entry.dir_fd)) as file:
-        try:
+    try:
+        with OwnedFd(system.open_fd(private, system.O_NEW, mode, dir_fd=entry.dir_fd)) as file:
             system.lock_liveness(file.fd)
             write_all(file.fd, content)
             if durable:
                 system.fsync(file.fd)
             system.rename(private, name, src_dir_fd=entry.dir_fd, dst_dir_fd=entry.dir_fd)
-        except BaseException:
-            entry.remove(private)
-            raise
+    except BaseException:
+        entry.remove(private)
+        raise
 
 
 def private_name(name: str) -> str:
-    return f"{_stem(name)}.{owner.me().pid}.{os.urandom(8).hex()}.tmp"
-
-
-def _stem(name: str) -> str:
-    """The beginning of private names: the name of the lock, or its first bytes if there is no room for more."""
-    directory, slash, last = name.rpartition("/")
-    text = os.fsencode(last)
-    if len(text) <= _MAX_STEM_BYTES:
-        return name
-    from zlib import crc32
-
-    return f"{directory}{slash}{os.fsdecode(text[: _MAX_STEM_BYTES - 9])}~{crc32(text):08x}"
-
-
-def private_files(directory: str, name: str) -> list[str]:
-    """The private files of this very lock: those of `a.b` are not those of `a`."""
-    stem = _stem(name)
-    return [entry for entry in system.listdir(directory) if lock_of_private(entry) == stem]
+    return f"{name}.{owner.me().pid}.{os.urandom(8).hex()}.tmp"
 
 
 def lock_of_private(path: str) -> str | None:
