@@ -15,6 +15,8 @@ from .removal import MAX_WAIT_TRIES, take_removal_byte
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _thread import LockType
+
     from .lock_file import LockFile
     from .publish import Entry
 
@@ -30,16 +32,19 @@ class FileHold(base.Hold):
             hold.check()
     """
 
-    __slots__ = ("_called_at", "_content", "_entry", "_lost", "_renewing", "token")
+    __slots__ = ("_called_at", "_content", "_entry", "_fd", "_lost", "_renewing", "token")
 
     lock: LockFile
     token: int
+    _renewing: LockType | None  # held by a thread that renews; made by the first one
 
     def _begin(self, lock: LockFile, entry: Entry, content: bytes) -> None:
+        assert entry.file is not None
         self._entry = entry
+        self._fd = entry.file.fd
         self._content = content
         self._lost = self._is_closed = False
-        self._renewing = allocate_lock()  # held by a thread that renews
+        self._renewing = None
         self._called_at = 0.0
         self.lock = lock
         self.acquired_at = time.time()
@@ -52,11 +57,6 @@ class FileHold(base.Hold):
         if self.released:
             raise self._not_held()
         return self._fd
-
-    @property
-    def _fd(self) -> int:
-        assert self._entry.file is not None
-        return self._entry.file.fd
 
     def _still_named(self) -> bool:
         if not self._lost:
@@ -89,9 +89,9 @@ class FileHold(base.Hold):
     def _remove(self) -> bool:
         """Remove the file if the name still means it. False: the lock was lost before."""
         entry = self._entry
-        if entry.file is None or not entry.file.is_open:  # an attempt that was interrupted has taken the file back
+        if entry.file is None:  # an attempt that was interrupted has taken the file back
             return False
-        if not take_removal_byte(entry.file.fd, MAX_WAIT_TRIES):
+        if not take_removal_byte(self._fd, MAX_WAIT_TRIES):
             # Another process is removing the file. If it does not, other processes find that the holder is gone.
             self.lock._metrics.cleanups_skipped.bump()
             return self._still_named()
@@ -104,7 +104,7 @@ class FileHold(base.Hold):
         if self.lock.heartbeat is not None:
             heartbeat.end(self, self._entry.st.st_dev)
         # A thread that renews uses the descriptor. At the end of the interpreter, threads stop with their mutexes.
-        if not sys.is_finalizing():
+        if self._renewing is not None and not sys.is_finalizing():
             with self._renewing:
                 pass
         self._is_closed = True
@@ -121,7 +121,9 @@ class FileHold(base.Hold):
     def renew(self) -> None:
         """Set the timestamp to now, in place and in one write. Raises LockLost."""
         self.check()
-        with self._renewing:  # `_close` waits for it before it closes the descriptor
+        with process.registry.mutex:
+            self._renewing = renewing = self._renewing or allocate_lock()
+        with renewing:  # `_close` waits for it before it closes the descriptor
             if not self.released:
                 start, text = self.lock.format.renewal(self._content, time.time())
                 system.pwrite(self._fd, text, start)

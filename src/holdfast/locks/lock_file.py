@@ -179,6 +179,8 @@ class LockFile(QueuedLock[FileHold]):
                 return BUSY
             except Changed:
                 self._resolve()
+            except OSError as error:
+                raise self._by_path(error) from None
             finally:
                 if not found:
                     entry.take_back()
@@ -198,8 +200,6 @@ class LockFile(QueuedLock[FileHold]):
             publish(entry, content, self.mode, self.durable)
         except FileExistsError:
             return REPLACED
-        except OSError as error:
-            raise self._by_path(error) from None
         hold, is_complete = FileHold(), False
         try:
             hold._begin(self, entry, content)

@@ -16,7 +16,7 @@ import errno
 import os
 
 from .. import owner, system
-from ..files import OwnedFd, inode_of, sync_directory, try_lock, write_all
+from ..files import HeldFd, OwnedFd, inode_of, sync_directory, write_all
 from ..paths import cannot_be_swapped, follow_links, is_trusted, mount_at
 from .queue import Location
 from .record import MAX_BYTES
@@ -45,7 +45,7 @@ class Entry:
     st: os.stat_result  # of the published file
 
     def __init__(self, parent: str, name: str, directory: OwnedFd | None = None) -> None:
-        self.file: OwnedFd | None = None
+        self.file: HeldFd | None = None
         self._directory = directory
         self.dir_fd = None if directory is None else directory.fd
         self.parent = parent  # the directory, as seen from `dir_fd`
@@ -74,6 +74,7 @@ class Entry:
             pass  # another process removes it
         finally:
             file.close()
+            self.file = None
 
     def __del__(self) -> None:
         file = getattr(self, "file", None)
@@ -99,6 +100,8 @@ class Entry:
 
     def is_published(self) -> bool:
         """Does the name still mean the file that this process has published?"""
+        if self.mount.has_inodes:
+            return self.inode() == inode_of(self.st)
         return self.file is not None and self.means(self.file.fd, self.st)
 
     def open(self, flags: int) -> int:
@@ -164,15 +167,14 @@ def _same_record(one: bytes, other: bytes) -> bool:
 def publish(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
     """Make the file of an entry, with its liveness byte locked. Raises FileExistsError if the name is taken."""
     try:
-        for way in (_publish_nameless, _publish_private, _publish_in_place):
-            try:
-                way(entry, content, mode, durable)
-            except OSError as error:
-                if error.errno not in _NOT_SUPPORTED or way is _publish_in_place:
-                    raise
-                entry.take_back()
-            else:
-                return
+        try:
+            fd = _make(entry, entry.parent, system.O_TMPFILE, content, mode, durable)
+            system.link_open_file(fd, entry.dir_fd, entry.name)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            entry.take_back()
+            _publish_otherwise(entry, content, mode, durable)
     except FileExistsError:
         entry.close()
         raise
@@ -181,43 +183,34 @@ def publish(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
         raise
 
 
-def _publish_nameless(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
-    fd = _make(entry, entry.parent, system.O_TMPFILE, mode)
-    _fill(entry, content, durable)
-    system.link_open_file(fd, entry.dir_fd, entry.name)
-
-
-def _publish_private(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
+def _publish_otherwise(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
     entry.private = private = private_name(entry.name)
-    fd = _make(entry, private, system.O_NEW, mode)
     try:
-        system.fchmod(fd, 0o600)
-        _fill(entry, content, durable)
+        fd = _make(entry, private, system.O_NEW, content, mode, durable)
         system.fchmod(fd, entry.st.st_mode & 0o7777)  # the mode without the bits of the umask
         system.link(private, entry.name, src_dir_fd=entry.dir_fd, dst_dir_fd=entry.dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         # `clean` on another machine, or in another pid namespace, took the private file for that of a dead process.
         raise FileExistsError(errno.EEXIST, "the private file was removed: try again", entry.name) from None
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+        entry.take_back()
+        entry.private = ""
+        _make(entry, entry.name, system.O_NEW, content, mode, durable)
     finally:
-        entry.remove(private)  # on Windows a link is a move, and the name is gone
+        if entry.private and entry.file is not None:  # else another user has guessed the private name
+            entry.remove(private)  # on Windows a link is a move, and the name is gone
 
 
-def _publish_in_place(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
-    _make(entry, entry.name, system.O_NEW, mode)
-    _fill(entry, content, durable)
-
-
-def _make(entry: Entry, name: str, flags: int, mode: int) -> int:
-    entry.file = file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=entry.dir_fd))
-    entry.st = system.fstat(file.fd)
-    entry.mount = mount_at(entry.st.st_dev, entry.name)
-    return file.fd
-
-
-def _fill(entry: Entry, content: bytes, durable: bool) -> None:
-    """Lock and write the new file."""
-    assert entry.file is not None
-    fd, mount = entry.file.fd, entry.mount
+def _make(entry: Entry, name: str, flags: int, content: bytes, mode: int, durable: bool) -> int:
+    """Make a file, lock it and write it. Only its owner can read a private file until it is complete."""
+    entry.file = file = HeldFd(system.open_fd(name, flags, mode, dir_fd=entry.dir_fd))
+    fd = file.fd
+    entry.st = system.fstat(fd)
+    entry.mount = mount = mount_at(entry.st.st_dev, entry.name)
+    if entry.private:
+        system.fchmod(fd, 0o600)
     system.lock_liveness(fd)
     if mount.lets_read and not take_kernel_lock(fd, mount):  # so that `Lock` and flock(1) wait for the holder
         # Only in place: another kind of lock has found the file first, and uses it.
@@ -225,14 +218,18 @@ def _fill(entry: Entry, content: bytes, durable: bool) -> None:
     write_all(fd, content)
     if durable and mount.keeps:
         system.fsync(fd)
+    return fd
 
 
 def take_kernel_lock(fd: int, mount: Mount) -> bool:
     """Take the lock of `Lock` and flock(1). True also where the file system has no such locks. False: it is held."""
     try:
-        return try_lock(fd, system.EX_NB, system.lock_range if mount.ranged else system.lock)
+        (system.lock_range if mount.ranged else system.lock)(fd, system.EX_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
         return error.errno != errno.EBADF  # EBADF: another user's file, open for reading only, where that is not enough
+    return True
 
 
 def replace(entry: Entry, name: str, content: bytes, mode: int, durable: bool) -> None:
