@@ -167,7 +167,7 @@ class LockFile(QueuedLock[FileHold]):
         """
         if self._location.file is not self.path:
             self._resolve()
-        looks = queued or self._may_block
+        looks = queued or (self.durable and self._location.keeps)
         for _ in range(_MAX_TRIES):
             entry = self._open_entry()
             found: FileHold | Outcome = REPLACED
