@@ -292,7 +292,7 @@ def test_an_interrupt_while_a_dropped_hold_is_released_leaves_no_lock(
     grant = type(hold._grant)
     real, calls = grant.release, iter([True])
 
-    def interrupted(self: Any) -> bool:
+    def interrupted(self: object) -> bool:
         if next(calls, False):
             raise KeyboardInterrupt
         return real(self)

@@ -111,15 +111,17 @@ def test_a_name_as_long_as_it_may_be(tmp_path, length):
     Path(path).unlink(missing_ok=True)
 
 
-def test_private_files_of_a_long_name_are_cleaned(tmp_path):
-    path = str(tmp_path / ("n" * 250))
-    LockFile(path + "x")
-    from holdfast.locks.publish import private_files, private_name
+@pytest.mark.parametrize("length", [220, 250, 255])
+def test_a_name_with_no_room_for_a_private_name(tmp_path, length, monkeypatch):
+    def no_links_of_open_files(*_):
+        raise OSError(errno.EOPNOTSUPP, "no /proc here")
 
-    mine, others = private_name(path), private_name(path + "x")
-    for name in (mine, others):
-        Path(name).write_bytes(b"")
-    assert [os.path.join(tmp_path, name) for name in private_files(str(tmp_path), "n" * 250)] == [mine]
+    monkeypatch.setattr(system, "link_open_file", no_links_of_open_files)
+    path = str(tmp_path / ("n" * length))
+    with LockFile(path) as hold:
+        hold.check()
+        assert not LockFile(path).clean()
+    assert os.listdir(tmp_path) == []
 
 
 # Content.

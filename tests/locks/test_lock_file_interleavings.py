@@ -854,10 +854,11 @@ def beside_a_naive_tool(pids: Pids, window: Window) -> Any:
     return scenario
 
 
+@pytest.mark.parametrize("preemptions", FURTHER)
 def test_a_takeover_removes_a_fresh_lock_of_another_tool_only_in_its_window(
-    tmp_path: Path, pids: Pids, monkeypatch: pytest.MonkeyPatch
+    preemptions: int, tmp_path: Path, pids: Pids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = explore(beside_a_naive_tool(pids, Window(monkeypatch, pids)), tmp_path, preemptions=2, kills=1)
+    seen = explore(beside_a_naive_tool(pids, Window(monkeypatch, pids)), tmp_path, preemptions=preemptions, kills=1)
     assert {"unlink", "stat", "link_open_file"} <= deaths(seen)
 
 

@@ -33,7 +33,7 @@ from support import (
 )
 
 from holdfast import CorruptLock, LockFile, LockLost, NotLocked, owner, system
-from holdfast.locks import record
+from holdfast.locks import publish, record
 from holdfast.locks.record import Record
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ IN_PLACE: dict[str, Callable[[], bytes | None]] = {
 
 class Stay(NamedTuple):
     """What a process did in a round: when it came in and went out (nanoseconds of the monotonic clock, which all share;
-    0: it did not get in), whether it was told that it lost the lock, whose locks it removed (at most two), and when it
-    began to try and had let go."""
+    0: it did not get in), whether it was told that it lost the lock, whose locks it removed (at most two), when it
+    began to try and had let go, and when it last checked the name of a stale file and had unlinked it."""
 
     came: int = 0
     went: int = 0
@@ -73,7 +73,30 @@ class Stay(NamedTuple):
     other_victim: int = 0
     began: int = 0
     left: int = 0
+    checked: int = 0
+    unlinked: int = 0
     member: str = ""
+
+
+window: dict[str, int] = {}  # when this process last checked the name of a stale file, and when it had unlinked it
+
+
+def note_window() -> None:
+    """Fill `window` from now on, in this process."""
+    means, remove = publish.Entry.means, publish.Entry.remove
+
+    def check(entry: publish.Entry, fd: int, st: os.stat_result) -> bool:
+        if entry.file is None:
+            window["checked"] = time.monotonic_ns()
+        return means(entry, fd, st)
+
+    def unlink(entry: publish.Entry, name: str) -> bool:
+        found = remove(entry, name)
+        window.setdefault("unlinked", time.monotonic_ns())
+        return found
+
+    publish.Entry.means = check  # type: ignore[method-assign]
+    publish.Entry.remove = unlink  # type: ignore[method-assign]
 
 
 class Arena:
@@ -137,6 +160,7 @@ class Arena:
         code = 1
         try:
             die_with_parent()
+            note_window()
             attempt = self._ours if member == OURS else self._foreign
             for turn in range(1, self.rounds + 1):
                 while self._counters[0] < turn:
@@ -158,16 +182,18 @@ class Arena:
         return came, time.monotonic_ns()
 
     def _ours(self, _: str) -> Stay:
+        window.clear()
         hold = LockFile(self.path, durable=False).try_acquire()
+        checked, unlinked = window.get("checked", 0), window.get("unlinked", 0)
         if hold is None:
-            return Stay()
+            return Stay(checked=checked, unlinked=unlinked)
         came, went = self._stay()
         told = 0
         try:
             hold.release()
         except LockLost:
             told = 1
-        return Stay(came, went, told, left=time.monotonic_ns())
+        return Stay(came, went, told, left=time.monotonic_ns(), checked=checked, unlinked=unlinked)
 
     def _foreign(self, member: str) -> Stay:
         victims.clear()
@@ -218,7 +244,8 @@ def test_of_all_that_try_at_once_there_are_never_two_holders(processes: int, con
 
 
 def excused(pair: tuple[Stay, Stay], stays: list[Stay]) -> bool:
-    """Ours was told; or the two are foreign; or another foreign one had removed the foreign one's lock."""
+    """Ours was told; or the two are foreign; or another foreign one had removed the foreign one's lock; or the foreign
+    one made its lock while one of ours took over the stale file, between our last check and our unlink."""
     ours = [stay for stay in pair if stay.member == OURS]
     if not ours or any(stay.told for stay in ours):
         return True
@@ -228,6 +255,7 @@ def excused(pair: tuple[Stay, Stay], stays: list[Stay]) -> bool:
     several = sum(stay.member != OURS for stay in stays) > 1
     return any(
         stay.pid in robbed
+        or any(stay.began < one.unlinked and one.checked < stay.came for one in stays if one.member == OURS)
         or (stay.told and stay.member == "semats" and (several or _renamed_over_a_release(stay, stays)))
         for stay in foreign
     )

@@ -118,6 +118,8 @@ class FileEngine(local.LocalEngine):
                 return BUSY
             except Changed:
                 self.resolve()
+            except OSError as error:
+                raise self._by_path(error) from None
             finally:
                 if not found:
                     entry.take_back()
@@ -137,8 +139,6 @@ class FileEngine(local.LocalEngine):
             publish(entry, content, self.mode, self.durable)
         except FileExistsError:
             return REPLACED
-        except OSError as error:
-            raise self._by_path(error) from None
         grant = FileGrant(self, entry, content)
         return grant if self._complete(grant) else REPLACED
 
@@ -246,7 +246,7 @@ class FileEngine(local.LocalEngine):
         else:
             log.info("%s: removed the lock of %s", self.name, found)
 
-    def with_existing(self, do: Callable[[Entry, int], Result]) -> Result | None:
+    def _with_existing(self, do: Callable[[Entry, int], Result]) -> Result | None:
         """Do something with the lock file, opened; None if there is none."""
         for _ in range(_MAX_LINKS):
             entry = self.open_entry()
@@ -262,10 +262,16 @@ class FileEngine(local.LocalEngine):
                 entry.close()
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.name)
 
+    def remove_existing(
+        self, wanted: Callable[[Judgement], bool], *, is_break: bool = True
+    ) -> Judgement | Outcome | None:
+        """`remove` the lock file; None if there is none."""
+        return self._with_existing(lambda entry, fd: self.remove(entry, fd, wanted, MAX_WAIT_TRIES, is_break))
+
     def examine(self) -> Judgement | None:
         """Return the facts about the holder; None if the lock is free."""
         try:
-            return self.with_existing(lambda entry, fd: self.judge(fd))
+            return self._with_existing(lambda entry, fd: self.judge(fd))
         except NotPermitted:
             return Judgement(None, 0.0, None, stale=False, stale_in=None)
 

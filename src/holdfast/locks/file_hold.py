@@ -18,6 +18,7 @@ from .removal import MAX_WAIT_TRIES, take_removal_byte
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import weakref
+    from _thread import LockType
 
     from .file_engine import FileEngine
     from .lock_file import LockFile
@@ -29,13 +30,13 @@ class FileGrant(LocalGrant):
 
     __slots__ = (
         *("__weakref__", "_called_at", "_engine", "_lost", "_renewing"),
-        *("acquired_at", "content", "entry", "key", "on_release", "token"),
+        *("acquired_at", "content", "entry", "key", "renewed_hold", "token"),
     )
 
     shared = False
     key: process.Inode
     token: int
-    on_release: weakref.ref[FileHold] | None  # a hold with a heartbeat
+    renewed_hold: weakref.ref[FileHold] | None  # a hold with a heartbeat
 
     def __init__(self, engine: FileEngine, entry: Entry, content: bytes) -> None:
         self._engine = engine
@@ -43,10 +44,10 @@ class FileGrant(LocalGrant):
         self.content = content
         self.key = inode_of(entry.st)
         self.acquired_at = time.time()
-        self.on_release = None
+        self.renewed_hold = None
         self._called_at = 0.0
         self._lost = False
-        self._renewing = allocate_lock()  # held by a thread that renews
+        self._renewing: LockType | None = None  # held by a thread that renews; made by the first one
 
     def fileno(self) -> int:
         """Return the descriptor that carries the liveness byte."""
@@ -83,6 +84,8 @@ class FileGrant(LocalGrant):
     def _remove(self) -> bool:
         """Remove the file if the name still means it. False: the lock was lost before."""
         entry = self.entry
+        if entry.file is None:  # an attempt that was interrupted has taken the file back
+            return False
         if not take_removal_byte(self.fileno(), MAX_WAIT_TRIES):
             # Another process is removing the file. If it does not, other processes find that the holder is gone.
             self._engine.metrics.cleanups_skipped.bump()
@@ -98,10 +101,10 @@ class FileGrant(LocalGrant):
         self._close()
 
     def _close(self) -> None:
-        if self.on_release is not None:
-            heartbeat.end(self.on_release, self.key[0])
+        if self.renewed_hold is not None:
+            heartbeat.end(self.renewed_hold, self.key[0])
         # A thread that renews uses the descriptor. At the end of the interpreter, threads stop with their mutexes.
-        if not sys.is_finalizing():
+        if self._renewing is not None and not sys.is_finalizing():
             with self._renewing:
                 pass
         self.entry.close()
@@ -114,7 +117,9 @@ class FileGrant(LocalGrant):
 
     def renew(self) -> None:
         """Set the timestamp to now, in place and in one write, unless the file is closed."""
-        with self._renewing:  # `close` waits for it before it closes the descriptor
+        with process.registry.mutex:
+            self._renewing = renewing = self._renewing or allocate_lock()
+        with renewing:  # `close` waits for it before it closes the descriptor
             if self.entry.file is not None and self.entry.file.is_open:
                 start, text = self._engine.format.renewal(self.content, time.time())
                 system.pwrite(self.fileno(), text, start)

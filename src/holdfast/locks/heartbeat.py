@@ -1,8 +1,7 @@
-"""Renewing holds in the background: one thread per file system, which ends when there is nothing left to renew.
+"""Renewing holds in the background: one thread per file system, which ends when no hold is left to renew.
 
-Renewing is file I/O, and a server that does not answer stops the thread. So each file system has its own thread.
-Nothing here does I/O under a mutex. When a lock was taken away, the thread calls `on_lost` once and stops
-renewing the hold.
+Renewing is file I/O, and a server that does not answer stops the thread. So each file system has its own thread, and
+nothing here does I/O under a mutex. If a lock was taken away, the thread calls `on_lost` once and stops renewing it.
 """
 
 from __future__ import annotations
@@ -61,49 +60,41 @@ class Heart:
 
 
 hearts: dict[int, Heart] = {}  # by st_dev
-
-
-def _forget_hearts() -> None:
-    """In a forked child, which has neither the threads nor the holds, and must not wait for a mutex of its parent."""
-    hearts.clear()
-
-
-process.after_fork_in_child(_forget_hearts)
+process.after_fork_in_child(hearts.clear)  # a child has neither the threads nor the holds
 
 
 def beat(hold: FileHold, grant: FileGrant, every: float) -> None:
     """Renew `hold` every so many seconds, until it is released, lost or dropped."""
-    grant.on_release = weakref.ref(hold)
-    hearts.setdefault(grant.key[0], Heart()).add(grant.on_release, every)
+    grant.renewed_hold = weakref.ref(hold)
+    hearts.setdefault(grant.key[0], Heart()).add(grant.renewed_hold, every)
 
 
 def end(hold: weakref.ref[FileHold], device: int) -> None:
-    """The hold is released: nothing is due any more."""
+    """Stop renewing a hold that is released."""
     heart = hearts.get(device)
-    # At the end of the interpreter the thread has stopped, perhaps with the mutex in its hands.
+    # At the end of the interpreter the thread has stopped, perhaps with the mutex.
     if heart is not None and not sys.is_finalizing():
         heart.remove(hold)
 
 
 def _renew(reference: weakref.ref[FileHold]) -> float | None:
-    """Renew a hold. Returns in how many seconds to do it again; None: not any more."""
+    """Renew a hold. Returns in how many seconds to renew it again; None: not any more."""
     hold = reference()
     if hold is None or hold.released:
         return None
     try:
         hold.renew()
     except HoldfastError:
-        on_lost = hold.lock.on_lost
-        if hold.lost and on_lost is not None:
-            # In a thread of its own: it may take its time, and others are to be renewed.
-            threading.Thread(target=_tell, args=(on_lost, hold), name="holdfast-on-lost", daemon=True).start()
+        if hold.lost and hold.lock.on_lost is not None:
+            # In a thread of its own: it may take long, and other holds have to be renewed.
+            threading.Thread(target=_call, args=(hold.lock.on_lost, hold), name="holdfast-on-lost", daemon=True).start()
         return None
     except OSError:
         pass  # the disk may come back; if it does not, the lock grows old
     return hold.lock.heartbeat
 
 
-def _tell(on_lost: Callable[[FileHold], object], hold: FileHold) -> None:
+def _call(on_lost: Callable[[FileHold], object], hold: FileHold) -> None:
     try:
         on_lost(hold)
     except BaseException:

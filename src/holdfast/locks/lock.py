@@ -90,8 +90,8 @@ class Lock(BaseLock[Hold]):
         with holdfast.Lock("deploy.lock", timeout=60):
             deploy()
 
-    `with` and `acquire` raise Timeout, or Busy with `timeout=0`; NotALockFile if the file has content; Unsupported where
-    the file system has no locks that work; WouldDeadlock if the calling thread or task holds the lock already.
+    `with` and `acquire` raise Timeout, or Busy with `timeout=0`; NotALockFile if the file has content; Unsupported
+    where the file system has no locks that work; WouldDeadlock if the calling thread or task holds the lock already.
     """
 
     __slots__ = ("fair", "keep", "mode", "path", "shared")

@@ -18,9 +18,11 @@ Not promised: that tools which unlink without these rules leave our files alone.
 
 from __future__ import annotations
 
+import errno
 import os
 from time import monotonic
 
+from .. import owner, system
 from ..errors import NotALockFile, NotLocked, NotOwner
 from ..wait import DeadlinePassed, drive
 from . import base, record
@@ -28,7 +30,7 @@ from .engine import Outcome
 from .file_engine import FileEngine, is_stale
 from .file_hold import FileHold
 from .file_waiter import FileWaiter
-from .removal import MAX_WAIT_TRIES, NotPermitted, remove_private_files
+from .removal import NotPermitted, remove_private_files
 from .staleness import POLICIES, Judgement
 
 TYPE_CHECKING = False
@@ -133,9 +135,18 @@ class LockFile(base.BaseLock[FileHold]):
         Nothing in this process holds the lock afterwards. `release_as_owner(pid)` releases it. It is stale when that
         process has ended, or when it is old. Raises Timeout or Busy as `acquire` does.
         """
-        from .detached import acquire_for
-
-        return acquire_for(self, pid, timeout)
+        if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid < 2**32:
+            raise ValueError(f"a pid is a number from 1 on, not {pid!r}")
+        another = LockFile(self.path, **{name: getattr(self, name) for name in self._options})
+        another._engine.writer = writer = record.WriterFor(pid, self.tag)
+        if writer.start is None and not system.process_exists(pid):
+            raise ValueError(f"there is no process {pid} for which a lock could be acquired")
+        hold = another.acquire(timeout)
+        if writer.start is not None and owner.start_of(pid) != writer.start:
+            hold.release()
+            raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended before its lock was free", self.path)
+        hold.leave_standing()
+        return record.parse(hold._grant.content)._replace(token=hold.token)
 
     def wait_until_free(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
         """Wait until the lock is free or stale. Does not acquire it. Raises Timeout, or Busy for 0."""
@@ -177,9 +188,7 @@ class LockFile(base.BaseLock[FileHold]):
 
     def _release_or_break(self, wanted: Callable[[Judgement], bool], *, is_break: bool = True) -> Record | None:
         try:
-            found = self._engine.with_existing(
-                lambda entry, fd: self._engine.remove(entry, fd, wanted, MAX_WAIT_TRIES, is_break)
-            )
+            found = self._engine.remove_existing(wanted, is_break=is_break)
         except NotPermitted as error:
             raise PermissionError(error.errno, error.strerror, self.path) from None
         if found is None:
@@ -195,9 +204,7 @@ class LockFile(base.BaseLock[FileHold]):
     def clean(self) -> bool:
         """Remove a stale lock file, and private files that dead processes left of it. True: there was one."""
         try:
-            cleaned = bool(
-                self._engine.with_existing(lambda entry, fd: self._engine.remove(entry, fd, is_stale, MAX_WAIT_TRIES))
-            )
+            cleaned = bool(self._engine.remove_existing(is_stale))
         except PermissionError:
             cleaned = False  # another user's
         return self.clean_private_files() or cleaned

@@ -4,7 +4,7 @@
 
     O_TMPFILE + link      write a file without a name, then link it. A crash leaves nothing
     private file + link   sshfs, NFS, macOS, Windows. A crash leaves `<name>.<pid>.<16 hex>.tmp`, which `clean` removes
-    O_EXCL + write        no hard links (FAT, some FUSE file systems). A reader may see the file empty for a moment
+    O_EXCL + write        no hard links (FAT), or no room for a private name. Readers may see it empty for a moment
 
 `link` fails if the name is taken, on every file system. `rename` is no alternative: it replaces the file of another
 holder. Leaving out the first way would be 3 % slower on ext4 and 5 % on tmpfs.
@@ -16,7 +16,7 @@ import errno
 import os
 
 from .. import owner, system
-from ..files import OwnedFd, inode_of, sync_directory, try_lock, write_all
+from ..files import OwnedFd, inode_of, sync_directory, write_all
 from ..paths import cannot_be_swapped, follow_links, is_trusted, mount_at
 from .lock_path import Location
 from .record import MAX_BYTES
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..paths import Mount
     from ..process import Inode
 
-_MAX_STEM_BYTES = 200  # of 255. The pid, 16 digits and .tmp come after it
 _NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.ENOENT}
+_NOT_SUPPORTED |= {errno.ENAMETOOLONG}  # the private name of a lock whose name is nearly as long as possible
 
 
 class Entry:
@@ -74,9 +74,11 @@ class Entry:
             pass  # another process removes it
         finally:
             file.close()
+            self.file = None
 
     def __del__(self) -> None:
-        if getattr(self, "file", None) is not None:
+        file = getattr(self, "file", None)
+        if file is not None and file.fd != -1:
             self.take_back()
 
     def inode(self) -> Inode | None:
@@ -98,6 +100,8 @@ class Entry:
 
     def is_published(self) -> bool:
         """Does the name still mean the file that this process has published?"""
+        if self.mount.has_inodes:
+            return self.inode() == inode_of(self.st)
         return self.file is not None and self.means(self.file.fd, self.st)
 
     def open(self, flags: int) -> int:
@@ -163,15 +167,14 @@ def _same_record(one: bytes, other: bytes) -> bool:
 def publish(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
     """Make the file of an entry, with its liveness byte locked. Raises FileExistsError if the name is taken."""
     try:
-        for way in (_publish_nameless, _publish_private, _publish_in_place):
-            try:
-                way(entry, content, mode, durable)
-            except OSError as error:
-                if error.errno not in _NOT_SUPPORTED or way is _publish_in_place:
-                    raise
-                entry.take_back()
-            else:
-                return
+        try:
+            fd = _make(entry, entry.parent, system.O_TMPFILE, content, mode, durable)
+            system.link_open_file(fd, entry.dir_fd, entry.name)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            entry.take_back()
+            _publish_otherwise(entry, content, mode, durable)
     except FileExistsError:
         entry.close()
         raise
@@ -180,43 +183,34 @@ def publish(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
         raise
 
 
-def _publish_nameless(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
-    fd = _make(entry, entry.parent, system.O_TMPFILE, mode)
-    _fill(entry, content, durable)
-    system.link_open_file(fd, entry.dir_fd, entry.name)
-
-
-def _publish_private(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
+def _publish_otherwise(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
     entry.private = private = private_name(entry.name)
-    fd = _make(entry, private, system.O_NEW, mode)
     try:
-        system.fchmod(fd, 0o600)
-        _fill(entry, content, durable)
+        fd = _make(entry, private, system.O_NEW, content, mode, durable)
         system.fchmod(fd, entry.st.st_mode & 0o7777)  # the mode without the bits of the umask
         system.link(private, entry.name, src_dir_fd=entry.dir_fd, dst_dir_fd=entry.dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         # `clean` on another machine, or in another pid namespace, took the private file for that of a dead process.
         raise FileExistsError(errno.EEXIST, "the private file was removed: try again", entry.name) from None
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+        entry.take_back()
+        entry.private = ""
+        _make(entry, entry.name, system.O_NEW, content, mode, durable)
     finally:
-        entry.remove(private)  # on Windows a link is a move, and the name is gone
+        if entry.private and entry.file is not None:  # else another user has guessed the private name
+            entry.remove(private)  # on Windows a link is a move, and the name is gone
 
 
-def _publish_in_place(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
-    _make(entry, entry.name, system.O_NEW, mode)
-    _fill(entry, content, durable)
-
-
-def _make(entry: Entry, name: str, flags: int, mode: int) -> int:
+def _make(entry: Entry, name: str, flags: int, content: bytes, mode: int, durable: bool) -> int:
+    """Make a file, lock it and write it. Only its owner can read a private file until it is complete."""
     entry.file = file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=entry.dir_fd))
-    entry.st = system.fstat(file.fd)
-    entry.mount = mount_at(entry.st.st_dev, entry.name)
-    return file.fd
-
-
-def _fill(entry: Entry, content: bytes, durable: bool) -> None:
-    """Lock and write the new file."""
-    assert entry.file is not None
-    fd, mount = entry.file.fd, entry.mount
+    fd = file.fd
+    entry.st = system.fstat(fd)
+    entry.mount = mount = mount_at(entry.st.st_dev, entry.name)
+    if entry.private:
+        system.fchmod(fd, 0o600)
     system.lock_liveness(fd)
     if mount.lets_read and not take_kernel_lock(fd, mount):  # so that `Lock` and flock(1) wait for the holder
         # Only in place: another kind of lock has found the file first, and uses it.
@@ -224,50 +218,37 @@ def _fill(entry: Entry, content: bytes, durable: bool) -> None:
     write_all(fd, content)
     if durable and mount.keeps:
         system.fsync(fd)
+    return fd
 
 
 def take_kernel_lock(fd: int, mount: Mount) -> bool:
     """Take the lock of `Lock` and flock(1). True also where the file system has no such locks. False: it is held."""
     try:
-        return try_lock(fd, system.EX_NB, system.lock_range if mount.ranged else system.lock)
+        (system.lock_range if mount.ranged else system.lock)(fd, system.EX_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
         return error.errno != errno.EBADF  # EBADF: another user's file, open for reading only, where that is not enough
+    return True
 
 
 def replace(entry: Entry, name: str, content: bytes, mode: int, durable: bool) -> None:
     """Write another file of the directory, in place of the old one. Readers see the old content or the new content."""
     private = private_name(entry.name)  # `clean` finds what a crash leaves by this name
-    with OwnedFd(system.open_fd(private, system.O_NEW, mode, dir_fd=entry.dir_fd)) as file:
-        try:
+    try:
+        with OwnedFd(system.open_fd(private, system.O_NEW, mode, dir_fd=entry.dir_fd)) as file:
             system.lock_liveness(file.fd)
             write_all(file.fd, content)
             if durable:
                 system.fsync(file.fd)
             system.rename(private, name, src_dir_fd=entry.dir_fd, dst_dir_fd=entry.dir_fd)
-        except BaseException:
-            entry.remove(private)
-            raise
+    except BaseException:
+        entry.remove(private)
+        raise
 
 
 def private_name(name: str) -> str:
-    return f"{_stem(name)}.{owner.me().pid}.{os.urandom(8).hex()}.tmp"
-
-
-def _stem(name: str) -> str:
-    """The beginning of private names: the name of the lock, or its first bytes if there is no room for more."""
-    directory, slash, last = name.rpartition("/")
-    text = os.fsencode(last)
-    if len(text) <= _MAX_STEM_BYTES:
-        return name
-    from zlib import crc32
-
-    return f"{directory}{slash}{os.fsdecode(text[: _MAX_STEM_BYTES - 9])}~{crc32(text):08x}"
-
-
-def private_files(directory: str, name: str) -> list[str]:
-    """The private files of this very lock: those of `a.b` are not those of `a`."""
-    stem = _stem(name)
-    return [entry for entry in system.listdir(directory) if lock_of_private(entry) == stem]
+    return f"{name}.{owner.me().pid}.{os.urandom(8).hex()}.tmp"
 
 
 def lock_of_private(path: str) -> str | None:

@@ -20,6 +20,7 @@ and a file whose first line is `pid=` and digits, count as a damaged lock. Any o
 
 from __future__ import annotations
 
+import os
 from collections import namedtuple
 from time import time
 
@@ -156,7 +157,7 @@ SEMA = Format()
 
 
 class Writer:
-    """Writes the records of one lock in the name of this process. The constant parts are composed once per process."""
+    """Writes the records of one lock. The constant parts are composed once per process."""
 
     __slots__ = ("_me", "_parts", "_tag", "format")
 
@@ -168,17 +169,30 @@ class Writer:
 
     def write(self, serial: int) -> bytes:
         """Return the record of a new hold. `serial` is a number that no other hold of this process has."""
-        me = owner.me()
+        me, form = owner.me(), self.format
         if self._me is not me:
-            self._parts = self._split(me)
+            content = form.compose(Record(me.pid, 0, self._tag, me.host, me.boot, me.start, "", 0))
+            before, _, rest = content.partition(form.time_key + form.time_text(0))
+            between, _, after = rest.rpartition(form.owner_key)
+            self._parts = before + form.time_key, between + form.owner_key, after
             self._me = me
         before, between, after = self._parts
-        return b"%b%b%b%b%x%b" % (before, self.format.time_text(time()), between, me.random, serial, after)
+        return b"%b%b%b%b%x%b" % (before, form.time_text(time()), between, me.random, serial, after)
 
-    def _split(self, me: owner.Identity) -> tuple[bytes, bytes, bytes]:
-        """Compose a record, and return its parts before the time, between time and owner, and after the owner."""
-        form = self.format
-        content = form.compose(Record(me.pid, 0, self._tag, me.host, me.boot, me.start, "", 0))
-        before, _, rest = content.partition(form.time_key + form.time_text(0))
-        between, _, after = rest.rpartition(form.owner_key)
-        return before + form.time_key, between + form.owner_key, after
+
+class WriterFor(Writer):
+    """Writes records in the name of another process, for a command that ends in a moment.
+
+    They have `call` in place of `owner`, because no process keeps the liveness byte locked.
+    """
+
+    __slots__ = ("pid", "start")
+
+    def __init__(self, pid: int, tag: str | None) -> None:
+        Writer.__init__(self, SEMA, tag)
+        self.pid = pid
+        self.start = owner.start_of(pid)
+
+    def write(self, serial: int) -> bytes:
+        me, call = owner.me(), os.urandom(8).hex()
+        return compose(Record(self.pid, int(time()), self._tag, me.host, me.boot, self.start, None, 0, call))

@@ -26,7 +26,7 @@ from time import sleep
 from .. import system
 from ..files import OwnedFd
 from ..paths import mount_at
-from .publish import private_files, take_kernel_lock
+from .publish import lock_of_private, take_kernel_lock
 from .staleness import not_a_lock_file
 
 TYPE_CHECKING = False
@@ -101,7 +101,7 @@ def excludes_other_kinds(fd: int, path: str, found: Judgement) -> bool:
 
 def remove_private_files(entry: Entry, location: FileLocation, stale_after: float | None) -> bool:
     """Remove the private files that dead processes left of this lock file. True: there was one."""
-    names = private_files(location.parent, location.name)
+    names = [name for name in system.listdir(location.parent) if lock_of_private(name) == location.name]
     return sum(_remove_private(entry, entry.sibling(name), stale_after) for name in names) > 0
 
 

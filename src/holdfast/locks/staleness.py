@@ -1,12 +1,12 @@
-"""Is a lock file stale? What can be known about its holder, and what follows from that under each policy.
+"""Is a lock file stale? The facts about its holder, and what follows from them under each policy.
 
-    "proof"          a holder proved dead is replaced at once, one proved alive keeps its lock however old it is; where
-                     neither can be proved, age decides
-    "old"            age decides alone, whoever lives (sema)
+    "proof"          a holder that is proved dead is replaced at once, and one that is proved alive never; where neither
+                     can be proved, age decides
+    "old"            age alone decides (sema)
     "dead-and-old"   both: the pid does not exist, and the lock is old (semats)
-    "dead-or-old"    one of both: proved dead, or old although alive, and so not renewed (leases of tasks)
+    "dead-or-old"    proved dead, or old although alive, and so not renewed (leases of tasks)
 
-Old means strictly older than `stale_after`; a timestamp in the future is not old. An empty or damaged file may be one
+Old means strictly older than `stale_after`. A timestamp in the future is not old. An empty or damaged file may be one
 that another tool has created and not yet written, so it counts as held until its modification time is old. A file with
 any other content is not a lock file, and is refused.
 """
@@ -33,10 +33,13 @@ POLICIES = ("proof", "old", "dead-and-old", "dead-or-old")
 
 
 class Judgement:
-    """What is known about the holder of a lock file at one moment.
+    """The facts about the holder of a lock file at one moment.
 
-    `record` is None for an empty or damaged file. `alive` is None where nothing can be proved. `stale_in` is in how
-    many seconds age alone will make it stale, None for never.
+    record: the record of the holder; None: the file is empty or damaged
+    age: seconds since the timestamp of the record
+    alive: True or False if that is proved; None: nothing can be proved
+    stale: may the next process replace the file?
+    stale_in: seconds until age alone makes the file stale; None: never
     """
 
     __slots__ = ("age", "alive", "record", "stale", "stale_in")
@@ -52,13 +55,13 @@ class Judgement:
 
     @property
     def is_dead(self) -> bool:
-        """Proved dead, or there is no such process where its pid can be looked up."""
+        """Is the holder proved dead, or is there no process with its pid in this pid namespace?"""
         if self.alive is not None or self.record is None:
             return self.alive is False
         return owner.is_visible(self.record.host, self.record.start) and not system.process_exists(self.record.pid)
 
     def facts(self) -> dict[str, Any]:
-        """What a status says about the lock: who holds it, since when, and when it will be stale."""
+        """Return fields of a `Status`: the holder, since when it holds the lock, and when the lock will be stale."""
         found = self.record
         facts = {"alive": self.alive, "stale": self.stale, "stale_in": self.stale_in, "corrupt": found is None}
         if found is None:

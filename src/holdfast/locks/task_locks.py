@@ -1,7 +1,8 @@
 """`TaskLocks`: one lock file per task, `<task id>.lock`, shared with workers that know no more than the file.
 
-A format (`task_record`) and a rule for names; everything else is `LockFile`. A lock is a lease: its worker renews it,
-and one that is not renewed for `stale_after` seconds is taken over, as is at once that of a worker proved dead.
+Only the format (`task_record`) and the rule for names are here. Everything else is `LockFile`. A lock is a lease: its
+worker renews it. The next worker takes over a lease that was not renewed for `stale_after` seconds, and at once that
+of a worker that is proved dead.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from . import base
 
 _SUFFIX = ".lock"
-_MAX_NAME_BYTES = 210  # bytes; what is made beside it has a longer name
-# What cannot be in the name of a file, and what would be taken for that.
+_MAX_NAME_BYTES = 210  # the private names of a lock file are longer
+# Characters that a file name cannot have, and a '%' that would be read as an escaped one.
 _UNSAFE = re.compile(r"[/\0]|%(?=[0-9A-Fa-f]{2})" if os.name != "nt" else r'[\0-\x1f<>:"/\\|?*]|%(?=[0-9A-Fa-f]{2})')
 
 
@@ -43,9 +44,19 @@ class TaskLock(LockFile):
 class TaskLocks:
     """The locks of the tasks in a directory, for one worker. All files `*.lock` in the directory are task locks.
 
-    stale_after: seconds after which a task is taken from a worker that has not renewed its lock
-    heartbeat: seconds between renewals
-    on_lost: called with the hold if a task was taken away
+    directory: where the lock files are. It must exist
+    worker_id: a name of this worker. The lock files show it
+    stale_after: seconds after which another worker may take a task whose lock was not renewed
+    heartbeat: seconds between renewals; None: no renewals
+    durable: claims survive a power failure
+    on_lost: called with the hold, in a thread, if a task was taken away
+
+    Raises ValueError if the heartbeat is not shorter than `stale_after`.
+
+        locks = holdfast.TaskLocks("/srv/tasks", "worker-1")
+        if hold := locks.claim("resize-7"):
+            with hold:
+                resize(7)
     """
 
     def __init__(
@@ -79,7 +90,7 @@ class TaskLocks:
         return f"holdfast.TaskLocks({self.directory!r}, {self.worker_id!r})"
 
     def claim(self, task_id: str) -> FileHold | None:
-        """The lock of a task, if nobody has it or whoever has it is dead or stale; else None."""
+        """Return the hold of a task, or None if another worker has claimed it. Takes over a dead or stale claim."""
         hold = self._lock(task_id).try_acquire()
         if hold is not None:
             with self._mutex:
@@ -89,7 +100,10 @@ class TaskLocks:
         return hold
 
     def release(self, task_id: str) -> None:
-        """Release a claimed task, as `hold.release()` does. Raises LockLost if another worker took it meanwhile."""
+        """Release a claimed task, as `hold.release()` does.
+
+        Raises NotLocked if this object has not claimed it, LockLost if another worker took it meanwhile.
+        """
         with self._mutex:
             hold = self._holds.pop(task_id, None)
         if hold is None:
@@ -97,20 +111,16 @@ class TaskLocks:
         hold.release()
 
     def status(self, task_id: str) -> Status:
-        """Who has the task. `status.tag` is the worker's id."""
+        """Return the status of a task's lock. `status.tag` is the id of its worker."""
         return self._lock(task_id).status()
 
     def claimed(self) -> dict[str, Status]:
-        """The tasks that somebody has, and who."""
-        found = {}
-        for task_id in self._task_ids():
-            status = self.status(task_id)
-            if status.held:
-                found[task_id] = status
-        return found
+        """Return the status of every claimed task, by task id."""
+        found = {task_id: self.status(task_id) for task_id in self._task_ids()}
+        return {task_id: status for task_id, status in found.items() if status.held}
 
     def clean(self) -> list[str]:
-        """Remove stale locks, and what dead workers left of others. Gives the ids of the tasks."""
+        """Remove stale locks, and private files that dead workers left. Returns the ids of their tasks."""
         return [task_id for task_id in self._task_ids() if self._lock(task_id).clean()]
 
     def _task_ids(self) -> list[str]:
@@ -127,7 +137,7 @@ class TaskLocks:
 
 
 def file_name_of(task_id: str) -> str:
-    """The name of a task's file. Ordinary ids are their own; no two ids have the same."""
+    """Return the file name of a task id, without `.lock`. Most ids are their own file names. No two ids share one."""
     if not isinstance(task_id, str) or not task_id:
         raise UnsafePath(f"a task id is a text, not {task_id!r}")
     name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", task_id)

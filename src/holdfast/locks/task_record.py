@@ -1,9 +1,9 @@
-"""The lock files of task workers: a JSON object, with what the other workers write and read first (docs/formats.md).
+"""The lock files of task workers: a JSON object that begins with the fields of the other workers (docs/formats.md).
 
     {"worker_id": "w1", "started_at": "2026-01-31T12:00:00.123456+00:00", "task_id": "resize-7", "pid": 4711, …}
 
-`started_at` is when the task was begun, or when the lease on it was last renewed. What others wrote may be anything:
-`[]`, a time without a zone (which means UTC), half an object. Whatever cannot be understood is `CorruptLock`.
+`started_at` is when the task was begun, or when its lease was last renewed. Other workers may write anything: `[]`, a
+time without a zone (which means UTC), half an object. Content that cannot be parsed raises `CorruptLock`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _OURS = ("host", "boot", "start", "owner")
-TIME_TO_WRITE = 5.0  # seconds; other workers create the file first and then write it
+TIME_TO_WRITE_S = 5.0  # other workers create the file first and then write it
 
 
 class TaskFormat(Format):
-    """Of one task and one worker, which is the `tag` of the record."""
+    """The format of one task and one worker. The worker is the `tag` of the record."""
 
     kind = "task"
     whole_seconds = False
@@ -35,13 +35,13 @@ class TaskFormat(Format):
         self._worker_id = worker_id
 
     def parse(self, content: bytes) -> Record:
-        said = _object(content)
-        ours = {key: said.get(key) for key in _OURS}
+        fields = _object(content)
+        ours = {key: fields.get(key) for key in _OURS}
         return Record(
-            said["pid"] if _is_pid(said.get("pid")) else 0,
-            _seconds(said.get("started_at")),
-            sanitise(str(said.get("worker_id", ""))),
-            token=_number(said.get("token")),
+            fields["pid"] if _is_pid(fields.get("pid")) else 0,
+            _seconds(fields.get("started_at")),
+            sanitise(str(fields.get("worker_id", ""))),
+            token=_token(fields.get("token")),
             **{key: sanitise(value) if isinstance(value, str) else None for key, value in ours.items()},
         )
 
@@ -54,7 +54,7 @@ class TaskFormat(Format):
         return "a lock file of the sema format"
 
     def corrupt_after(self, stale_after: float | None) -> float | None:
-        return TIME_TO_WRITE if stale_after is None else min(TIME_TO_WRITE, stale_after)
+        return TIME_TO_WRITE_S if stale_after is None else min(TIME_TO_WRITE_S, stale_after)
 
     def compose(self, record: Record) -> bytes:
         moment = self.time_text(record.timestamp).decode()
@@ -78,31 +78,30 @@ def _object(content: bytes) -> dict[str, Any]:
     if len(content) > MAX_BYTES:
         raise CorruptLock(f"more than {MAX_BYTES} bytes")
     try:
-        said = json.loads(content)
+        fields = json.loads(content)
     except (ValueError, RecursionError):
         raise CorruptLock("no JSON") from None
-    if not isinstance(said, dict):
+    if not isinstance(fields, dict):
         raise CorruptLock("no JSON object")
-    return said
+    return fields
 
 
 def _seconds(text: object) -> float:
     if not isinstance(text, str):
-        raise CorruptLock("no time at which it was started")
+        raise CorruptLock("no time in started_at")
     try:
         moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=timezone.utc)
         return moment.timestamp()
     except (ValueError, OverflowError):
-        raise CorruptLock("no time at which it was started") from None
+        raise CorruptLock("no time in started_at") from None
 
 
 def _is_pid(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**32
 
 
-def _number(value: object) -> int | None:
-    return (
-        int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 19 + 1 else None
-    )
+def _token(value: object) -> int | None:
+    is_token = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= TOKEN_DIGITS
+    return int(value) if is_token else None  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
-"""Fencing tokens: each greater than every earlier one of its path, unless the clock is set back.
+"""Fencing tokens: each is greater than all earlier ones of its path, unless the clock is set back.
 
-A token is the clock in nanoseconds, or one more than the greatest that this process gave out or saw. Where clocks may
-be set back, a small file beside the lock keeps the last one.
+A token is the clock in nanoseconds, or one more than the greatest token that this process has given out or read. With
+`fence=True` a small file beside the lock keeps the last token, so that the clock does not matter.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def new(path: str) -> int:
 
 
 def _forget_oldest() -> None:
-    """The smallest tokens are those that the clock is furthest past."""
+    """Forget the smallest tokens: the clock is furthest past them."""
     for path in sorted(_last, key=_last.__getitem__)[: _MAX_PATHS // 2]:
         del _last[path]
 
 
 def advance_fence(entry: Entry, path: str, token: int, mode: int, durable: bool) -> int:
-    """A token past the one in the fence file, and written there. Only for the holder that has the removal byte."""
+    """Return a token greater than the one in the fence file, and write it there. The caller has the removal byte."""
     last = _read_fence(entry, path)
     token = max(token, last + 1)
     replace(entry, entry.name + ".fence", b"%d\n" % token, mode, durable)
@@ -70,6 +70,6 @@ def _read_fence(entry: Entry, path: str) -> int:
     if digits.isdigit() and len(digits) <= 19 and int(digits) <= _MAX_TOKEN:
         return int(digits)
     raise CorruptLock(
-        f"{path}.fence does not hold a number: {digits[:40]!r}. See what wrote it: without it tokens may repeat.",
+        f"{path}.fence does not hold a number: {digits[:40]!r}. Find out what wrote it. Without it tokens may repeat.",
         path=path,
     )
