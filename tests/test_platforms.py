@@ -23,9 +23,13 @@ import holdfast
 from holdfast import system
 
 PACKAGE = Path(holdfast.__file__).parent
-PLATFORMS = {"linux": ("posix", "linux"), "macos": ("posix", "macos"), "windows": ("windows",)}
+PLATFORMS = {
+    "linux": ("positions", "posix", "linux", "ranges"),
+    "macos": ("positions", "posix", "fallbacks", "macos", "ranges"),
+    "windows": ("positions", "fallbacks", "windows", "ranges"),
+}
 CONSTANT = "constant"
-OPTIONAL = "None"  # a function that the platform does not have
+ABSENT = "absent"  # a function or class that the platform does not have: None, or `_unsupported`
 
 
 def public_names(platform: str) -> dict[str, Any]:
@@ -51,10 +55,12 @@ def shape_of(node: Any, nodes: dict[str, Any]) -> Any:
     if isinstance(node, ast.ClassDef):
         methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
         return {item.name: signature_of(item) for item in methods if item.name == "__init__" or item.name[0] != "_"}
+    if isinstance(node, ast.Name) and node.id == "_unsupported":
+        return ABSENT
     if isinstance(node, ast.Name) and node.id in nodes:
         return shape_of(nodes[node.id], nodes)
     if isinstance(node, ast.Constant) and node.value is None:
-        return OPTIONAL
+        return ABSENT
     known = standard_function(node)
     return CONSTANT if known is None else without_defaults(inspect.signature(known))
 
@@ -92,8 +98,8 @@ def without_defaults(signature: inspect.Signature) -> list[tuple[str, bool, bool
 
 
 def agree(one: Any, other: Any) -> bool:
-    if OPTIONAL in (one, other):
-        return one == other or isinstance(one, list) or isinstance(other, list)
+    if ABSENT in (one, other):
+        return one == other or CONSTANT not in (one, other)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(agree(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
