@@ -24,9 +24,9 @@ from holdfast import system
 
 PACKAGE = Path(holdfast.__file__).parent
 PLATFORMS = {
-    "linux": ("positions", "posix", "linux", "ranges"),
-    "macos": ("positions", "posix", "fallbacks", "macos", "ranges"),
-    "windows": ("positions", "fallbacks", "windows", "ranges"),
+    "linux": ("positions", "posix", "linux", "proc", "ranges"),
+    "macos": ("positions", "posix", "fallbacks", "macos", "proc", "ranges"),
+    "windows": ("positions", "fallbacks", "windows", "proc", "ranges"),
 }
 CONSTANT = "constant"
 ABSENT = "absent"  # a function or class that the platform does not have: None, or `_unsupported`
@@ -45,8 +45,13 @@ def bound_by(node: ast.stmt) -> dict[str, Any]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name: node}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-    return {name: node.value for name in names if name != "TYPE_CHECKING"}
+    bound: dict[str, Any] = {}
+    for target in targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            bound.update((name.id, value) for name, value in zip(target.elts, node.value.elts, strict=True))
+        elif isinstance(target, ast.Name):
+            bound[target.id] = node.value
+    return {name: value for name, value in bound.items() if name != "TYPE_CHECKING"}
 
 
 def shape_of(node: Any, nodes: dict[str, Any]) -> Any:

@@ -42,4 +42,5 @@ else:
         f"Holdfast does not support {sys.platform}, because it needs open-file-description locks (F_OFD_SETLK) as "
         "Linux and macOS have them: use Linux, macOS or Windows."
     )
+from .proc import *
 from .ranges import *

@@ -1,4 +1,4 @@
-"""What macOS and Windows have in place of calls that only Linux has. Without /proc, holders are not named."""
+"""What macOS and Windows have in place of calls that only Linux has."""
 
 from __future__ import annotations
 
@@ -17,34 +17,5 @@ sync_file_system = None
 TELLS_NAMES = False
 
 
-def name_of_open(fd: int) -> str:
-    return ""
-
-
 def generation(fd: int) -> int:
-    return 0
-
-
-def is_removed(fd: int) -> bool:
-    """True: the open file has no name any more."""
-    return os.fstat(fd).st_nlink == 0
-
-
-def read_text(path: str) -> str:
-    return ""
-
-
-def mount_table() -> str:
-    return ""
-
-
-def list_pids() -> list[int]:
-    return []
-
-
-def lock_lines(pid: int) -> str | None:
-    return ""
-
-
-def pid_namespace() -> int:
     return 0

@@ -1,4 +1,4 @@
-"""Linux: file events by inotify, calls that only Linux has, and /proc."""
+"""Linux: file events by inotify, and calls that only Linux has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ _AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 _BUFFER, _MAX_EVENT = 4096, 272  # bytes; an event is longest with the longest name
 _FICLONE = 0x40049409
 _GETVERSION = 0x80087601
-_DELETED = " (deleted)"  # added by the kernel to the name of a file that has none any more
 TELLS_NAMES = True  # `name_of_open` returns a name
 
 _libc: ctypes.CDLL | None = None
@@ -159,60 +158,5 @@ def generation(fd: int) -> int:
     """Return a number that differs between two files with the same inode number; 0 where there is none."""
     try:
         return int.from_bytes(_ioctl(fd, _GETVERSION, bytes(8))[:4], "little")
-    except OSError:
-        return 0
-
-
-def name_of_open(fd: int) -> str:
-    """Return the name that the open file has now, or a text that changes when the file loses its name.
-
-    It does not call fstat: once fstat has reported the time of the last change (Linux 6.13 and later), the next write
-    sets another time, and to sync that on ext4 without a journal takes one more write to the disk.
-    """
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:  # there is no /proc
-        st = os.fstat(fd)
-        return f"{st.st_dev} {st.st_ino}" + ("" if st.st_nlink else _DELETED)
-
-
-def is_removed(fd: int) -> bool:
-    """True: the open file has no name any more."""
-    return name_of_open(fd).endswith(_DELETED)
-
-
-def read_text(path: str) -> str:
-    """Return the text of a file in /proc; empty if it is gone or may not be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read().decode(errors="surrogateescape")
-    except OSError:
-        return ""
-
-
-def mount_table() -> str:
-    return read_text("/proc/self/mountinfo")
-
-
-def list_pids() -> list[int]:
-    return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
-
-
-def lock_lines(pid: int) -> str | None:
-    """Return the locks of a process's descriptors, a line each as in /proc/locks. None: permission is denied."""
-    folder = f"/proc/{pid}/fdinfo"
-    try:
-        texts = [read_text(f"{folder}/{fd}") for fd in os.listdir(folder)]
-    except FileNotFoundError:
-        return ""
-    except OSError:
-        return None
-    return "\n".join(line for text in texts for line in text.splitlines() if line.startswith("lock:"))
-
-
-def pid_namespace() -> int:
-    """Return the number of the pid namespace of this process; 0 without /proc."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0

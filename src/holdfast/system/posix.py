@@ -30,27 +30,14 @@ O_TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", os.O_DIRECTORY)
 HAS_FIFOS = hasattr(os, "mkfifo")
 HAS_FOLDERS = True
 
-open_fd = os.open
-close = os.close
+open_fd, close = os.open, os.close
 # Not those of os: eventlet replaces them by functions that wait where these raise BlockingIOError.
-read = unpatched.read
-write = unpatched.write
-pread = os.pread
-pwrite = os.pwrite
-ftruncate = os.ftruncate
-fstat = os.fstat
-fchmod = os.fchmod
-fsync = os.fsync
-fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has none
-stat = os.stat
-access = os.access
-readlink = os.readlink
-unlink = os.unlink
+read, write = unpatched.read, unpatched.write
+pread, pwrite, ftruncate, fstat, fchmod = os.pread, os.pwrite, os.ftruncate, os.fstat, os.fchmod
+fsync, fdatasync = os.fsync, getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+stat, access, readlink, unlink, rename = os.stat, os.access, os.readlink, os.unlink, os.rename
+listdir, mkdir, rmdir = os.listdir, os.mkdir, os.rmdir
 link = getattr(os, "link", _unsupported)  # Python on Android has none
-rename = os.rename
-listdir = os.listdir
-mkdir = os.mkdir
-rmdir = os.rmdir
 mkfifo = getattr(os, "mkfifo", _unsupported)
 lock = fcntl.flock
 
@@ -59,24 +46,17 @@ _KINDS = {SH: fcntl.F_RDLCK, EX: fcntl.F_WRLCK, UN: fcntl.F_UNLCK}
 # F_OFD_SETLK, F_OFD_SETLKW and F_OFD_GETLK as numbers, because not every Python names them; and struct flock.
 if sys.platform == "darwin":
     _SETLK, _SETLKW, _GETLK = 90, 91, 92  # <sys/fcntl.h>
-    _FLOCK = struct.Struct("qqihh")
-
-    def _pack(kind: int, start: int, length: int) -> bytes:
-        return _FLOCK.pack(start, length, 0, kind, 0)
-
-    def _unpack(answer: bytes) -> tuple[int, int, int]:
-        start, length, _, kind, _ = _FLOCK.unpack(answer)
-        return kind, start, length
+    _FLOCK, _KIND, _START, _LENGTH = struct.Struct("qqihh"), 3, 0, 1
 else:
     _SETLK, _SETLKW, _GETLK = 37, 38, 36  # <asm-generic/fcntl.h>, the same on every processor
-    _FLOCK = struct.Struct("hhqqi")
+    _FLOCK, _KIND, _START, _LENGTH = struct.Struct("hhqqi"), 0, 2, 3
 
-    def _pack(kind: int, start: int, length: int) -> bytes:
-        return _FLOCK.pack(kind, 0, start, length, 0)
 
-    def _unpack(answer: bytes) -> tuple[int, int, int]:
-        kind, _, start, length, _ = _FLOCK.unpack(answer)
-        return kind, start, length
+def _pack(kind: int, start: int, length: int) -> bytes:
+    """Return a struct flock, with 0 for pid and whence."""
+    if sys.platform == "darwin":
+        return _FLOCK.pack(start, length, 0, kind, 0)
+    return _FLOCK.pack(kind, 0, start, length, 0)
 
 
 def set_range(fd: int, op: int, start: int, length: int) -> None:
@@ -89,7 +69,8 @@ def set_range(fd: int, op: int, start: int, length: int) -> None:
 
 def _conflict(fd: int, start: int, length: int) -> tuple[int, int, int]:
     """Return the kind, start and length of a lock that excludes an exclusive one on this range."""
-    return _unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, start, length)))
+    found = _FLOCK.unpack(fcntl.fcntl(fd, _GETLK, _pack(fcntl.F_WRLCK, start, length)))
+    return found[_KIND], found[_START], found[_LENGTH]
 
 
 def range_locked(fd: int, start: int, length: int) -> bool:

@@ -22,6 +22,7 @@ import ctypes
 import errno
 import msvcrt
 import os
+import struct
 import sys
 from _thread import get_native_id
 from ctypes import wintypes
@@ -48,17 +49,8 @@ O_NEW = O_LOCK | os.O_EXCL
 O_TMPFILE = 1 << 30  # `open_fd` refuses it
 O_FOLDER = O_SYNCABLE_FOLDER = os.O_RDONLY
 
-fstat = os.fstat
-stat = os.stat
-access = os.access
-readlink = os.readlink
-listdir = os.listdir
-mkdir = os.mkdir
-rmdir = os.rmdir
-write = os.write
-fsync = os.fsync
-fdatasync = os.fsync
-ftruncate = os.ftruncate
+write, ftruncate, fstat, fsync, fdatasync = os.write, os.ftruncate, os.fstat, os.fsync, os.fsync
+stat, access, readlink, listdir, mkdir, rmdir = os.stat, os.access, os.readlink, os.listdir, os.mkdir, os.rmdir
 mkfifo = Watch = _unsupported
 WATCH_WRITING = WATCH_CLOSING = 0
 
@@ -75,7 +67,7 @@ _OPEN_REPARSE_POINT, _IS_REPARSE_POINT = 0x00200000, 0x400
 _INVALID_HANDLE = ctypes.c_void_p(-1).value
 _FAIL_IMMEDIATELY, _EXCLUSIVE = 1, 2
 _RENAME, _DISPOSITION, _DISPOSITION_EX = 3, 4, 21
-_DELETE_WITH_POSIX_SEMANTICS = 3
+_DELETE_WITH_POSIX_SEMANTICS = struct.pack("I", 3)
 
 _ACCESS_DENIED, _SHARING_VIOLATION = 5, 32
 _END_OF_FILE = 38
@@ -83,31 +75,11 @@ _BUSY = (33, 997)  # ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
 _STATUS_DELETE_PENDING = 0xC0000056
 _QUERY_LIMITED_INFORMATION, _STILL_ACTIVE = 0x1000, 259
 
-_MAX_PATH = 1024  # of a file that is renamed before it is deleted
 _MAX_DELETION_TRIES = 100
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.016
 
 # The ranges that each descriptor has locked: start and length, and SH or EX.
 _locked: dict[int, dict[tuple[int, int], int]] = {}
-
-
-class _Overlapped(ctypes.Structure):
-    _fields_ = (
-        ("Internal", ctypes.c_void_p),
-        ("InternalHigh", ctypes.c_void_p),
-        ("Offset", wintypes.DWORD),
-        ("OffsetHigh", wintypes.DWORD),
-        ("hEvent", wintypes.HANDLE),
-    )
-
-
-class _Renaming(ctypes.Structure):
-    _fields_ = (
-        ("ReplaceIfExists", wintypes.DWORD),
-        ("RootDirectory", wintypes.HANDLE),
-        ("FileNameLength", wintypes.DWORD),
-        ("FileName", wintypes.WCHAR * _MAX_PATH),
-    )
 
 
 _kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
@@ -192,11 +164,11 @@ def unlink(path: str, *, dir_fd: None = None) -> None:
     except BlockingIOError as error:
         raise PermissionError(errno.EACCES, error.strerror, path) from None
     try:
-        if _change(handle, _DISPOSITION_EX, _DWORD(_DELETE_WITH_POSIX_SEMANTICS)):
+        if _change(handle, _DISPOSITION_EX, _DELETE_WITH_POSIX_SEMANTICS):
             return
         # Named like a private file of a lock, which `clean` removes if this process is killed before the deletion.
         renamed = _rename(handle, f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
-        if not _change(handle, _DISPOSITION, ctypes.c_ubyte(1)):
+        if not _change(handle, _DISPOSITION, b"\1"):
             code = ctypes.get_last_error()
             if renamed:
                 _rename(handle, path)
@@ -205,14 +177,14 @@ def unlink(path: str, *, dir_fd: None = None) -> None:
         _kernel32.CloseHandle(handle)
 
 
-def _change(handle: int, kind: int, value: ctypes.Structure | ctypes._SimpleCData[int]) -> bool:
-    return bool(_kernel32.SetFileInformationByHandle(handle, kind, ctypes.byref(value), ctypes.sizeof(value)))
+def _change(handle: int, kind: int, value: bytes) -> bool:
+    return bool(_kernel32.SetFileInformationByHandle(handle, kind, value, len(value)))
 
 
 def _rename(handle: int, path: str) -> bool:
-    path = os.path.abspath(path)
-    length = len(path.encode("utf-16-le", "surrogatepass"))
-    return length <= 2 * _MAX_PATH and _change(handle, _RENAME, _Renaming(0, None, length, path))
+    name = os.path.abspath(path).encode("utf-16-le", "surrogatepass")
+    # FILE_RENAME_INFO: do not replace, no root directory, the length of the name, the name.
+    return _change(handle, _RENAME, struct.pack("IPI", 0, 0, len(name)) + name + bytes(2))
 
 
 def read(fd: int, length: int) -> bytes:
@@ -288,8 +260,9 @@ def process_exists(pid: int) -> bool:
         _kernel32.CloseHandle(handle)
 
 
-def _overlapped(start: int) -> ctypes._CArgObject:
-    return ctypes.byref(_Overlapped(Offset=start & 0xFFFFFFFF, OffsetHigh=start >> 32))
+def _overlapped(start: int) -> ctypes.Array[ctypes.c_char]:
+    """An OVERLAPPED structure: Internal, InternalHigh, Offset with OffsetHigh, hEvent."""
+    return ctypes.create_string_buffer(struct.pack("PPQP", 0, 0, start, 0))
 
 
 def _lock_file(fd: int, kind: int, start: int, length: int) -> None:
