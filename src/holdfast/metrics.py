@@ -34,25 +34,16 @@ WAIT_BUCKETS = (
 _MAX_PENDING_WAITS = 1000
 KINDS = ("lock", "semaphore", "file")
 
-COUNTERS = {
-    "acquisitions": "Locks acquired",
-    "contended": "Acquisitions that had to wait",
-    "timeouts": "Waits that ended without the lock",
-    "identity_retries": "Locks taken on a file that was no longer the one at the path, and taken again",
-    "cleanups": "Lock files removed on release or after a wait",
-    "cleanups_skipped": "Lock files left in place because another process uses them or removal is not permitted",
-    "breaks": "Locks taken away from their holder by hand or because they were stale",
-    "losses": "Holds found to be lost",
-}
 _WAITS = "Time waited for a lock"
 
 
 class Counter:
     """Counts the calls of `bump`. `itertools.count` is the only exact counter that needs no lock."""
 
-    __slots__ = ("_count", "bump")
+    __slots__ = ("_count", "bump", "description")
 
-    def __init__(self) -> None:
+    def __init__(self, description: str) -> None:
+        self.description = description
         self._count = count()
         self.bump: Callable[[], int] = self._count.__next__
 
@@ -64,23 +55,20 @@ class Counter:
 class Kind:
     """The counters of one kind of lock."""
 
-    acquisitions: Counter
-    contended: Counter
-    timeouts: Counter
-    identity_retries: Counter
-    cleanups: Counter
-    cleanups_skipped: Counter
-    breaks: Counter
-    losses: Counter
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.mutex = Lock()
         self._waits: deque[float] = deque()  # in seconds, not yet in the histogram
         self._buckets = [0] * (len(WAIT_BUCKETS) + 1)
         self._seconds = 0.0
-        for counter in COUNTERS:
-            setattr(self, counter, Counter())
+        self.acquisitions = Counter("Locks acquired")
+        self.contended = Counter("Acquisitions that had to wait")
+        self.timeouts = Counter("Waits that ended without the lock")
+        self.identity_retries = Counter("Locks acquired again because the path named another file by then")
+        self.cleanups = Counter("Lock files removed on release or after a wait")
+        self.cleanups_skipped = Counter("Lock files kept because another process uses them or removal is not permitted")
+        self.breaks = Counter("Locks taken away from their holder by hand or because they were stale")
+        self.losses = Counter("Holds found to be lost")
 
     def waited(self, seconds: float) -> None:
         """Count a wait. The caller has just acquired the lock, so the histogram is left to the reader."""
@@ -107,6 +95,7 @@ class Kind:
         return values | {"wait_seconds": {"buckets": buckets, "sum": self._seconds}}
 
 
+COUNTERS = {name: value.description for name, value in vars(Kind("")).items() if isinstance(value, Counter)}
 _wait_listeners: list[Callable[[str, float], None]] = []
 kinds: dict[str, Kind] = {}
 

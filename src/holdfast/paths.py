@@ -43,15 +43,7 @@ _TRAITS = {
     **dict.fromkeys(("nfs", "nfs4"), "remote ranges caches"),
     "fuse.sshfs": "remote no-locks",
 }
-_LOCAL_ONLY_OPTIONS = {
-    "nobrl": "the mount option nobrl keeps byte-range locks on the client",
-    "nolock": "the mount option nolock keeps locks on the client",
-    "local_lock=all": "the mount option local_lock=all keeps locks on the client",
-    "local_lock=posix": "the mount option local_lock=posix keeps byte-range locks on the client",
-}
-# While Linux's client is alone with a file, a lease lets it keep locks to itself until another machine opens the file.
-# With leases a lock was granted twice, without them never. The fault in the client is not known (docs/guarantees.md).
-_LEASES = "without the mount option nolease locks may stay on the client"
+_LOCAL_ONLY_OPTIONS = frozenset({"nobrl", "nolock", "local_lock=all", "local_lock=posix"})
 _SEPARATORS = (os.sep, os.altsep or os.sep)
 _MAX_LINKS = 40  # as in Linux
 _MAX_CHECKED = 1000
@@ -75,9 +67,12 @@ class Mount:
         self.refusal = None if self.has_inodes else "sshfs keeps locks on the client"
         if self.ranged:
             given = set(options.split(","))
-            self.refusal = next((why for option, why in _LOCAL_ONLY_OPTIONS.items() if option in given), None)
+            # With a lease, Linux's client keeps locks to itself until another machine opens the file. With leases a
+            # lock was granted twice, without them never. The fault in the client is not known (docs/guarantees.md).
             if kind in ("cifs", "smb3") and "nolease" not in given:
-                self.refusal = self.refusal or _LEASES
+                self.refusal = "without the mount option nolease locks may stay on the client"
+            for option in _LOCAL_ONLY_OPTIONS & given:
+                self.refusal = f"the mount option {option} keeps locks on the client"
         # Other processes can read a file that has a kernel lock which reaches them. Then a lock file may have one.
         self.lets_read = os.name != "nt" and self.blocks and self.refusal is None
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 
+_HAS_PROC = sys.platform != "win32"  # under wine, a Windows program must not read the /proc of Linux
 _DELETED = " (deleted)"  # the kernel adds this to the name of a file that has none any more
 
 
 def read_text(path: str) -> str:
-    """Return the text of a file; empty if it does not exist or may not be read."""
+    """Return the text of a file in /proc; empty if it does not exist or may not be read."""
+    if not _HAS_PROC:
+        return ""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read().decode(errors="surrogateescape")
@@ -21,7 +25,10 @@ def mount_table() -> str:
 
 
 def list_pids() -> list[int]:
-    return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()) if os.path.isdir("/proc") else []
+    try:
+        return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()) if _HAS_PROC else []
+    except FileNotFoundError:
+        return []
 
 
 def lock_lines(pid: int) -> str | None:
@@ -39,7 +46,7 @@ def lock_lines(pid: int) -> str | None:
 def pid_namespace() -> int:
     """Return the number of the pid namespace of this process, or 0."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
+        return os.stat("/proc/self/ns/pid").st_ino if _HAS_PROC else 0
     except OSError:
         return 0
 
@@ -51,10 +58,12 @@ def name_of_open(fd: int) -> str:
     sets another time, and to sync that on ext4 without a journal takes one more write to the disk.
     """
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        if _HAS_PROC:
+            return os.readlink(f"/proc/self/fd/{fd}")
     except FileNotFoundError:
-        st = os.fstat(fd)
-        return f"{st.st_dev} {st.st_ino}" + ("" if st.st_nlink else _DELETED)
+        pass
+    st = os.fstat(fd)
+    return f"{st.st_dev} {st.st_ino}" + ("" if st.st_nlink else _DELETED)
 
 
 def is_removed(fd: int) -> bool:
