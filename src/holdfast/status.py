@@ -244,9 +244,7 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
         ranged = mount_at(st.st_dev, path).ranged
         locks = _RANGES if ranged or sys.platform == "darwin" else _FLOCKS
         holders = _holders(fd, st, locks)
-        # /proc does not show the locks of other machines. In a container, /proc/locks does not show a lock that was
-        # inherited from a process that has ended.
-        if not holders and not (_is_range_free(fd) if ranged else _is_free(fd)):
+        if not holders and not _is_free(fd, ranged):
             holders = _holders(fd, st, locks, exists=True)
         since = st.st_mtime if holders and not keep else None
         return replace(free, held=bool(holders), holders=holders, since=since)
@@ -254,16 +252,15 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
     return _examine(Status(path, "lock", held=False), examine)
 
 
-def _is_range_free(fd: int) -> bool:
-    return not system.range_locked(fd, system.RANGE_START, system.RANGE_LENGTH)
-
-
-def _is_free(fd: int) -> bool:
+def _is_free(fd: int, ranged: bool) -> bool:
     """Return whether a file is free for which /proc names no holder.
 
-    In a container, /proc does not show every process, so this locks the file for a moment. The mark, set before the
-    lock and cleared after it, tells other processes to try again.
+    /proc does not show the locks of other machines. In a container, it does not show every process, and /proc/locks
+    does not show a lock that was inherited from a process that has ended. So there the file is locked for a moment.
+    The mark, set before the lock and cleared after it, tells other processes to try again.
     """
+    if ranged:
+        return not system.range_locked(fd, system.RANGE_START, system.RANGE_LENGTH)
     if sees_everybody():
         return True
     with suppress(OSError):  # another program has locked a range of the file
