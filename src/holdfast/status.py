@@ -126,8 +126,8 @@ class Status:
         return asdict(self)
 
 
-class _Line(NamedTuple):
-    """A line of /proc/locks, or a `lock:` line of fdinfo."""
+class KernelLock(NamedTuple):
+    """A line of /proc/locks, or a `lock:` line of fdinfo. `blocked`: its process waits for the lock."""
 
     blocked: bool
     family: str
@@ -140,11 +140,16 @@ class _Line(NamedTuple):
 _LINE = re.compile(r"\d+:\s+(->\s+)?(\w+)\s+\w+\s+(\w+)\s+(-?\d+)\s+([0-9a-f]+:[0-9a-f]+):(\d+)\s+(\d+)")
 
 
-def _lines(text: str) -> list[_Line]:
+def _lines(text: str) -> list[KernelLock]:
     return [
-        _Line(bool(blocked), family, access == "READ", int(pid), (device, int(inode)), int(start))
+        KernelLock(bool(blocked), family, access == "READ", int(pid), (device, int(inode)), int(start))
         for blocked, family, access, pid, device, inode, start in _LINE.findall(text)
     ]
+
+
+def kernel_locks() -> list[KernelLock]:
+    """Return the locks of this machine that /proc/locks shows."""
+    return _lines(system.read_text("/proc/locks"))
 
 
 # Families of kernel locks, and positions between which one excludes an acquire. The removal byte does not.
@@ -172,17 +177,17 @@ def _holders(
     """Return the holders of the open file. `exists`: there is a holder, although /proc/locks may not show its lock."""
     file, (families, positions) = _file_of(fd, st), locks
 
-    def counts(line: _Line) -> bool:
+    def counts(line: KernelLock) -> bool:
         return line.file == file and line.family in families and line.start in positions and not line.blocked
 
-    named = [line for line in _lines(system.read_text("/proc/locks")) if counts(line)]
+    named = [line for line in kernel_locks() if counts(line)]
     found = _find({line.pid for line in named if line.pid > 0}, named, counts)
     if not found and (named or exists):
         found = _find(system.list_pids(), named, counts) or [_holder(0, line.shared) for line in named]
     return tuple(found) if found or not exists else (Holder(None),)
 
 
-def _find(pids: Iterable[int], named: list[_Line], counts: Callable[[_Line], bool]) -> list[Holder]:
+def _find(pids: Iterable[int], named: list[KernelLock], counts: Callable[[KernelLock], bool]) -> list[Holder]:
     """Return those of the processes that have one of these locks, once for each lock."""
     found: list[Holder] = []
     seen: set[int] = set()
@@ -206,7 +211,7 @@ def _waiters(file: str) -> tuple[Holder, ...]:
     except OSError:
         return ()
     # /proc/locks is read once for all of them: there may be hundreds, and an error message must not take long.
-    pids = {line.file: line.pid for line in _lines(system.read_text("/proc/locks")) if not line.blocked}
+    pids = {line.file: line.pid for line in kernel_locks() if not line.blocked}
     found: list[Holder] = []
     device = None
     for name in names:
