@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     Option = tuple[str, int]
     Choose = Callable[["Run", list[Option]], str]
 
-# Not what the locks do, but what is read to describe them.
-DESCRIBING = frozenset({"read_text", "mount_table"})
+# Calls that describe processes and mounts. They change nothing, and no lock depends on when they are made.
+DESCRIBING = frozenset({"read_text", "mount_table", "list_pids", "lock_lines", "pid_namespace"})
 LOOKS = frozenset(
     {
         *("fstat", "stat", "access", "listdir", "read", "pread", "drain"),

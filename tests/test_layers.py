@@ -22,8 +22,15 @@ LAYERS = [
     {"atomicdir", "events", "tasks"},
     {"cli"},
 ]
-MAX_LINES = {"locks/path_lock.py": 500, "locks/base.py": 500, "system/windows.py": 520}
+MAX_LINES = {"locks/path_lock.py": 500, "locks/base.py": 500}
 MAX_LINES |= {"tasks/queue.py": 510, "tasks/sheet.py": 500, "tasks/claim.py": 500, "events/view.py": 500}
+# Calls of the file system, or of another process. Facts about this process (os.getpid, os.geteuid) are no such calls.
+SYSTEM_CALLS = {
+    *("access", "chmod", "close", "fchmod", "fdatasync", "fstat", "fsync", "ftruncate", "kill", "link", "listdir"),
+    *("lstat", "makedirs", "mkdir", "mkfifo", "open", "pread", "pwrite", "read", "readlink", "remove", "rename"),
+    *("replace", "rmdir", "scandir", "stat", "symlink", "truncate", "unlink", "utime", "write"),
+}
+CALL_DIRECTLY = {"system", "atomicdir", "events", "tasks", "cli"}  # all but system are still to be changed
 MODULES = {
     ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): file
     for file in sorted(PACKAGE.rglob("*.py"))
@@ -95,6 +102,18 @@ def test_a_module_is_one_idea(module: str) -> None:
     file = MODULES[module]
     lines = len(file.read_text("utf-8").splitlines())
     assert lines <= MAX_LINES.get(file.relative_to(PACKAGE).as_posix(), 450)
+
+
+@pytest.mark.parametrize("module", [module for module in GRAPH if module.partition(".")[0] not in CALL_DIRECTLY])
+def test_system_calls_are_made_through_system(module: str) -> None:
+    direct = [
+        f"line {node.lineno}: {ast.unparse(node.func)}"
+        for node in ast.walk(ast.parse(MODULES[module].read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and (ast.unparse(node.func) == "open" or ast.unparse(node.func).removeprefix("os.") in SYSTEM_CALLS)
+        and ast.unparse(node.func).startswith(("os.", "open"))
+    ]
+    assert direct == []
 
 
 def test_the_docstring_of_system_lists_exactly_the_names_that_exist() -> None:

@@ -23,9 +23,13 @@ import holdfast
 from holdfast import system
 
 PACKAGE = Path(holdfast.__file__).parent
-PLATFORMS = {"linux": ("posix", "linux"), "macos": ("posix", "macos"), "windows": ("windows",)}
+PLATFORMS = {
+    "linux": ("positions", "posix", "linux", "proc", "ranges"),
+    "macos": ("positions", "posix", "fallbacks", "macos", "proc", "ranges"),
+    "windows": ("positions", "fallbacks", "windows", "proc", "ranges"),
+}
 CONSTANT = "constant"
-OPTIONAL = "None"  # a function that the platform does not have
+ABSENT = "absent"  # a function or class that the platform does not have: None, or `_unsupported`
 
 
 def public_names(platform: str) -> dict[str, Any]:
@@ -41,8 +45,13 @@ def bound_by(node: ast.stmt) -> dict[str, Any]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name: node}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-    return {name: node.value for name in names if name != "TYPE_CHECKING"}
+    bound: dict[str, Any] = {}
+    for target in targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            bound.update((name.id, value) for name, value in zip(target.elts, node.value.elts, strict=True))
+        elif isinstance(target, ast.Name):
+            bound[target.id] = node.value
+    return {name: value for name, value in bound.items() if name != "TYPE_CHECKING"}
 
 
 def shape_of(node: Any, nodes: dict[str, Any]) -> Any:
@@ -51,10 +60,12 @@ def shape_of(node: Any, nodes: dict[str, Any]) -> Any:
     if isinstance(node, ast.ClassDef):
         methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
         return {item.name: signature_of(item) for item in methods if item.name == "__init__" or item.name[0] != "_"}
+    if isinstance(node, ast.Name) and node.id == "_unsupported":
+        return ABSENT
     if isinstance(node, ast.Name) and node.id in nodes:
         return shape_of(nodes[node.id], nodes)
     if isinstance(node, ast.Constant) and node.value is None:
-        return OPTIONAL
+        return ABSENT
     known = standard_function(node)
     return CONSTANT if known is None else without_defaults(inspect.signature(known))
 
@@ -92,8 +103,8 @@ def without_defaults(signature: inspect.Signature) -> list[tuple[str, bool, bool
 
 
 def agree(one: Any, other: Any) -> bool:
-    if OPTIONAL in (one, other):
-        return one == other or isinstance(one, list) or isinstance(other, list)
+    if ABSENT in (one, other):
+        return one == other or CONSTANT not in (one, other)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(agree(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):

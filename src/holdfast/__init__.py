@@ -1,25 +1,26 @@
-"""Programs take turns: locks between threads, tasks, processes and machines.
+"""Locks, lock files, semaphores, atomic directories and task queues that coordinate programs.
 
-The names below are the whole public face. Those that most programs do not need are loaded when first used.
+    import holdfast
+
+    with holdfast.Lock("build.lock", timeout=5):
+        ...                                # one process, thread or task at a time
+
+    Lock            a kernel lock on a path, exclusive or shared
+    LockFile        a lock file with pid, time and tag, which also works between machines
+    Semaphore       a number of permits on a path
+    TaskLocks       a directory with one lock per task, for workers
+    AtomicDir       a directory that is replaced as a whole
+    TaskQueue       a directory of tasks; `Worker` runs them
+    Hold            a lock that is held, as `acquire` returns it
+    Status          the holders and waiters of a lock, as `status` returns it
+
+Errors are in one tree under `HoldfastError`: see `help(holdfast.errors)`. `holdfast.events` has the event store.
 """
 
 from __future__ import annotations
 
-from .errors import (
-    Busy,
-    ConditionFailed,
-    CorruptLock,
-    CorruptStore,
-    HoldfastError,
-    LockLost,
-    NotALockFile,
-    NotLocked,
-    NotOwner,
-    Timeout,
-    UnsafePath,
-    Unsupported,
-    WouldDeadlock,
-)
+from . import errors
+from .errors import *  # noqa: F403
 from .locks.hold import Hold
 from .locks.lock import Lock
 
@@ -33,30 +34,8 @@ if TYPE_CHECKING:
     from .tasks.queue import TaskQueue
     from .tasks.worker import Worker
 
-__all__ = [
-    "AtomicDir",
-    "Busy",
-    "ConditionFailed",
-    "CorruptLock",
-    "CorruptStore",
-    "Hold",
-    "HoldfastError",
-    "Lock",
-    "LockFile",
-    "LockLost",
-    "NotALockFile",
-    "NotLocked",
-    "NotOwner",
-    "Semaphore",
-    "Status",
-    "TaskLocks",
-    "TaskQueue",
-    "Timeout",
-    "UnsafePath",
-    "Unsupported",
-    "Worker",
-    "WouldDeadlock",
-]
+__all__ = ["AtomicDir", "Hold", "Lock", "LockFile", "Semaphore", "Status", "TaskLocks", "TaskQueue", "Worker"]
+__all__ += errors.__all__
 
 __version__ = "0.1.0"
 
@@ -78,3 +57,7 @@ def __getattr__(name: str) -> object:
 
     found = globals()[name] = getattr(import_module(_LOADED_ON_USE[name], __name__), name)
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,21 +1,21 @@
-"""Everything that Holdfast raises on purpose.
+"""The errors that Holdfast raises.
 
     HoldfastError
-    ├── Timeout           (also a TimeoutError)   waited as long as it was told to
-    │   └── Busy                                  one try was asked for, and somebody has it
-    ├── LockLost                                  the path no longer names what this hold locked
-    ├── NotLocked                                 released twice, or never held
-    ├── NotOwner                                  held, but not by you (a forked child, another process)
-    ├── WouldDeadlock                             this thread or task has it and would wait for itself
-    ├── CorruptLock                               a lock file that cannot be understood
-    ├── NotALockFile                              the path is a directory, a device or a file with content
-    ├── UnsafePath        (also a ValueError)     an empty path, a NUL byte, …
-    ├── Unsupported                               this file system or platform cannot give what was asked
-    ├── ConditionFailed                           something came in between: look again, decide again
-    └── CorruptStore                              a line of an event store is damaged, missing or not its own
+    ├── Timeout           (also a TimeoutError)   the lock was not acquired within the timeout
+    │   └── Busy                                  the lock is held, and the timeout is 0
+    ├── LockLost                                  the file of the lock was removed or replaced while it was held
+    ├── NotLocked                                 there is no lock to release
+    ├── NotOwner                                  the lock is held by another process
+    ├── WouldDeadlock                             this thread or task holds the lock already
+    ├── CorruptLock                               the content of a lock file is damaged
+    ├── NotALockFile                              the path names user data, a directory or a device
+    ├── UnsafePath        (also a ValueError)     the path is empty, is not trusted, or cannot name a lock
+    ├── Unsupported                               this file system or platform cannot keep a promise
+    ├── ConditionFailed                           an event breaks the condition of an append
+    └── CorruptStore                              an event store or a task queue is damaged
 
-Each message names the path, who is in the way where that is known, and what to do next. A failing system call
-stays the OSError that it is: "the disk is broken" is never reported as "somebody has the lock".
+A message names the path, the reason (such as the holder), and what to do next. A system call that fails stays the
+OSError that it is: an I/O failure is never reported as a lock that is held.
 """
 
 from __future__ import annotations
@@ -24,25 +24,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .status import Status
 
-__all__ = [
-    "Busy",
-    "ConditionFailed",
-    "CorruptLock",
-    "CorruptStore",
-    "HoldfastError",
-    "LockLost",
-    "NotALockFile",
-    "NotLocked",
-    "NotOwner",
-    "Timeout",
-    "UnsafePath",
-    "Unsupported",
-    "WouldDeadlock",
-]
+__all__ = ["Busy", "ConditionFailed", "CorruptLock", "CorruptStore", "HoldfastError", "LockLost", "NotALockFile"]
+__all__ += ["NotLocked", "NotOwner", "Timeout", "UnsafePath", "Unsupported", "WouldDeadlock"]
 
 
 class HoldfastError(Exception):
-    """The root of the tree. `path` is the lock's path as the caller spelled it, where there is one."""
+    """The base of all errors of Holdfast. `path` is the path of the lock as the caller passed it, if there is one."""
 
     path: str | None
 
@@ -50,62 +37,60 @@ class HoldfastError(Exception):
         super().__init__(message)
         self.path = path
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Errors come back from other processes: with all that they say, whatever their constructors want."""
-        return _make_again, (type(self), self.args, self.__dict__)
-
-
-def _make_again(kind: type[HoldfastError], arguments: tuple[object, ...], said: dict[str, object]) -> HoldfastError:
-    error = kind.__new__(kind, *arguments)
-    super(HoldfastError, error).__init__(*arguments)
-    error.__dict__.update(said)
-    return error
-
 
 class Timeout(HoldfastError, TimeoutError):
-    """The lock did not come free in the time given. `status` says who had it then."""
+    """The lock was not acquired within the timeout. `status` describes its holders and waiters at that time.
+
+    Wait longer with `timeout=`, or look at `error.status.holders`.
+    """
 
     status: Status | None = None
 
 
 class Busy(Timeout):
-    """One try was asked for (`timeout=0`), and somebody else has the lock."""
+    """The lock is held, and the caller did not want to wait (`timeout=0`). Try again later, or pass a timeout."""
 
 
 class LockLost(HoldfastError):
-    """The hold is no longer good: its file was removed or replaced while it was held."""
+    """The file of the lock was removed or replaced while it was held, so another process may hold the lock now.
+
+    `check` and `release` raise it. Stop the work that the lock protects, and undo it or do it again.
+    """
 
 
 class NotLocked(HoldfastError):
-    """There is nothing to release: the hold has been released already."""
+    """There is no lock to release or to break: it was released already. This is usually a mistake in the program."""
 
 
 class NotOwner(HoldfastError):
-    """The hold belongs to somebody else, for instance to the parent of a forked child."""
+    """The lock is held by another process, for instance by the parent of a forked child. Release it there."""
 
 
 class WouldDeadlock(HoldfastError):
-    """The caller already holds what it is about to wait for."""
+    """This thread or task holds the lock already and would wait for itself. Locks are not reentrant."""
 
 
 class CorruptLock(HoldfastError):
-    """A lock file whose content does not follow its format."""
+    """The content of a lock file does not follow its format. Check the path, and remove the file by hand."""
 
 
 class NotALockFile(HoldfastError):
-    """The path names something that is not ours to lock or to remove. It was left untouched."""
+    """The path names something that Holdfast did not make. It was not touched. Check the path."""
 
 
 class UnsafePath(HoldfastError, ValueError):
-    """A path that cannot be used safely as the name of a lock."""
+    """The path cannot be used safely: it is empty, or follows a symlink of another user. Pass another path."""
 
 
 class Unsupported(HoldfastError):
-    """The file system or the platform cannot keep the promise that was asked for."""
+    """The file system or the platform cannot keep what was asked for. The message names an alternative."""
 
 
 class ConditionFailed(HoldfastError):
-    """An append was made under a condition that does not hold. `position` is the event that is in the way."""
+    """Another event came before an append and breaks its condition. `position` is the position of that event.
+
+    Read again, decide again, and append again, or let `EventStore.execute` do so.
+    """
 
     position: int
 
@@ -115,7 +100,10 @@ class ConditionFailed(HoldfastError):
 
 
 class CorruptStore(HoldfastError):
-    """An event store in which something is damaged. Nothing was changed. Says where, as far as that is known."""
+    """An event store or a task queue is damaged. Nothing was changed. Restore the file from a backup, or mend it.
+
+    `line`, `offset` and `position` locate the damage in the file `path`, as far as that is known.
+    """
 
     def __init__(
         self,

@@ -1,13 +1,13 @@
-"""What JSON parsers do not limit: how deep a text is nested. Events and tasks refuse what would exhaust the stack."""
+"""The nesting depth of JSON, which parsers do not limit. Events and tasks refuse what would exhaust the stack."""
 
 from __future__ import annotations
 
-_SURELY_FLAT = 100
+_MAX_FLAT = 100  # brackets; a text with fewer of them is never refused
 
 
 def depth_of(text: bytes) -> int:
-    """How deep JSON is nested; brackets in texts count, too, which does no harm where the limit is generous."""
-    if text.count(b"[") + text.count(b"{") <= _SURELY_FLAT:
+    """Return how deep JSON is nested. Brackets in strings count, too, which is harmless with a generous limit."""
+    if text.count(b"[") + text.count(b"{") <= _MAX_FLAT:
         return 0
     depth = deepest = 0
     for byte in text:

@@ -1,16 +1,18 @@
-"""Counters of what the locks of this process did, per kind of lock.
+"""Counters of the locks of this process, by kind of lock.
 
-Counting costs one call of a C function, which is atomic under the interpreter lock, so nothing is ever lost or
-locked; formatting happens only when somebody reads. Read with `snapshot()`, or hand the counters to a monitoring
-system: `export_prometheus()` needs the extra `holdfast[prometheus]`, `export_opentelemetry()` needs
-`holdfast[opentelemetry]`.
+    holdfast.metrics.snapshot()               all counters as a dictionary
+    holdfast.metrics.export_prometheus()      through prometheus_client; needs the extra holdfast[prometheus]
+    holdfast.metrics.export_opentelemetry()   through OpenTelemetry; needs the extra holdfast[opentelemetry]
+
+To count costs one call of a C function, which is atomic under the interpreter lock: no count is lost, and no lock is
+needed. The formatting is left to the reader.
 """
 
 from __future__ import annotations
 
 from _thread import allocate_lock as Lock
 from collections import deque
-from itertools import count
+from itertools import accumulate, count
 
 from . import process
 
@@ -24,47 +26,24 @@ if TYPE_CHECKING:
 
 __all__ = ["export_opentelemetry", "export_prometheus", "snapshot"]
 
+# The upper bounds of the histogram of waits, in seconds.
 WAIT_BUCKETS = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    60.0,
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
 )
-
 _MAX_PENDING_WAITS = 1000
 KINDS = ("lock", "semaphore", "file")
 
-COUNTERS = {
-    "acquisitions": "Locks acquired",
-    "contended": "Acquisitions that had to wait",
-    "timeouts": "Waits that ended without the lock",
-    "identity_retries": "Locks taken on a file that was no longer the one at the path, and taken again",
-    "cleanups": "Lock files removed on release or after a wait",
-    "cleanups_skipped": "Lock files left in place because somebody else uses them or removal is not permitted",
-    "breaks": "Locks taken away from their holder by hand or because they were stale",
-    "losses": "Holds found to be lost",
-}
+_WAITS = "Time waited for a lock"
 
 
 class Counter:
-    """Counts calls of `bump`. `itertools.count` is the one exact counter that needs no lock."""
+    """Counts the calls of `bump`. `itertools.count` is the only exact counter that needs no lock."""
 
-    __slots__ = ("_count", "bump")
+    __slots__ = ("_count", "bump", "description")
 
-    def __init__(self) -> None:
+    def __init__(self, description: str) -> None:
+        self.description = description
         self._count = count()
         self.bump: Callable[[], int] = self._count.__next__
 
@@ -76,28 +55,23 @@ class Counter:
 class Kind:
     """The counters of one kind of lock."""
 
-    __slots__ = ("_buckets", "_mutex", "_seconds", "_waits", "name", *COUNTERS)
-
-    acquisitions: Counter
-    contended: Counter
-    timeouts: Counter
-    identity_retries: Counter
-    cleanups: Counter
-    cleanups_skipped: Counter
-    breaks: Counter
-    losses: Counter
-
     def __init__(self, name: str) -> None:
         self.name = name
-        self._waits: deque[float] = deque()
+        self.mutex = Lock()
+        self._waits: deque[float] = deque()  # in seconds, not yet in the histogram
         self._buckets = [0] * (len(WAIT_BUCKETS) + 1)
         self._seconds = 0.0
-        self._mutex = Lock()
-        for counter in COUNTERS:
-            setattr(self, counter, Counter())
+        self.acquisitions = Counter("Locks acquired")
+        self.contended = Counter("Acquisitions that had to wait")
+        self.timeouts = Counter("Waits that ended without the lock")
+        self.identity_retries = Counter("Locks acquired again because the path named another file by then")
+        self.cleanups = Counter("Lock files removed on release or after a wait")
+        self.cleanups_skipped = Counter("Lock files kept because another process uses them or removal is not permitted")
+        self.breaks = Counter("Locks taken away from their holder by hand or because they were stale")
+        self.losses = Counter("Holds found to be lost")
 
     def waited(self, seconds: float) -> None:
-        """Called by one who has just got the lock, so it only takes note: who reads does the sorting."""
+        """Count a wait. The caller has just acquired the lock, so the histogram is left to the reader."""
         self.contended.bump()
         self._waits.append(seconds)
         if len(self._waits) > _MAX_PENDING_WAITS:
@@ -108,7 +82,7 @@ class Kind:
     def _sort_waits(self) -> None:
         from bisect import bisect_left
 
-        with self._mutex:
+        with self.mutex:
             while self._waits:
                 seconds = self._waits.popleft()
                 self._buckets[bisect_left(WAIT_BUCKETS, seconds)] += 1
@@ -116,14 +90,12 @@ class Kind:
 
     def snapshot(self) -> dict[str, Any]:
         self._sort_waits()
+        buckets = dict(zip((*WAIT_BUCKETS, float("inf")), self._buckets, strict=True))
         values: dict[str, Any] = {name: getattr(self, name).value for name in COUNTERS}
-        values["wait_seconds"] = {
-            "buckets": dict(zip((*WAIT_BUCKETS, float("inf")), self._buckets, strict=True)),
-            "sum": self._seconds,
-        }
-        return values
+        return values | {"wait_seconds": {"buckets": buckets, "sum": self._seconds}}
 
 
+COUNTERS = {name: value.description for name, value in vars(Kind("")).items() if isinstance(value, Counter)}
 _wait_listeners: list[Callable[[str, float], None]] = []
 kinds: dict[str, Kind] = {}
 
@@ -132,29 +104,31 @@ def kind(name: str) -> Kind:
     return kinds.setdefault(name, Kind(name))
 
 
-def _begin_anew() -> None:
-    """In a forked child: a thread that is not in it may have had a mutex."""
-    for one in kinds.values():
-        one._mutex = Lock()
+def _replace_mutexes() -> None:
+    """In a forked child: a thread that the child does not have may have held a mutex."""
+    for counters in kinds.values():
+        counters.mutex = Lock()
 
 
-process.after_fork_in_child(_begin_anew)
+process.after_fork_in_child(_replace_mutexes)
 
 
 def _all_kinds() -> list[Kind]:
-    """Also those that have not been used yet."""
-    for name in KINDS:
+    for name in KINDS:  # also those that were not used yet
         kind(name)
     return list(kinds.values())
 
 
 def snapshot() -> dict[str, dict[str, Any]]:
-    """All counters, by kind of lock. `wait_seconds` counts per bucket (upper bound in seconds), not cumulatively."""
+    """Return all counters, by kind of lock.
+
+    `wait_seconds` has the number of waits in each bucket, by its upper bound in seconds, and the sum of all waits.
+    """
     return {counters.name: counters.snapshot() for counters in _all_kinds()}
 
 
 def export_prometheus(registry: CollectorRegistry | None = None) -> Collector:
-    """Register a collector with prometheus_client and return it (for `registry.unregister`)."""
+    """Register a collector with prometheus_client and return it. To stop: `registry.unregister(collector)`."""
     from prometheus_client import REGISTRY
     from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
     from prometheus_client.registry import Collector
@@ -167,14 +141,13 @@ def export_prometheus(registry: CollectorRegistry | None = None) -> Collector:
                 for kind_name, values in taken.items():
                     family.add_metric([kind_name], values[name])
                 yield family
-            waits = HistogramMetricFamily("holdfast_wait_seconds", "Time waited for a lock", labels=["kind"])
+            histogram = HistogramMetricFamily("holdfast_wait_seconds", _WAITS, labels=["kind"])
             for kind_name, values in taken.items():
-                cumulative, buckets = 0, []
-                for bound, n in values["wait_seconds"]["buckets"].items():
-                    cumulative += n
-                    buckets.append(("+Inf" if bound == float("inf") else str(bound), cumulative))
-                waits.add_metric([kind_name], buckets, values["wait_seconds"]["sum"])
-            yield waits
+                waits = values["wait_seconds"]
+                bounds = [*map(str, WAIT_BUCKETS), "+Inf"]
+                counts = accumulate(waits["buckets"].values())
+                histogram.add_metric([kind_name], list(zip(bounds, counts, strict=True)), waits["sum"])
+            yield histogram
 
     collector = HoldfastCollector()
     (registry or REGISTRY).register(collector)
@@ -182,7 +155,7 @@ def export_prometheus(registry: CollectorRegistry | None = None) -> Collector:
 
 
 def export_opentelemetry(provider: MeterProvider | None = None) -> Callable[[], None]:
-    """Publish the counters through OpenTelemetry. Returns a function that stops feeding the wait histogram."""
+    """Publish the counters through OpenTelemetry. Returns a function that ends the histogram of waits."""
     from opentelemetry.metrics import Observation, get_meter
 
     meter = get_meter("holdfast", meter_provider=provider)
@@ -192,7 +165,7 @@ def export_opentelemetry(provider: MeterProvider | None = None) -> Callable[[], 
 
     for name, text in COUNTERS.items():
         meter.create_observable_counter(f"holdfast.{name}", [observe(name)], description=text)
-    histogram = meter.create_histogram("holdfast.wait", unit="s", description="Time waited for a lock")
+    histogram = meter.create_histogram("holdfast.wait", unit="s", description=_WAITS)
 
     def listener(kind_name: str, seconds: float) -> None:
         histogram.record(seconds, {"kind": kind_name})

@@ -1,8 +1,4 @@
-"""Blocking work, for a task: it runs in a thread, and the other tasks go on.
-
-It is done once and wholly, however often the task is cancelled meanwhile: half of a commit is none. Who was cancelled
-hears of it when the work is done. Known to asyncio and trio.
-"""
+"""Blocking calls of an asyncio or trio task, in a thread, so that the event loop goes on."""
 
 from __future__ import annotations
 
@@ -11,48 +7,41 @@ from threading import Lock as Mutex
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TypeVar
+    from typing import TypeVar
 
     Result = TypeVar("Result")
 
 
-class _Once:
-    """Work that is done once, however many threads ask for it: the later ones wait, and find its outcome."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work = work
-        self._mutex = Mutex()
-        self.done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def do(self) -> None:
-        with self._mutex:
-            if self.done:
-                return
-            try:
-                self.result = self._work()
-            except BaseException as error:
-                self.error = error
-            self.done = True
-
-
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """Gives what `work` gives, or raises what it raised."""
+    """Call `work` in a thread and return its result, or raise its exception.
+
+    It is called once and runs to its end, even if the task is cancelled meanwhile. The task is cancelled after that.
+    """
     from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class
     from anyio.to_thread import run_sync
 
-    once, cancelled = _Once(work), None
-    limiter = CapacityLimiter(1)  # not the one that all threads of the program share: they may be waiting for us
+    mutex = Mutex()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def call_once() -> None:
+        with mutex:  # after a cancellation, a second thread waits here for the first
+            if not results and not errors:
+                try:
+                    results.append(work())
+                except BaseException as error:
+                    errors.append(error)
+
+    cancelled = None
+    limiter = CapacityLimiter(1)  # a limiter of our own: the threads of the common one may all be waiting for us
     with CancelScope(shield=True):
-        while not once.done:
+        while not results and not errors:
             try:
-                await run_sync(once.do, limiter=limiter)
-            except get_cancelled_exc_class() as error:  # asyncio's own, which knows no shield
+                await run_sync(call_once, limiter=limiter)
+            except get_cancelled_exc_class() as error:  # asyncio's own `cancel`, which ignores the shield
                 cancelled = error
     if cancelled is not None:
-        raise cancelled from once.error
-    if once.error is not None:
-        raise once.error
-    result: Result = once.result
-    return result
+        raise cancelled from (errors[0] if errors else None)
+    if errors:
+        raise errors[0]
+    return results[0]

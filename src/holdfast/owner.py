@@ -1,8 +1,8 @@
-"""Who am I, who is that, and is it still there?
+"""The identity of processes: of this one, and of those that lock files and /proc name.
 
-A pid alone says little: it is used again, means something else in another container, and nothing at all on another
-machine. A process is known by its pid together with its start time, its pid namespace, and the boot of the kernel that
-it runs on. Two containers on one machine have one boot id.
+A pid alone does not identify a process: it is used again, and it means another process in another container or on
+another machine. A process is identified by its pid, its start time, its pid namespace, and the boot id of its kernel.
+Two containers on one machine have the same boot id.
 """
 
 from __future__ import annotations
@@ -13,15 +13,21 @@ from time import time
 from . import process, system
 
 _CONTROL = dict.fromkeys((*range(32), 127), " ")
+_FIRST_NAMESPACE = 0xEFFFFFFC  # the kernel's PROC_PID_INIT_INO
+_MAX_SHOWN = 60  # characters of a command or a tag in a message
 
 
 def sanitise(text: str) -> str:
-    """Control characters become spaces: they could forge a line in a file, or steer the terminal that shows it."""
+    """Replace control characters by spaces. They could forge a line in a file, or steer the terminal that shows it."""
     return text.translate(_CONTROL)
 
 
+def shorten(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+
+
 class Identity:
-    """What a record says about the process that wrote it."""
+    """What a record contains about the process that wrote it."""
 
     __slots__ = ("boot", "host", "pid", "random", "start")
 
@@ -32,8 +38,6 @@ class Identity:
         self.boot = boot_id()
         self.host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 
-
-_FIRST_NAMESPACE = 0xEFFFFFFC  # the kernel's PROC_PID_INIT_INO
 
 _me: Identity | None = None
 _boot_id: str | None = None
@@ -62,17 +66,17 @@ def boot_id() -> str | None:
 
 
 def start_of(pid: int) -> str | None:
-    """When a process of our pid namespace began, with that namespace; None if there is no such process any more."""
+    """Return the start time of a process of our pid namespace, with that namespace. None: the process has ended."""
     stat = system.read_text(f"/proc/{pid}/stat")
-    # The command name stands in parentheses and may contain anything, also spaces and parentheses.
+    # The command name is in parentheses and may contain anything, also spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
-    if len(fields) < 20 or fields[0] in "ZX":  # a zombie has let go of everything
+    if len(fields) < 20 or fields[0] in "ZX":  # a zombie has no locks any more
         return None
-    return f"{fields[19]}:{_namespace()}"
+    return f"{fields[19]}:{system.pid_namespace()}"
 
 
 def started_at(pid: int) -> float | None:
-    """When a process began, in seconds since the epoch."""
+    """Return when a process began, in seconds since the epoch."""
     start, uptime = start_of(pid), system.read_text("/proc/uptime").split()
     if start is None or not uptime:
         return None
@@ -80,14 +84,15 @@ def started_at(pid: int) -> float | None:
 
 
 def namespace_of(start: str) -> str:
-    """The pid namespace in a start time."""
+    """Return the pid namespace in a start time."""
     return start.rpartition(":")[2]
 
 
 def is_visible(host: str | None, start: str | None) -> bool:
-    """Does a pid in a record mean a process that we can see? Not on another host or in another pid namespace.
+    """Return whether a pid in a record means a process that this process can see.
 
-    Other tools write neither host nor start; their records count as those of processes beside us.
+    It does not on another host or in another pid namespace. Other tools write neither host nor start: their records
+    count as records of processes here.
     """
     mine = me()
     if host not in (None, mine.host):
@@ -96,21 +101,14 @@ def is_visible(host: str | None, start: str | None) -> bool:
 
 
 def sees_everybody() -> bool:
-    """Are we in the first pid namespace, whose /proc shows the processes of all others too?"""
-    return _namespace() == _FIRST_NAMESPACE
-
-
-def _namespace() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
+    """Return whether this is the first pid namespace, whose /proc shows the processes of all other namespaces."""
+    return system.pid_namespace() == _FIRST_NAMESPACE
 
 
 def command_of(pid: int) -> str | None:
-    """The command line of a process of this machine, or None where it cannot be had. Safe to print."""
+    """Return the command line of a process of this machine, safe to print. None: it is not known."""
     program, *words = system.read_text(f"/proc/{pid}/cmdline").split("\0")
-    # Our own command, by its script or by -m: the interpreter before it says nothing.
+    # Of our own command, started by its script or with -m, the interpreter is left out.
     if words and os.path.basename(words[0]) == "holdfast":
         program, *words = words
     elif "holdfast" in words and words[words.index("holdfast") - 1] == "-m":
@@ -120,6 +118,4 @@ def command_of(pid: int) -> str | None:
 
 def describe(pid: int) -> str:
     command = command_of(pid)
-    if command is None:
-        return f"pid {pid}"
-    return f"pid {pid} ({command if len(command) <= 60 else command[:59] + '…'})"
+    return f"pid {pid}" if command is None else f"pid {pid} ({shorten(command)})"

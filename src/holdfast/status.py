@@ -1,36 +1,46 @@
-"""Who holds a lock and who waits for it: one data object behind `status()`, the error messages and the tools.
+"""Holders and waiters of a lock: one data object behind `status()`, the error messages and the tools.
 
-Nothing is stored in a kernel lock's file, so all of this is asked of the system: /proc/locks names the process that
-took each lock, by device and inode. The device is the one of the mount table, not `st_dev`, which differs on btrfs and
-overlay. Each process that is named is then asked through /proc/*/fdinfo, which is exact. Open-file-description locks
-name no process, and a lock may have been inherited from one that is gone: then all of them are asked.
+The file of a kernel lock is empty, so the kernel is asked. /proc/locks names the process that took each lock, by device
+and inode. That device is the one of the mount table, not `st_dev`, which differs on btrfs and overlay. The named
+processes are then asked through /proc/PID/fdinfo, which is exact, while /proc/locks changes between two pages of it.
+Open-file-description locks name no process, and a lock may have been inherited from a process that has ended. Then all
+processes are asked.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from . import system
 from .files import OwnedFd
-from .owner import command_of, describe, sees_everybody
+from .owner import command_of, describe, sees_everybody, shorten
 from .paths import major_and_minor, mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from .locks.staleness import Judgement
 
+_MAX_NAMED_HOLDERS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that holds a lock, or waits for one. `pid` is None for one that this system does not show.
+    """A process that holds a lock or waits for it.
 
-    `since` is when a waiter began to wait, in seconds since the epoch.
+    pid: its process id; None if this system does not show the process
+    shared: it holds a shared lock
+    command: its command line, if it runs on this machine
+    host: the name of its machine, if that is another one
+    since: when a waiter began to wait, in seconds since the epoch
     """
 
     pid: int | None
@@ -47,10 +57,20 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a lock at one moment. `held`: an acquire would have to wait; a semaphore with a free permit is free.
+    """The state of a lock at one moment, as `lock.status()` returns it.
 
-    `since` is when the file was made or handed over, in seconds since the epoch; None where nobody knows, as for a
-    file that is kept.
+    path: the path of the lock
+    kind: "lock", "semaphore", "file" (a `LockFile`) or "task" (one of `TaskLocks`)
+    held: an acquire would have to wait. A semaphore with a free permit is not held
+    holders, waiters: the processes that hold the lock, and those in its queue in order of arrival
+    since: when the lock was acquired, in seconds since the epoch; None if unknown, as for a file that is kept
+    timestamp: the time in the record of a lock file. A heartbeat renews it
+    permits: the number of permits of a semaphore
+    tag, token: the tag and the fencing token in the record of a lock file
+    alive: the holder of a lock file is proved alive (True) or dead (False); None: it cannot be proved here
+    stale: the lock file is stale: the next acquire takes it over
+    stale_in: seconds until the lock file becomes stale by its age; None: it never does
+    corrupt: the record of the lock file is empty or damaged
     """
 
     path: str
@@ -59,7 +79,7 @@ class Status:
     holders: tuple[Holder, ...] = ()
     waiters: tuple[Holder, ...] = ()
     since: float | None = None
-    timestamp: int | None = None  # as the record of a lock file has it; a heartbeat renews it
+    timestamp: int | None = None
     permits: int | None = None
     tag: str | None = None
     token: int | None = None
@@ -69,163 +89,129 @@ class Status:
     corrupt: bool = False
 
     def explain(self) -> str:
-        """In words: who has it, for how long, how many wait."""
+        """Describe the state in one line: the holders, since when, and how many processes wait.
+
+        Example: held by pid 4711 (python deploy.py) for 93.0 s, 2 more waiting
+        """
         if not self.held:
             taken = f", {len(self.holders)} of {self.permits} permits taken" if self.holders else ""
-            return f"free{taken}" + (", and others are first in its queue" if self.waiters else "")
+            return f"free{taken}" + (", but waiters are first in its queue" if self.waiters else "")
         if self.corrupt:
-            return "its file cannot be understood (is the path right?); it counts as held" + self._until_stale()
-        who = ", ".join(str(holder) for holder in self.holders[:3])
-        if len(self.holders) > 3:
-            who += f" and {len(self.holders) - 3} more"
-        text = f"held by {who}" if self.permits is None else f"{len(self.holders)} of {self.permits} held by {who}"
+            return "its record is empty or damaged, so it counts as held" + self._until_stale()
+        names = ", ".join(str(holder) for holder in self.holders[:_MAX_NAMED_HOLDERS])
+        if len(self.holders) > _MAX_NAMED_HOLDERS:
+            names += f" and {len(self.holders) - _MAX_NAMED_HOLDERS} more"
+        if self.permits is not None:
+            text = f"{len(self.holders)} of {self.permits} permits held by {names}"
+        else:
+            text = f"{'shared' if any(holder.shared for holder in self.holders) else 'held'} by {names}"
         if self.tag:
-            text += f", tag {self.tag if len(self.tag) <= 60 else self.tag[:59] + '…'!r},"
-        if any(holder.shared for holder in self.holders):
-            text = text.replace("held by", "shared by", 1) if self.permits is None else text
+            text += f", tag {shorten(self.tag)!r},"
         if self.since is not None:
             text += f" for {max(0.0, time.time() - self.since):.1f} s"
         others = sum(waiter.pid != os.getpid() for waiter in self.waiters)
         if others:
             text += f", {others} more waiting"
         if self.kind in ("file", "task") and self.alive is None and not self.stale:
-            text += ". Whether that one lives cannot be known here, so it counts as held" + self._until_stale()
+            text += ". It is unknown whether the holder is alive, so the lock counts as held" + self._until_stale()
         return text
 
     def _until_stale(self) -> str:
         if self.stale_in is None:
-            return " until somebody removes it"
-        return f" for {self.stale_in:.0f} s more; break_() takes it away now"
+            return " until its file is removed"
+        return f" for {self.stale_in:.0f} s more. break_() releases it now"
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary that can be written as JSON."""
         return asdict(self)
 
 
-# What excludes a `Lock`: flock on a local file system, byte ranges below the removal byte where ranges stand in for it.
-_FLOCKS = ("FLOCK",)
-_RANGES = ("OFDLCK", "POSIX")
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One line of /proc/locks or of a `lock:` in fdinfo."""
+class KernelLock(NamedTuple):
+    """A line of /proc/locks, or a `lock:` line of fdinfo. `blocked`: its process waits for the lock."""
 
     blocked: bool
     family: str
     shared: bool
-    pid: int
-    device: str
-    inode: int
+    pid: int  # 0 and below: not known
+    file: tuple[str, int]  # device and inode
     start: int
 
 
-def _parse(line: str) -> _Line | None:
-    fields = line.split()
-    if not fields or not fields[0].endswith(":"):
-        return None
-    blocked = len(fields) > 1 and fields[1] == "->"
-    fields = fields[2:] if blocked else fields[1:]
-    try:
-        family, _, access, pid, place, start = fields[:6]
-        device, _, inode = place.rpartition(":")
-        return _Line(blocked, family, access == "READ", int(pid), device, int(inode), int(start))
-    except ValueError:
-        return None
+_LINE = re.compile(r"\d+:\s+(->\s+)?(\w+)\s+\w+\s+(\w+)\s+(-?\d+)\s+([0-9a-f]+:[0-9a-f]+):(\d+)\s+(\d+)")
 
 
-def _lines(text: str) -> list[_Line]:
-    return [line for line in map(_parse, text.splitlines()) if line is not None]
+def _lines(text: str) -> list[KernelLock]:
+    return [
+        KernelLock(bool(blocked), family, access == "READ", int(pid), (device, int(inode)), int(start))
+        for blocked, family, access, pid, device, inode, start in _LINE.findall(text)
+    ]
 
 
-def _place(fd: int, st: os.stat_result) -> tuple[str, int]:
-    """Device and inode as /proc/locks writes them."""
-    fields = dict(
-        line.split(":", 1) for line in system.read_text(f"/proc/self/fdinfo/{fd}").splitlines() if ":" in line
-    )
-    inode = int(fields.get("ino", st.st_ino))
-    mount = fields.get("mnt_id", "").strip()
-    for line in system.mount_table().splitlines():
-        words = line.split()
-        if words[:1] == [mount]:
-            major, _, minor = words[2].partition(":")
-            return f"{int(major):02x}:{int(minor):02x}", inode
-    return "{:02x}:{:02x}".format(*major_and_minor(st.st_dev)), inode
+def kernel_locks() -> list[KernelLock]:
+    """Return the locks of this machine that /proc/locks shows."""
+    return _lines(system.read_text("/proc/locks"))
 
 
-def _locks_of(pid: int | str, place: tuple[str, int]) -> list[_Line] | None:
-    """The locks on a file that a process has through its descriptors. None: we may not look.
-
-    Unlike /proc/locks, which is given out page by page while it changes, this is exact.
-    """
-    try:
-        fds = os.listdir(f"/proc/{pid}/fdinfo")
-    except FileNotFoundError:
-        return []
-    except OSError:
-        return None
-    texts = (text for fd in fds for text in system.read_text(f"/proc/{pid}/fdinfo/{fd}").splitlines())
-    lines = _lines("\n".join(text.removeprefix("lock:").strip() for text in texts if text.startswith("lock:")))
-    return [line for line in lines if (line.device, line.inode) == place]
+# Families of kernel locks, and positions between which one excludes an acquire. The removal byte does not.
+_FLOCKS = ("FLOCK",), range(system.REMOVAL_BYTE)
+_RANGES = ("OFDLCK", "POSIX"), range(system.REMOVAL_BYTE)
+_SLOTS = ("OFDLCK",), range(system.FIRST_SLOT, system.FIRST_SLOT + system.MAX_SLOTS)
 
 
-def _holder(pid: int | None, shared: bool) -> Holder:
-    return Holder(pid, shared, None if pid is None else command_of(pid))
+def _file_of(fd: int, st: os.stat_result) -> tuple[str, int]:
+    """Return device and inode as /proc/locks writes them."""
+    text = system.read_text(f"/proc/self/fdinfo/{fd}")
+    inode, mount = (re.search(rf"^{name}:\s*(\d+)", text, re.M) for name in ("ino", "mnt_id"))
+    found = mount and re.search(rf"^{mount[1]} \d+ (\d+):(\d+) ", system.mount_table(), re.M)
+    major, minor = map(int, found.groups()) if found else major_and_minor(st.st_dev)
+    return f"{major:02x}:{minor:02x}", int(inode[1]) if inode else st.st_ino
 
 
-def _holders(fd: int, st: os.stat_result, families: tuple[str, ...], first: int = 0) -> tuple[Holder, ...]:
-    """Who has a lock on the open file: those whom /proc/locks names, and if it names none, whoever can be found."""
-    table = system.read_text("/proc/locks")
-    if not table:
-        return ()  # no locks, or a system that names no holders
-    place = _place(fd, st)
-
-    def counts(line: _Line) -> bool:
-        return (line.device, line.inode) == place and _counts(line, families, first)
-
-    named = [line for line in _lines(table) if counts(line)]
-    found: list[Holder] = []
-    for pid in sorted({line.pid for line in named if line.pid > 0}):
-        locks = _locks_of(pid, place)
-        if locks is None:  # another user's: believe what /proc/locks says
-            locks = [line for line in named if line.pid == pid][:1]
-        found.extend(_holder(pid, line.shared) for line in locks if counts(line))
-    if not found and named:
-        # Open-file-description locks name nobody, and one who took a lock may be gone, its descriptor inherited.
-        return _search(place, families, first) or tuple(_holder(None, line.shared) for line in named)
-    return tuple(found)
+def _holder(pid: int, shared: bool, since: float | None = None) -> Holder:
+    return Holder(pid, shared, command_of(pid), since=since) if pid > 0 else Holder(None, shared, since=since)
 
 
-def _counts(line: _Line, families: tuple[str, ...], first: int) -> bool:
-    if line.family not in families or line.blocked:
-        return False
-    # The removal byte and the liveness byte lie between the lock itself and the slots.
-    return line.start >= first if first else line.start < system.REMOVAL_BYTE
+def _holders(
+    fd: int, st: os.stat_result, locks: tuple[tuple[str, ...], range], *, exists: bool = False
+) -> tuple[Holder, ...]:
+    """Return the holders of the open file. `exists`: there is a holder, although /proc/locks may not show its lock."""
+    file, (families, positions) = _file_of(fd, st), locks
+
+    def counts(line: KernelLock) -> bool:
+        return line.file == file and line.family in families and line.start in positions and not line.blocked
+
+    named = [line for line in kernel_locks() if counts(line)]
+    found = _find({line.pid for line in named if line.pid > 0}, named, counts)
+    if not found and (named or exists):
+        found = _find(system.list_pids(), named, counts) or [_holder(0, line.shared) for line in named]
+    return tuple(found) if found or not exists else (Holder(None),)
 
 
-def _search(place: tuple[str, int], families: tuple[str, ...], first: int = 0) -> tuple[Holder, ...]:
-    """Who has a lock on a file, by asking every process."""
+def _find(pids: Iterable[int], named: list[KernelLock], counts: Callable[[KernelLock], bool]) -> list[Holder]:
+    """Return those of the processes that have one of these locks, once for each lock."""
     found: list[Holder] = []
     seen: set[int] = set()
-    for pid in system.list_pids():
-        for line in _locks_of(pid, place) or ():
-            # An exclusive lock that several processes have is one that was inherited.
-            if _counts(line, families, first) and (line.shared or line.start not in seen):
+    for pid in sorted(pids):
+        text = system.lock_lines(pid)
+        # Another user's process cannot be asked: there /proc/locks has to be believed.
+        lines = [line for line in named if line.pid == pid][:1] if text is None else filter(counts, _lines(text))
+        for line in lines:
+            # If several descriptors have one exclusive lock, all but the first have inherited it.
+            if line.shared or line.start not in seen:
                 seen.add(line.start)
                 found.append(_holder(pid, line.shared))
-    return tuple(found)
+    return found
 
 
 def _waiters(file: str) -> tuple[Holder, ...]:
-    """Those who have a ticket, in the order in which they will be served."""
+    """Return the processes that have a ticket, in order of arrival."""
     queue = file + ".queue"
     try:
-        names = sorted(os.listdir(queue))
+        names = sorted(system.listdir(queue))
     except OSError:
         return ()
-    # One reading for all of them: there may be hundreds, and an error message that says so must not take long.
-    owners = {
-        (line.device, line.inode): line.pid for line in _lines(system.read_text("/proc/locks")) if not line.blocked
-    }
+    # /proc/locks is read once for all of them: there may be hundreds, and an error message must not take long.
+    pids = {line.file: line.pid for line in kernel_locks() if not line.blocked}
     found: list[Holder] = []
     device = None
     for name in names:
@@ -235,51 +221,54 @@ def _waiters(file: str) -> tuple[Holder, ...]:
             continue
         with ticket:
             st = system.fstat(ticket.fd)
-            device = device or _place(ticket.fd, st)[0]
-        pid = owners.get((device, st.st_ino))
-        if pid is not None:
-            known = pid if pid > 0 else None
-            # Nothing is written to a ticket before its owner leaves.
-            found.append(Holder(known, False, None if known is None else command_of(known), since=st.st_mtime))
+            device = device or _file_of(ticket.fd, st)[0]
+        if (device, st.st_ino) in pids:
+            # A ticket is not written to before its owner leaves, so it is as old as the wait.
+            found.append(_holder(pids[device, st.st_ino], False, st.st_mtime))
     return tuple(found)
 
 
-def of_kernel_lock(path: str, *, keep: bool) -> Status:
-    file = os.path.realpath(path)
-    waiters = _waiters(file)
+def _examine(free: Status, examine: Callable[[int, os.stat_result, Status], Status]) -> Status:
+    """Return `examine(fd, stat, free)` for the file of a lock, or `free` if there is no such file."""
+    file = os.path.realpath(free.path)
+    free = replace(free, waiters=_waiters(file))
     try:
         opened = OwnedFd(system.open_fd(file, system.O_READ))
-    except BlockingIOError:  # Windows: opened by somebody who shares it with nobody
-        return Status(path, "lock", held=True, holders=(Holder(None),), waiters=waiters)
+    except BlockingIOError:  # Windows: another program does not share the file
+        return replace(free, held=True, holders=(Holder(None),))
     except OSError:
-        return Status(path, "lock", held=False, waiters=waiters)
+        return free
     with opened:
-        fd, st = opened.fd, system.fstat(opened.fd)
+        return examine(opened.fd, system.fstat(opened.fd), free)
+
+
+def of_kernel_lock(path: str, *, keep: bool) -> Status:
+    """Return the status of a `Lock`."""
+
+    def examine(fd: int, st: os.stat_result, free: Status) -> Status:
         ranged = mount_at(st.st_dev, path).ranged
-        families = _RANGES if ranged or sys.platform == "darwin" else _FLOCKS
-        holders = _holders(fd, st, families)
-        # The locks of other machines are not in /proc. In a container, /proc/locks is silent about a lock whose taker
-        # is gone, its descriptor inherited.
-        if not holders and (system.range_taken(fd) if ranged else not _is_free(fd)):
-            holders = _search(_place(fd, st), families) or (Holder(None),)
-    return Status(
-        path,
-        "lock",
-        held=bool(holders),
-        holders=holders,
-        waiters=waiters,
-        since=st.st_mtime if holders and not keep else None,
-    )
+        locks = _RANGES if ranged or sys.platform == "darwin" else _FLOCKS
+        holders = _holders(fd, st, locks)
+        if not holders and not _is_free(fd, ranged):
+            holders = _holders(fd, st, locks, exists=True)
+        since = st.st_mtime if holders and not keep else None
+        return replace(free, held=bool(holders), holders=holders, since=since)
+
+    return _examine(Status(path, "lock", held=False), examine)
 
 
-def _is_free(fd: int) -> bool:
-    """/proc names no holder. In a container, whose /proc does not show every process, it takes a lock to be sure.
+def _is_free(fd: int, ranged: bool) -> bool:
+    """Return whether a file is free for which /proc names no holder.
 
-    The mark, which is there before the lock and until after it, tells others to try again in a moment.
+    /proc does not show the locks of other machines. In a container, it does not show every process, and /proc/locks
+    does not show a lock that was inherited from a process that has ended. So there the file is locked for a moment.
+    The mark, set before the lock and cleared after it, tells other processes to try again.
     """
+    if ranged:
+        return not system.range_locked(fd, system.RANGE_START, system.RANGE_LENGTH)
     if sees_everybody():
         return True
-    with suppress(OSError):  # another program has locked a range of it; ignore it
+    with suppress(OSError):  # another program has locked a range of the file
         system.mark_removal(fd)
     try:
         system.lock(fd, system.EX_NB)
@@ -290,37 +279,32 @@ def _is_free(fd: int) -> bool:
 
 
 def of_semaphore(path: str, permits: int) -> Status:
-    file = os.path.realpath(path)
-    waiters = _waiters(file)
-    try:
-        opened = OwnedFd(system.open_fd(file, system.O_READ))
-    except BlockingIOError:
-        return Status(path, "semaphore", held=True, holders=(Holder(None),), waiters=waiters, permits=permits)
-    except OSError:
-        return Status(path, "semaphore", held=False, waiters=waiters, permits=permits)
-    with opened:
-        fd, st = opened.fd, system.fstat(opened.fd)
-        holders = _holders(fd, st, ("OFDLCK",), first=system.FIRST_SLOT)
+    """Return the status of a `Semaphore`."""
+
+    def examine(fd: int, st: os.stat_result, free: Status) -> Status:
+        holders = _holders(fd, st, _SLOTS)
         if not holders and system.slots_taken(fd):
             holders = (Holder(None, shared=True),)
-        held = bool(holders) and all(system.slot_taken(fd, slot) for slot in range(permits))
+        held = bool(holders) and all(system.range_locked(fd, system.FIRST_SLOT + slot, 1) for slot in range(permits))
         if not held:
-            # A `Lock` or flock(1) has the file. A sharer is in the way only of a caller that has to write the number.
+            # A `Lock` or flock(1) may have the file. A shared one excludes only a caller that has to write the number.
             others = tuple(holder for holder in _holders(fd, st, _FLOCKS) if not holder.shared or not st.st_size)
             if others:
-                return Status(path, "semaphore", held=True, holders=others, waiters=waiters)
-    return Status(path, "semaphore", held=held, holders=holders, waiters=waiters, permits=permits)
+                return replace(free, held=True, holders=others, permits=None)
+        return replace(free, held=held, holders=holders)
+
+    return _examine(Status(path, "semaphore", held=False, permits=permits), examine)
 
 
 def of_lock_file(path: str, found: Judgement | None, kind: str = "file") -> Status:
-    waiters = _waiters(os.path.realpath(path))
+    """Return the status of a `LockFile` or of a lock of `TaskLocks`. `found` is None if there is no such file."""
+    free = Status(path, kind, held=False, waiters=_waiters(os.path.realpath(path)))
     if found is None:
-        return Status(path, kind, held=False, waiters=waiters)
+        return free
     if found.record is None:
         used = of_kernel_lock(path, keep=True)  # an empty file may be in use as a `Lock`
         if used.held:
-            return Status(path, kind, held=True, holders=used.holders, waiters=waiters, alive=True)
+            return replace(free, held=True, holders=used.holders, alive=True)
     facts = found.facts()
     holder = Holder(facts.pop("pid"), False, facts.pop("command"), facts.pop("host"))
-    holders = () if found.record is None else (holder,)
-    return Status(path, kind, held=True, holders=holders, waiters=waiters, **facts)
+    return replace(free, held=True, holders=() if found.record is None else (holder,), **facts)

@@ -191,7 +191,7 @@ def test_a_copy_is_whole_where_the_system_takes_only_a_part_at_a_time(
         for name in ("write", "pwrite"):
             real = getattr(os, name)
             patched.setattr(os, name, lambda fd, data, *at, real=real: real(fd, data[:100], *at))
-        patched.setattr(system, "clone", system.posix.clone)  # the one of systems that have none
+        patched.setattr(system, "clone", system.fallbacks.clone)
         change = AtomicDir(site, durable=False).edit()
         new = change.__enter__()
     assert content_of(new) == OLD

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code objects
 
 PACKAGE = Path(holdfast.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs/architecture.md"
-# Not drawn: what every call uses, special methods and properties.
-HELPERS = {"files", "locks/record", "metrics", "owner", "paths", "process", "system/linux", "system/posix"}
+# Not drawn: these, all of `system`, special methods and properties.
+HELPERS = {"files", "locks/record", "metrics", "owner", "paths", "process"}
 PROPERTIES = {"QueuedLock._file", "QueuedLock._queue"}
 
 
@@ -40,7 +40,7 @@ def traced(lines: list[str]) -> Iterator[None]:
             return
         module = file.relative_to(PACKAGE).with_suffix("").as_posix()
         name = frame.f_code.co_qualname
-        if module in HELPERS or name in PROPERTIES or ".__" in name or "<" in name:
+        if module in HELPERS or module.startswith("system/") or name in PROPERTIES or ".__" in name or "<" in name:
             return
         drawn.add(id(frame))
         frames.append(frame)

@@ -104,7 +104,7 @@ def test_a_newcomer_does_not_pass_those_who_wait(path):
     try:
         assert not lock.status().held
         assert in_thread(lock.try_acquire) is None
-        with pytest.raises(holdfast.Busy, match="others are first in its queue"):
+        with pytest.raises(holdfast.Busy, match="waiters are first in its queue"):
             lock.acquire(timeout=0)
         in_thread(holdfast.Lock(path, fair=False).acquire, timeout=0).release()
     finally:

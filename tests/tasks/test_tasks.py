@@ -84,8 +84,10 @@ def test_by_one_id_from_many_threads(queue: TaskQueue, jobs: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4"])
-def test_where_machines_go_by_what_they_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(queue_module, "mount_at", lambda *_: Mount(kind, "/mnt"))
+def test_a_queue_is_refused_where_clients_may_read_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(queue_module, "mount_of", lambda *_: Mount(kind, "/mnt"))
     with pytest.raises(Unsupported, match=f"/mnt is {kind}, whose clients"):
         TaskQueue(tmp_path / "jobs")
 

@@ -10,6 +10,7 @@ import time
 import pytest
 from peers import ALL, close_handle, lock_whole_file, open_sharing
 
+from holdfast import system
 from holdfast.system import windows
 
 SLOTS = 1 << 20
@@ -91,13 +92,13 @@ def test_closing_forgets_what_the_number_of_the_descriptor_had(path):
 
 def test_a_slot_is_let_go_by_letting_go_of_all(two):
     mine, other = two
-    assert windows.try_slot(mine, 3)
-    assert not windows.try_slot(other, 3)
+    assert system.try_slot(mine, 3)
+    assert not system.try_slot(other, 3)
     assert windows.slots_taken(other)
-    windows.unlock_slots(mine)
-    windows.unlock_slots(mine)
+    system.unlock_slots(mine)
+    system.unlock_slots(mine)
     assert not windows.slots_taken(other)
-    assert windows.try_slot(other, 3)
+    assert system.try_slot(other, 3)
 
 
 def test_several_can_mark_a_removal_and_everybody_sees_it(path, two):
@@ -106,9 +107,9 @@ def test_several_can_mark_a_removal_and_everybody_sees_it(path, two):
     for fd in two:
         windows.mark_removal(fd)
     assert windows.removal_marked(third)
-    windows.unmark_removal(two[0])
+    system.unmark_removal(two[0])
     assert windows.removal_marked(third)
-    windows.unmark_removal(two[1])
+    system.unmark_removal(two[1])
     assert not windows.removal_marked(third)
     windows.close(third)
 
@@ -294,11 +295,11 @@ def test_threads_can_read_and_write_one_descriptor_at_different_places(path):
 
 def test_a_byte_is_locked_and_unlocked_by_its_position(two):
     mine, other = two
-    assert windows.lock_byte(mine, 1 << 40) and windows.lock_byte(mine, 5)
-    assert not windows.lock_byte(other, 5) and windows.lock_byte(other, 6)
-    windows.unlock_byte(mine, 5)
-    assert windows.lock_byte(other, 5)
-    assert not windows.lock_byte(other, 1 << 40)
+    assert system.lock_byte(mine, 1 << 40) and system.lock_byte(mine, 5)
+    assert not system.lock_byte(other, 5) and system.lock_byte(other, 6)
+    system.unlock_byte(mine, 5)
+    assert system.lock_byte(other, 5)
+    assert not system.lock_byte(other, 1 << 40)
 
 
 def test_a_rename_to_a_new_name_replaces_nothing(path, tmp_path):

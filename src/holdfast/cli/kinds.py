@@ -21,13 +21,10 @@ _HEAD = 64  # bytes that tell whether the rest has to be read
 
 
 def kernel_locked_inodes() -> set[int]:
-    """The inodes on which this machine knows of a kernel lock. Only a hint: devices are not compared here."""
-    inodes = set()
-    for line in system.read_text("/proc/locks").splitlines():
-        fields = line.replace("-> ", "").split()
-        if len(fields) > 5 and ":" in fields[5]:
-            inodes.add(int(fields[5].rpartition(":")[2]))
-    return inodes
+    """Return the inode numbers with a kernel lock on this machine. They are a hint: devices are not compared."""
+    from ..status import kernel_locks
+
+    return {lock.file[1] for lock in kernel_locks()}
 
 
 def kind_of(path: str, locked: set[int] | None = None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from .. import system
+from ..files import private_name, remove
 from . import index, lines, log
 from .model import Event, Query, StoredEvent
 
@@ -180,18 +182,17 @@ def export(store: EventStore, target: Any, query: Query, after: int) -> int:
         with open(target, "wb") as file:
             return _export(store, file, query, after)
     # All of it or nothing: part of an export would look like a smaller store.
-    private = f"{path}.{os.urandom(8).hex()}.tmp"
+    private = private_name(path)
     try:
         with open(private, "xb") as file:
             count = _export(store, file, query, after)
             file.flush()
             system.fsync(file.fileno())
         with suppress(FileNotFoundError):
-            os.chmod(private, os.stat(path).st_mode & 0o7777)
-        os.replace(private, path)
+            os.chmod(private, stat.S_IMODE(system.stat(path).st_mode))
+        system.rename(private, path)
     except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(private)
+        remove(private)
         raise
     return count
 

@@ -30,7 +30,7 @@ from zlib import crc32
 
 from .. import owner, system
 from ..errors import Timeout
-from ..files import OwnedFd, create_file, inode_of, private_name
+from ..files import OwnedFd, create_file, inode_of, private_name, try_lock
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
 _INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE = range(1, 12)
@@ -170,19 +170,14 @@ class Ledger:
 
     def _lock(self) -> None:
         until = 0.0
-        while True:
-            try:
-                system.lock(self._fd, system.EX_NB)
-                self._is_moving = True
-                return
-            except BlockingIOError:
-                pass
+        while not try_lock(self._fd, system.EX_NB):
             now = monotonic()
             until = until or now + (_PATIENCE if self._is_moving else _A_MOMENT)
             if now > until:
                 self._is_moving = False
                 raise Stuck(f"{self.path}: {STUCK}", path=self.path)
             sleep(_A_MOMENT)
+        self._is_moving = True
 
     def has_synced(self, position: int, epoch: int) -> bool:
         """Is it on disk up to here, and was nothing taken back since? In this order."""

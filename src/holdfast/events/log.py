@@ -22,7 +22,7 @@ from time import time
 
 from .. import system
 from ..errors import CorruptStore
-from ..files import InheritedFd, OwnedFd, create_file, replace_file, sync_directory
+from ..files import InheritedFd, OwnedFd, create_file, replace_file, sync_directory, write_at
 from . import lines
 
 TYPE_CHECKING = False
@@ -186,9 +186,7 @@ class Tail:
         size = len(text)
         if room and start + size > self.size:
             self._make_room(start + size)
-        done = system.pwrite(self.fd, text, start)
-        while done < size:  # the disk is full, and says so the next time
-            done += system.pwrite(self.fd, text[done:], start + done)
+        write_at(self.fd, text, start)
         if start != self.end:  # there are events of others before it that we have not read
             return start + size
         head = self.head

@@ -1,4 +1,4 @@
-"""Linux: wake-ups by inotify, and what /proc says about mounts and holders."""
+"""Linux: file events by inotify, and calls that only Linux has."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ if TYPE_CHECKING:
 _IN_ATTRIB, _IN_CLOSE, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x4, 0x18, 0x400, 0x800
 _EVENTS = _IN_ATTRIB | _IN_CLOSE | _IN_DELETE_SELF | _IN_MOVE_SELF
 WATCH_WRITING = 0x2 | 0x8 | _IN_ATTRIB  # a file is written to
-WATCH_CLOSING = 0x8  # in a directory, a file is closed by one who could have written it
+WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is closed
 
 _AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 
-_BUFFER, _MAX_EVENT = 4096, 272  # bytes: one event with the longest name
+_BUFFER, _MAX_EVENT = 4096, 272  # bytes; an event is longest with the longest name
 _FICLONE = 0x40049409
 _GETVERSION = 0x80087601
+TELLS_NAMES = True  # `name_of_open` returns a name
 
 _libc: ctypes.CDLL | None = None
-_idle_instances: list[Owner] = []
+_idle_instances: list[Owner] = []  # of inotify: at most one, except for a moment between two threads
 
 
-def _load_libc() -> ctypes.CDLL:
+def _call(path: str, function: str, *arguments: object) -> int:
+    """Call a function of the C library. An OSError reports its failure."""
     global _libc
+    import ctypes  # 2 ms: only a process that waits with a timeout or in an event loop pays for it
+
     if _libc is None:
-        import ctypes  # 2 ms: only a process that waits with a timeout or in an event loop pays for it
-
         _libc = ctypes.CDLL(None, use_errno=True)
-    return _libc
-
-
-def _last_error(path: str) -> OSError:
-    import ctypes
-
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number), path)
+    try:
+        answer: int = getattr(_libc, function)(*arguments)
+    except AttributeError:  # an old C library
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path) from None
+    if answer < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+    return answer
 
 
 class Watch:
@@ -51,7 +52,7 @@ class Watch:
 
     `own` makes the owner of a new descriptor (`files.OwnedFd`). Closing an inotify instance waits for a grace period of
     the kernel: 60 µs to 16 ms were measured, during which the lock just acquired would lie idle. So a process keeps one
-    instance from a successful wait to the next one; a wait that ends in any other way closes its instance.
+    instance from a successful wait to the next one. A wait that ends in any other way closes its instance.
     """
 
     __slots__ = ("_borrowed", "_events", "_file", "_watched", "fd")
@@ -59,11 +60,10 @@ class Watch:
     def __init__(self, path: str, own: Callable[[int], Owner], events: int = _EVENTS) -> None:
         self._events = events
         self._watched = -1
-        self._borrowed = True
         self._file = _take_idle()
+        self._borrowed = self._file is not None
         if self._file is None:
-            self._borrowed = False
-            self._file = own(_new_instance(path))
+            self._file = own(_call(path, "inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC))
         self.fd = self._file.fd
         try:
             self._watch(path)
@@ -72,138 +72,91 @@ class Watch:
             raise
 
     def _watch(self, path: str) -> None:
-        self._watched = _load_libc().inotify_add_watch(self.fd, os.fsencode(path), self._events)
-        if self._watched < 0:
-            raise _last_error(path)
+        self._watched = _call(path, "inotify_add_watch", self.fd, os.fsencode(path), self._events)
+
+    def _unwatch(self) -> None:
+        try:
+            _call("", "inotify_rm_watch", self.fd, self._watched)
+        except OSError:  # there is no watch, or the kernel has removed it with its file
+            pass
+        self.drain()
 
     def move(self, path: str) -> None:
-        """Watch what `path` names now instead."""
-        _load_libc().inotify_rm_watch(self.fd, self._watched)
-        self.drain()  # that the old watch is gone is no news
+        """Watch the file that `path` names now instead."""
+        self._unwatch()
         self._watch(path)
 
     def drain(self) -> bool:
-        """Take the events off. True: there was one."""
-        any_news = False
+        """Take all events off. True: there was one."""
+        any_events = False
         try:
             size = _BUFFER
             while size > _BUFFER - _MAX_EVENT:  # else the kernel had no more
                 size = len(read(self.fd, _BUFFER))
-                any_news = True
+                any_events = True
         except BlockingIOError:
             pass
-        return any_news
+        return any_events
 
     def close(self, *, reuse: bool = False) -> None:
+        """`reuse` keeps the instance for the next wait of this process."""
         file, self._file = self._file, None
         if file is None or not file.is_open:
             return
         if (reuse or self._borrowed) and not _idle_instances:
-            if self._watched >= 0:
-                _load_libc().inotify_rm_watch(self.fd, self._watched)
-            self.drain()
+            self._unwatch()
             _idle_instances.append(file)
         else:
             file.close()
 
 
-def _new_instance(path: str) -> int:
-    fd: int = _load_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd < 0:
-        raise _last_error(path)
-    return fd
-
-
 def _take_idle() -> Owner | None:
-    """The instance that an earlier wait has left, unless a fork has closed it."""
-    while _idle_instances:
-        try:
-            file = _idle_instances.pop()
-        except IndexError:
-            break
-        if file.is_open:
-            return file
-    return None
-
-
-def exchange(one: str, other: str, folder: int | None) -> None:  # type: ignore[no-redef]
-    """Let two files exchange their names, in one step."""
-    _renameat2(one, other, _AT_FDCWD if folder is None else folder, _RENAME_EXCHANGE)
-
-
-def rename_new(one: str, other: str) -> None:  # type: ignore[no-redef]
-    """Rename, and fail with FileExistsError where the name is taken."""
-    _renameat2(one, other, _AT_FDCWD, _RENAME_NOREPLACE)
-
-
-def _renameat2(one: str, other: str, at: int, flags: int) -> None:
-    libc = _load_libc()
-    if not hasattr(libc, "renameat2"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), one)
-    if libc.renameat2(at, os.fsencode(one), at, os.fsencode(other), flags):
-        raise _last_error(one)
-
-
-def generation(fd: int) -> int:  # type: ignore[no-redef]
-    """A number of the file with this inode number that the next one does not have; 0 where there is none."""
+    """Return the instance that an earlier wait has left, unless a fork has closed it."""
     try:
-        return int.from_bytes(_ioctl(fd, _GETVERSION, bytes(8))[:4], "little")
-    except OSError:
-        return 0
+        while not (file := _idle_instances.pop()).is_open:
+            pass
+    except IndexError:
+        return None
+    return file
 
 
-TELLS_NAMES = True
+def exchange(one: str, other: str, folder: int | None) -> None:
+    """Exchange the names of two files in one step."""
+    at = _AT_FDCWD if folder is None else folder
+    _call(one, "renameat2", at, os.fsencode(one), at, os.fsencode(other), _RENAME_EXCHANGE)
 
 
-def name_of_open(fd: int) -> str:  # type: ignore[no-redef]
-    """The name that the open file has now. (Not by fstat: see `is_removed`.)"""
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:  # there is no /proc
-        st = os.fstat(fd)
-        return f"{st.st_dev} {st.st_ino} {st.st_nlink > 0}"
+def rename_new(one: str, other: str) -> None:
+    """Rename a file. FileExistsError: the new name is taken."""
+    _call(one, "renameat2", _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_NOREPLACE)
 
 
-def is_removed(fd: int) -> bool:  # type: ignore[no-redef]
-    """Has the file no name any more?
+def link_open_file(fd: int, folder: int | None, name: str) -> None:
+    """Link a file that was opened with O_TMPFILE to a name."""
+    # The source path is absolute, so its directory does not matter. Without one, Python does not follow the link.
+    link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
 
-    Where fstat has told the time of the last change (Linux 6.13 on), the next write has to note another one, and
-    syncing that to an ext4 without a journal takes one more write to the disk.
-    """
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}").endswith(" (deleted)")
-    except FileNotFoundError:  # there is no /proc
-        return os.fstat(fd).st_nlink == 0
+
+def clone(reader: int, writer: int) -> None:
+    """Make a new file share the blocks of another file until either is written to."""
+    _ioctl(writer, _FICLONE, reader)
 
 
 def _sync_file_system(path: str) -> None:
-    """Wait until everything on the file system of `path` is on disk."""
+    """Wait until all data of the file system of `path` is on disk."""
     fd = os.open(path, O_READ)
     try:
-        if _load_libc().syncfs(fd):
-            raise _last_error(path)
+        _call(path, "syncfs", fd)
     finally:
         os.close(fd)
 
 
-sync_file_system = _sync_file_system
+sync_file_system: Callable[[str], None] | None = _sync_file_system
 
 
-def clone(reader: int, writer: int) -> None:  # type: ignore[no-redef]
-    _ioctl(writer, _FICLONE, reader)
-
-
-def read_text(path: str) -> str:  # type: ignore[no-redef]
+def generation(fd: int) -> int:
+    """Return a number that differs between two files with the same inode number; 0 where there is none."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read().decode(errors="surrogateescape")
+        return int.from_bytes(_ioctl(fd, _GETVERSION, bytes(8))[:4], "little")
     except OSError:
-        return ""
-
-
-def list_pids() -> list[int]:  # type: ignore[no-redef]
-    return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
-
-
-def mount_table() -> str:  # type: ignore[no-redef]
-    return read_text("/proc/self/mountinfo")
+        return 0

@@ -1,11 +1,11 @@
-"""macOS: byte ranges instead of flock, and wake-ups by kqueue. Written from the kernel's sources (xnu), never run here.
+"""macOS: byte ranges instead of flock, and file events by kqueue. Written from the kernel's sources (xnu), not run yet.
 
-flock and open-file-description ranges are one kind of lock in this kernel: they exclude each other, and those of one
-open file are merged (kern_lockf.c compares owners, not kinds). So the removal byte would vanish in a flock taken with
-the same descriptor. `lock` is therefore the range below 2**62, which flock(1) and Rust's locks exclude and respect all
-the same. What it costs: network file systems, which know no such ranges here, answer ENOTSUP.
+This kernel has one kind of lock: flock and open-file-description ranges exclude each other, and the locks of one open
+file are merged (kern_lockf.c compares owners, not kinds). A flock would absorb the removal byte of its descriptor. So
+`lock` is the range below 2**62, which flock(1) and Rust's locks exclude and respect. The price: on network file
+systems, which have no such ranges here, locks fail with ENOTSUP.
 
-A FIFO cannot be locked at all (ENOTSUP), so there are no tickets and no queue: whoever the kernel wakes goes first.
+A FIFO cannot be locked (ENOTSUP), so there are no tickets and no queue: the kernel chooses the next holder.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import os
 import select
 import sys
 
+from .fallbacks import *
+from .fallbacks import _unsupported
 from .posix import *
 
 TYPE_CHECKING = False
@@ -27,12 +29,13 @@ if TYPE_CHECKING:
 assert sys.platform == "darwin"
 
 HAS_FIFOS = False
+rename_new = _unsupported
 
-_NOTE_FUNLOCK = 0x100  # <sys/event.h>; Python does not name it. Posted on unlock, and by close and death with it
+_NOTE_FUNLOCK = 0x100  # <sys/event.h>, not named by Python: the file was unlocked, also by close or by death
 _EVENTS = select.KQ_NOTE_DELETE | select.KQ_NOTE_RENAME | select.KQ_NOTE_LINK | _NOTE_FUNLOCK
 
 WATCH_WRITING = select.KQ_NOTE_WRITE | select.KQ_NOTE_EXTEND | select.KQ_NOTE_ATTRIB  # a file is written to
-WATCH_CLOSING = select.KQ_NOTE_WRITE  # names come to a directory and go; kqueue does not report that a file is closed
+WATCH_CLOSING = select.KQ_NOTE_WRITE  # a directory gains or loses a name: kqueue does not report a close
 
 
 def lock(fd: int, op: int) -> None:  # type: ignore[no-redef]
@@ -41,19 +44,19 @@ def lock(fd: int, op: int) -> None:  # type: ignore[no-redef]
     except OSError as error:
         if error.errno != errno.EBADF:
             raise
-        # An exclusive range needs a descriptor that can write. With flock, others see no mark, which costs them a try.
+        # An exclusive range needs a descriptor that can write. With flock, others see no mark and try once in vain.
         fcntl.flock(fd, op)
 
 
 class Watch:
-    """`fd` is readable when somebody has unlocked, unlinked or replaced the file at `path`, or died with it locked."""
+    """`fd` is readable when a process has unlocked, unlinked or replaced the file at `path`, or died with it locked."""
 
     __slots__ = ("_events", "_file", "_own", "_queue", "fd")
 
     def __init__(self, path: str, own: Callable[[int], Owner], events: int = 0) -> None:
         self._own = own
         self._events = events or _EVENTS
-        self._queue = select.kqueue()  # the kernel gives a forked child no copy of it
+        self._queue = select.kqueue()  # a forked child inherits no copy
         self.fd = self._queue.fileno()
         self._file: Owner | None = None
         try:
@@ -63,9 +66,9 @@ class Watch:
             raise
 
     def _watch(self, path: str) -> None:
-        # O_EVTONLY: to be told about a file without keeping its volume from being unmounted.
+        # O_EVTONLY: a watch does not keep the volume from being unmounted.
         self._file = self._own(os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        # EV_CLEAR: once taken off by `drain`, an event does not come back.
+        # EV_CLEAR: `drain` takes an event off for good.
         wanted = select.kevent(
             self._file.fd, select.KQ_FILTER_VNODE, select.KQ_EV_ADD | select.KQ_EV_CLEAR, self._events
         )
@@ -77,12 +80,12 @@ class Watch:
             self._file = None
 
     def move(self, path: str) -> None:
-        """Watch what `path` names now instead."""
+        """Watch the file that `path` names now instead."""
         self._close_file()
         self._watch(path)
 
     def drain(self) -> bool:
-        """Take off what was reported. True: there was something."""
+        """Take all events off. True: there was one."""
         return bool(self._queue.control(None, 1, 0))  # one file, so at most one event
 
     def close(self, *, reuse: bool = False) -> None:

@@ -21,7 +21,7 @@ from types import TracebackType
 
 from .. import process, system
 from ..errors import LockLost, NotLocked
-from ..files import OwnedFd, inode_of, read_open
+from ..files import OwnedFd, inode_of, read_open, try_lock, write_at
 from . import journal
 from .journal import Task
 from .places import Places, move, move_over, name_of
@@ -319,10 +319,8 @@ class Claim:
             self._check_open(check)
             if self._is_torn and line:
                 line = b"\n" + line
-            done = system.pwrite(self._file.fd, line, self._end)
-            while done < len(line):  # the disk is full, and says so the next time
-                done += system.pwrite(self._file.fd, line[done:], self._end + done)
-            self._end += done
+            write_at(self._file.fd, line, self._end)
+            self._end += len(line)
             self._is_torn = False
             self._progress_at = -1
 
@@ -468,14 +466,12 @@ class Desk:
         except FileNotFoundError:
             return False
         with file:
-            try:
-                if not stat.S_ISREG(system.fstat(file.fd).st_mode):
-                    raise OSError(errno.EINVAL, "this is no file", path)
-                self.lock(file.fd, system.EX_NB if self.shared else system.SH_NB)
-                self.lock(file.fd, system.UN)
-                return False
-            except BlockingIOError:
+            if not stat.S_ISREG(system.fstat(file.fd).st_mode):
+                raise OSError(errno.EINVAL, "this is no file", path)
+            if not try_lock(file.fd, system.EX_NB if self.shared else system.SH_NB, self.lock):
                 return True
+            self.lock(file.fd, system.UN)
+            return False
 
 
 def _describe(error: BaseException | str) -> dict[str, object]:

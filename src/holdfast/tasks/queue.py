@@ -17,10 +17,10 @@ from time import monotonic, sleep
 from typing import Any
 
 from .. import process, system
-from ..errors import CorruptStore, HoldfastError, NotLocked, UnsafePath
+from ..errors import CorruptStore, HoldfastError, NotLocked, UnsafePath, Unsupported
 from ..files import remove
 from ..locks import base
-from ..paths import mount_at
+from ..paths import mount_of
 from . import about, journal
 from .claim import Claim, Desk
 from .clock import Clock
@@ -83,10 +83,14 @@ class TaskQueue:
         self._mode = mode
         self._places = Places(self.path)
         about.open_directory(self._places, durable=durable, mode=mode)
-        mount = mount_at(system.stat(self.path).st_dev, self.path)
-        if mount.refusal:
-            raise mount.refuse(self.path)
-        mount.check_reading(self.path)
+        mount = mount_of(system.stat(self.path).st_dev, self.path)
+        if mount.reads_old:
+            raise Unsupported(
+                f"{self.path}: {mount.where} is {mount.kind}, whose clients may read old content from their cache, so "
+                "that two machines could run the same task. Use a disk of one machine, or CIFS with the mount option "
+                "nolease.",
+                path=self.path,
+            )
         self.is_shared = not mount.is_ours
         self._sequence = Sequence(self._places, mode, ranged=mount.ranged)
         self.clock = Clock(self.path)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic, sleep
 
 from .. import process, system
-from ..files import OwnedFd, inode_of
+from ..files import OwnedFd, inode_of, try_lock
 from .places import IN_A_BUCKET, Places, listed, number_of
 
 LATER = "later"
@@ -117,23 +117,15 @@ class Sequence:
         return max(last, behind * IN_A_BUCKET)
 
 
-def lock_patiently(fd: int, set_lock: Callable[[int, int], object] = system.lock) -> bool:
-    """For at most a second. False: who has it does not go on."""
-    try:
-        set_lock(fd, system.EX_NB)
-        return True
-    except BlockingIOError:
-        pass
+def lock_patiently(fd: int, set_lock: Callable[[int, int], None] = system.lock) -> bool:
+    """Wait for at most a second. False: the holder does not release it."""
     pause, until = _A_MOMENT, monotonic() + _PATIENCE
-    while monotonic() < until:
+    while not try_lock(fd, system.EX_NB, set_lock):
+        if monotonic() >= until:
+            return False
         sleep(pause)
         pause = min(pause * 2, _A_MOMENT * 16)
-        try:
-            set_lock(fd, system.EX_NB)
-            return True
-        except BlockingIOError:
-            pass
-    return False
+    return True
 
 
 def _read(fd: int) -> bytes:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from .. import system
 from ..errors import CorruptStore
-from ..files import OwnedFd, read_open, remove, write_at
+from ..files import OwnedFd, read_open, remove, try_lock, write_all, write_at
 from . import journal
 from .journal import Task
 from .places import NUMBER_DIGITS, content, make, sync_folders
@@ -370,9 +370,7 @@ class Sheet:
     def _was_being_written(self, entry: Entry) -> bool:
         """When it was seen, or is. The empty lines behind it make any part of it look like a line."""
         fd = self._file.fd
-        try:
-            system.lock(fd, system.SH_NB)
-        except BlockingIOError:
+        if not try_lock(fd, system.SH_NB):
             return True
         try:
             end = read_open(fd).find(b"\n", entry.at) + 1
@@ -408,9 +406,7 @@ class Sheet:
         file = self._done
         if file is None or not file.is_open:
             file = self._open_done(sync)
-        written = system.write(file.fd, text)
-        while written < len(text):  # the disk is full, and says so the next time
-            written += system.write(file.fd, text[written:])
+        write_all(file.fd, text)
         if sync:
             system.fdatasync(file.fd)
 

@@ -15,7 +15,7 @@ import re
 
 from .. import system
 from ..errors import CorruptStore
-from ..files import OwnedFd, read_open, remove
+from ..files import OwnedFd, read_open, remove, try_lock, write_at
 from . import journal
 from .journal import Task
 from .places import Places, listed, make
@@ -40,12 +40,9 @@ class Slot:
             name = os.urandom(8).hex()
             path = f"{folder}/{name}"
             file = OwnedFd(system.open_fd(path, system.O_NEW, mode))
-            try:
-                system.lock(file.fd, system.EX_NB)
-                if system.access(path, 0):
-                    return Slot(path, name, file)
-            except BlockingIOError:
-                pass  # somebody takes it for one that a dead worker has left, and removes it
+            # Another worker may take it for the slot of a dead worker, and lock and remove it.
+            if try_lock(file.fd, system.EX_NB) and system.access(path, 0):
+                return Slot(path, name, file)
             file.close()
 
     @staticmethod
@@ -72,9 +69,7 @@ class Slot:
         if len(text) < self.length:
             system.ftruncate(fd, len(text))  # first: what is left of the last one must not be read with this one
         self.length = len(text)
-        done = system.pwrite(fd, text, 0)
-        while done < len(text):  # the disk is full, and says so the next time
-            done += system.pwrite(fd, text[done:], done)
+        write_at(fd, text, 0)
 
     def empty(self) -> None:
         system.pwrite(self.file.fd, _EMPTY, 0)
