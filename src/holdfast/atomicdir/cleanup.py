@@ -1,107 +1,56 @@
-"""Getting rid of versions of a directory that nobody needs any more.
+"""Removing versions that are not needed any more.
 
-What cannot be removed (a file made immutable, another user's, something mounted in it) is left where it is and said
-in the log: it is no reason to keep writers from their work, and the next one tries again.
+A version that cannot be removed is left where it is, and the log says so: an immutable file, a file of another user, a
+mount. The next writer tries again.
 """
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from threading import Lock, Thread
-from time import monotonic, sleep
+import stat
+from threading import Timer
 
-from .. import process, system
-from ..files import OwnedFd, try_lock
+from .. import files, system
 from . import trees
 
-GRACE_S = 0.2  # so long, a reader that took no lock can read a replaced version that it has just opened
+GRACE_S = 0.2  # a reader without a lock can read a replaced version for this long after it has opened it
 
 
-def discard(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        trees.remove(path)
-    else:
-        try:
-            system.unlink(path)
-        except FileNotFoundError:
-            pass
-
-
-def drop(path: str) -> None:
-    """Remove what was being built and is not wanted, if that can be done."""
+def remove_unused(path: str) -> None:
+    """Remove a directory unless a snapshot uses it. A file or a symlink by this name is unlinked."""
     try:
-        discard(path)
-    except OSError as error:
-        say_left(path, error)
-
-
-def remove_unused(gone: str) -> None:
-    """Remove what was a version, unless a snapshot uses it."""
-    try:
-        folder = OwnedFd(system.open_fd(gone, system.O_SYNCABLE_FOLDER))
-    except (FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISDIR(system.stat(path, follow_symlinks=False).st_mode):
+            files.remove(path)
+            return
+        folder = files.OwnedFd(system.open_fd(path, system.O_SYNCABLE_FOLDER))
+    except FileNotFoundError:
         return
-    except (PermissionError, IsADirectoryError):  # the second on Windows, which opens no directory
-        discard(gone)  # nobody could have a snapshot of it either
+    except (PermissionError, IsADirectoryError):  # the second: Windows opens no directory
+        trees.remove(path)  # no snapshot could open it either
         return
     with folder:
-        if try_lock(folder.fd, system.EX_NB):
-            discard(gone)
+        if files.try_lock(folder.fd, system.EX_NB):
+            trees.remove(path)
 
 
-def say_left(path: str, error: BaseException) -> None:
-    import logging
-
-    logging.getLogger("holdfast").warning("%s is left; the next writer tries to remove it again: %s", path, error)
-
-
-class Later:
-    """Removes old versions in a thread, a moment after they were given up, so that a commit does not wait for it."""
-
-    def __init__(self) -> None:
-        self._mutex = Lock()
-        self._waiting: deque[tuple[float, str]] = deque()
-        self._running = False
-
-    def remove(self, path: str) -> None:
-        with self._mutex:
-            self._waiting.append((monotonic() + GRACE_S, path))
-            if self._running:
-                return
-            self._running = True
-        # No daemon: a program that ends does so a moment later rather than leave the old version to the next one.
-        try:
-            Thread(target=self._run, name="holdfast removes old versions").start()
-        except RuntimeError:  # the program is ending already
-            self._run()
-
-    def _run(self) -> None:
-        while True:
-            with self._mutex:
-                if not self._waiting:
-                    self._running = False
-                    return
-                due, path = self._waiting.popleft()
-            sleep(max(0.0, due - monotonic()))
-            try:
-                remove_unused(path)
-            except OSError:
-                pass  # the next writer tries again, and says so
-            except BaseException as error:  # whatever it is, the others still wait to be removed
-                say_left(path, error)
-
-
-later = Later()
+def try_to_remove(path: str) -> None:
+    """`remove_unused`, but an error is logged. A tree that is too deep for Python is a RecursionError."""
+    try:
+        remove_unused(path)
+    except (OSError, RecursionError) as error:
+        log_left(path, error)
 
 
 def remove_later(path: str) -> None:
-    later.remove(path)
+    """Remove a version after the grace, in a thread: a commit does not wait for it, but the end of the program does."""
+    timer = Timer(GRACE_S, try_to_remove, [path])
+    timer.name = "holdfast removes an old version"
+    try:
+        timer.start()
+    except RuntimeError:  # the interpreter is shutting down, or there are too many threads
+        try_to_remove(path)
 
 
-def _forget_thread() -> None:
-    global later
-    later = Later()
+def log_left(path: str, error: BaseException) -> None:
+    import logging
 
-
-process.after_fork_in_child(_forget_thread)
+    logging.getLogger("holdfast").warning("%s is left; the next writer tries to remove it again: %s", path, error)
