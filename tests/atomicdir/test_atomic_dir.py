@@ -181,7 +181,7 @@ def test_what_cannot_be_replaced_is_left_as_it_is(tmp_path: Path) -> None:
     for attempt in ("replace", "edit", "read", "snapshot"):
         with pytest.raises(NotADirectoryError, match="left as it is"), getattr(AtomicDir(file), attempt)():
             pass
-    with pytest.raises(FileNotFoundError, match="make it first"), AtomicDir(tmp_path / "no" / "x").replace():
+    with pytest.raises(FileNotFoundError), AtomicDir(tmp_path / "no" / "x").replace():
         pass
     assert file.read_text() == "data" and os.listdir(tmp_path) == ["file"]
     for bad in ("", ".", "..", "x/.."):

@@ -8,7 +8,7 @@ Beside the directory `site`, never in it:
     site.new-<16 hex>      a version that is being built. After an exchange, for a moment, the replaced version
     site.gone-<16 hex>     a replaced version that is not kept. It is removed after a grace, when no snapshot uses it
 
-A commit makes three steps. With `durable`, step 1 is on disk before step 2 begins, and step 3 before the commit returns:
+A commit makes three steps. With `durable`, step 1 is on disk before step 2 begins, step 3 before the call returns:
 
     1. plan      write the state file: the sibling `new` becomes the directory, the directory becomes `replaced`
     2. swap      exchange the names of `new` and the directory (renameat2), so that the directory never vanishes.
@@ -46,8 +46,8 @@ from .. import system
 from ..files import sync_directory
 from ..paths import follow_links, is_trusted, mounts_in
 from . import state, trees
-from .cleanup import GRACE_S, log_left, remove_later, try_to_remove
 from .state import State
+from .trees import GRACE_S, log_left, remove_later, try_to_remove
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ if TYPE_CHECKING:
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _LEFTOVER = re.compile(r"\.(?:(new|gone)-[0-9a-f]{16}|versions\.[0-9a-f]{16}\.tmp)")
 _IS_MOUNT = "a mount point cannot be replaced; use a directory in it"
-_IS_LOWER_LAYER = (
-    "this directory is in a lower layer of an overlay (of an image), and cannot be renamed there. "
-    "Copy it once (cp -a, rm -r, mv), or put it on a volume"
-)
+_IS_LOWER_LAYER = "a lower layer of an overlay (an image) cannot be renamed. Copy it once, or put it on a volume"
 
 
 class Site:
@@ -75,8 +72,8 @@ class Site:
     def lock_file(self) -> str:
         return follow_links(self.path + ".lock")
 
-    def new_path(self) -> str:
-        return self._path(_random("new"))
+    def random_path(self, kind: str) -> str:
+        return self._path(f"{kind}-{os.urandom(8).hex()}")
 
     def _path(self, sibling: str) -> str:
         return f"{self.path}.{sibling}"
@@ -99,9 +96,6 @@ class Site:
         try:
             st = os.lstat(self.path)
         except FileNotFoundError:
-            if not os.path.isdir(self.parent):
-                text = "the directory above it does not exist; make it first"
-                raise FileNotFoundError(errno.ENOENT, text, self.path) from None
             return
         if not stat.S_ISDIR(st.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "this is no directory; it was left as it is", self.path)
@@ -120,24 +114,20 @@ class Site:
 
     # The state. Readers of the numbers have no lock.
 
-    def version(self) -> int:
+    def version(self, now: State | None = None) -> int:
         """The number of the directory; 0 if it does not exist."""
-        return self._version(self._read())
+        now = now or self._read()
+        return max(1, now.version - self.is_interrupted(now)) if os.path.isdir(self.path) else 0
 
     def versions(self) -> list[int]:
         """The numbers of the earlier versions and of the directory, in this order."""
         now = self._read()
-        current = self._version(now)
+        current = self.version(now)
         return [number for number in self._old(now) if not current or number < current] + [current] * (current > 0)
 
-    def is_interrupted(self) -> bool:
+    def is_interrupted(self, plan: State | None = None) -> bool:
         """Is a commit planned and not done? Under the shared lock, the process that planned it is dead."""
-        return self._is_unfinished(self._read())
-
-    def _version(self, now: State) -> int:
-        return max(1, now.version - self._is_unfinished(now)) if os.path.isdir(self.path) else 0
-
-    def _is_unfinished(self, plan: State) -> bool:
+        plan = plan or self._read()
         return bool(plan.new) and self._stat(plan.new) is not None and not self._is_in_place(plan)
 
     def _is_in_place(self, plan: State) -> bool:
@@ -195,15 +185,15 @@ class Site:
 
     def _commit(self, new: str, before: State, keeps: bool, hold: base.Hold) -> None:
         """Steps 1 to 3."""
-        sibling = new[len(self.path) + 1 :]
-        number, replaced = before.version, _random("gone")
-        old = [number for number in self._old(before) if f"old-{number}" != sibling]
+        number, replaced = before.version, self.random_path("gone")
+        old = [number for number in self._old(before) if self._path(f"old-{number}") != new]
         if os.path.lexists(self.path):
             number = self._free_number(max(1, number))
             if keeps:
-                replaced = f"old-{number}"
+                replaced = self._path(f"old-{number}")
                 old.append(number)
-        plan = State(number + 1, tuple(old), sibling, os.lstat(new).st_ino, replaced)
+        start = len(self.path) + 1
+        plan = State(number + 1, tuple(old), new[start:], os.lstat(new).st_ino, replaced[start:])
         hold.check()
         self.check_replaceable(new)
         try:
@@ -220,8 +210,11 @@ class Site:
         """Steps 2 and 3, as far as they are not done."""
         new, replaced = self._path(plan.new), self._path(plan.replaced)
         if not self._is_in_place(plan):
-            if os.path.lexists(self.path) and os.path.lexists(replaced):
-                self._move_aside(plan)
+            if os.path.lexists(self.path) and os.path.lexists(replaced):  # made between the two renames
+                try:
+                    system.rmdir(self.path)
+                except OSError:
+                    system.rename(self.path, self._path(f"old-{self._free_number(plan.version)}"))
             if os.path.lexists(self.path) and not self._exchange(new):
                 system.rename(self.path, replaced)
             if not os.path.lexists(self.path):
@@ -241,13 +234,6 @@ class Site:
                 raise
             return False
         return True
-
-    def _move_aside(self, plan: State) -> None:
-        """Another program has made the directory between the two renames."""
-        try:
-            system.rmdir(self.path)
-        except OSError:
-            system.rename(self.path, self._path(f"old-{self._free_number(plan.version)}"))
 
     def _go_back(self, plan: State, before: State) -> None:
         """A commit that failed must not happen later, when another process reads the plan."""
@@ -278,7 +264,7 @@ class Site:
         beyond = old[: max(0, len(old) - self.keep)]
         try:
             for number in beyond:
-                gone = self._path(_random("gone"))
+                gone = self.random_path("gone")
                 system.rename(self._path(f"old-{number}"), gone)
                 remove_later(gone)
             if beyond:
@@ -301,7 +287,3 @@ class Site:
             st = self._stat(entry[len(name) + 1 :]) if found else None
             if found and st and not (found[1] == "gone" and 0 <= time() - st.st_ctime < grace):
                 try_to_remove(os.path.join(self.parent, entry))
-
-
-def _random(kind: str) -> str:
-    return f"{kind}-{os.urandom(8).hex()}"

@@ -1,14 +1,11 @@
-"""A copy of a whole directory tree: what `AtomicDir.edit` begins with.
+"""A copy of a whole directory tree, for `AtomicDir.edit`.
 
 The copy keeps what `cp -a` keeps: owner, mode, times, symlinks, extended attributes, holes, and hard links *within* the
-tree. Files share their blocks with the original where the file system can clone (reflink), and never an inode: writing
-to the copy must not write to the original. Sockets are left out.
+tree. Files share blocks with the original where the file system can clone (reflink), and never an inode, so that
+writing to the copy does not write to the original. Sockets are left out.
 
-The copier goes by descriptors and follows no symlink. An entry that becomes another kind of file while it is copied is
-an error. After an error, the caller removes the partial copy. Two descriptors are open for each level of directories.
-
-Nearly all of the time is that of nine system calls per file. The loop over files is written for speed. Threads made it
-slower, because they take turns, and a turn costs more than a call.
+The copier goes by descriptors, two for each level of directories, and follows no symlink. After an error, the caller
+removes the partial copy. Nearly all of the time is that of nine system calls per file. Threads made it slower.
 """
 
 from __future__ import annotations
@@ -26,12 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-_NO_CLONE = frozenset(
-    {errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.ENOTTY, errno.ENOSYS, errno.EPERM, errno.ETXTBSY, errno.EBADF}
-)
 _NO_ATTRIBUTES = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA, errno.ENOSYS})
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
-_SMALL = 1 << 16  # bytes: a smaller file is copied by one read and one write
 _BUFFER = 1 << 20  # bytes
 _COMMON = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _COMMON
@@ -58,10 +51,9 @@ class Copier:
         copy_acls(None, target)  # the default list of the directory above would apply to every copy
         with OwnedFd(os.open(source, _FOLDER)) as original, OwnedFd(os.open(target, _FOLDER)) as copy:
             self._copy_folder(target, original.fd, copy.fd)
-            self._finish_folder(original.fd, copy.fd, None)
 
     def _copy_folder(self, path: str, source: int, target: int) -> None:
-        """Copy what is in a directory. `path` is that of the copy."""
+        """Copy what is in a directory, then its attributes. `path` is that of the copy."""
         folders = []
         made = os.fstat(target)
         # The owner of a new file. With setgid on the directory, the group is that of the directory.
@@ -81,50 +73,31 @@ class Copier:
                 OwnedFd(os.open(name, _FOLDER, dir_fd=target)) as copy,
             ):
                 self._copy_folder(f"{path}/{name}", original.fd, copy.fd)
-                self._finish_folder(original.fd, copy.fd, give_owner(copy.fd, os.fstat(original.fd)))
-
-    def _finish_folder(self, source: int, target: int, mode: int | None) -> None:
-        """After its content, which changes the times, and which the mode may forbid."""
+                # After the content, which the mode may forbid.
+                mode = give_owner(copy.fd, os.fstat(original.fd))
+                os.fchmod(copy.fd, mode)
         st = os.fstat(source)
         _copy_xattrs(source, target)
-        if mode is not None:
-            os.fchmod(target, mode)
         os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
 
     def _copy_file(self, name: str, path: str, source: int, target: int) -> None:
-        original = OwnedFd(os.open(name, _READ, dir_fd=source))  # `with` would cost two calls more
-        try:
-            reader = original.fd
-            st = os.fstat(reader)  # of the open file: the name may mean another one by now
-            mode = st.st_mode
-            if not stat.S_ISREG(mode):
+        with OwnedFd(os.open(name, _READ, dir_fd=source)) as original:
+            st = os.fstat(original.fd)  # of the open file: the name may mean another one by now
+            if not stat.S_ISREG(st.st_mode):
                 raise _changed(name)
             if st.st_nlink > 1 and self._linked(name, path, target, st):
                 return
-            mode &= 0o7777
+            mode = stat.S_IMODE(st.st_mode)
             # The owner may write it for now: else only root could set attributes.
-            copy = OwnedFd(os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target))
-            try:
-                writer = copy.fd
-                size = st.st_size
-                if size > _SMALL or self._clones or st.st_blocks * 512 < size:
-                    self._copy_data(reader, writer, st)
-                elif size:  # most files are small, and need no call of ours
-                    written = os.pwrite(writer, os.pread(reader, size, 0), 0)
-                    if written < size:
-                        _copy_range(reader, writer, written, size)
+            with OwnedFd(os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target)) as copy:
+                self._copy_data(original.fd, copy.fd, st)
                 others = self._owner != (st.st_uid, st.st_gid)
                 if others:
-                    mode = give_owner(writer, st)
-                _copy_xattrs(reader, writer)
-                # After chown, which takes setuid away.
-                if others or mode & self._unsure or not mode & 0o200:
-                    os.fchmod(writer, mode)
-                os.utime(writer, ns=(st.st_atime_ns, st.st_mtime_ns))
-            finally:
-                copy.close()
-        finally:
-            original.close()
+                    mode = give_owner(copy.fd, st)
+                _copy_xattrs(original.fd, copy.fd)
+                if others or mode & self._unsure or not mode & 0o200:  # after chown, which takes setuid away
+                    os.fchmod(copy.fd, mode)
+                os.utime(copy.fd, ns=(st.st_atime_ns, st.st_mtime_ns))
 
     def _copy_special(self, name: str, path: str, source: int, target: int) -> None:
         st = os.stat(name, dir_fd=source, follow_symlinks=False)
@@ -140,7 +113,6 @@ class Copier:
         else:
             os.mknod(name, stat.S_IFMT(st.st_mode) | 0o600, st.st_rdev, dir_fd=target)
         mode = give_owner(name, st, dir_fd=target)
-        _copy_xattrs(f"/proc/self/fd/{source}/{name}", f"/proc/self/fd/{target}/{name}")
         if not is_link:
             os.chmod(name, mode, dir_fd=target)
         os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
@@ -159,13 +131,12 @@ class Copier:
             try:
                 system.clone(reader, writer)
                 return
-            except OSError as error:
-                if error.errno not in _NO_CLONE:
-                    raise
+            except OSError:  # copying fails too, if the reason is another one
                 self._clones = False
-        os.truncate(writer, size)  # holes stay holes
-        for start, end in _data(reader, size) if st.st_blocks * 512 < size else [(0, size)]:
-            _copy_range(reader, writer, start, end)
+        if st.st_blocks * 512 >= size:
+            _copy_range(reader, writer, 0, size)
+        else:
+            _copy_between_holes(reader, writer, size)
 
 
 def _changed(name: str) -> OSError:
@@ -176,8 +147,7 @@ def _changed(name: str) -> OSError:
 def give_owner(target: str | int, st: os.stat_result, **where: Any) -> int:
     """Give a file the owner of another one, as far as this user may. Returns the mode that the file may have then.
 
-    A user who is not root may only pass on a group that it is in. A file that gets another owner than the original
-    must not act for that owner, so it loses setuid or setgid.
+    Only root may give files away. A file that gets another owner than the original loses setuid or setgid.
     """
     mode = stat.S_IMODE(st.st_mode)
     if not hasattr(os, "chown"):
@@ -206,18 +176,18 @@ def _umask() -> int:
     return 0o777
 
 
-def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """The ranges of a file that have data, between its holes."""
-    position = 0
-    while position < size:
+def _copy_between_holes(reader: int, writer: int, size: int) -> None:
+    os.truncate(writer, size)
+    end = 0
+    while end < size:
         try:
-            start = os.lseek(fd, position, os.SEEK_DATA)
+            start = os.lseek(reader, end, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:  # a hole up to the end
                 return
             raise
-        position = os.lseek(fd, start, os.SEEK_HOLE)
-        yield start, position
+        end = os.lseek(reader, start, os.SEEK_HOLE)
+        _copy_range(reader, writer, start, end)
 
 
 def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
@@ -238,20 +208,16 @@ def copy_acls(source: str | None, target: str) -> None:
                 os.setxattr(target, name, os.getxattr(source, name))
 
 
-def _copy_xattrs(source: str | int, target: str | int) -> None:
-    """Copy extended attributes between descriptors, or between paths that may be symlinks."""
-    if not hasattr(os, "listxattr"):
-        return
-    follow = {} if isinstance(source, int) else {"follow_symlinks": False}
+def _copy_xattrs(source: int, target: int) -> None:
     try:
-        names = os.listxattr(source, **follow)
+        names = os.listxattr(source) if hasattr(os, "listxattr") else ()
     except OSError as error:
         if error.errno not in _NO_ATTRIBUTES:
             raise
         return
     for name in names:
         with _some_unsupported(name.startswith("user.")):  # the system sets others itself (security.*)
-            os.setxattr(target, name, os.getxattr(source, name, **follow), **follow)
+            os.setxattr(target, name, os.getxattr(source, name))
 
 
 @contextmanager

@@ -1,10 +1,8 @@
 """`AtomicDir`: a directory is replaced as a whole, or not at all.
 
-A writer builds the next version in a private sibling, under the exclusive lock `<dir>.lock`, makes it durable, and
-commits. `commit` describes the steps and what a crash leaves. Readers hold the lock shared.
-
-A reader that opens several files by path may see some of the old version and some of the new one, however the names
-are changed. `read` keeps writers out meanwhile. `snapshot` is a directory descriptor, which stays with its version.
+A writer builds the next version in a private sibling, under the exclusive lock `<dir>.lock`, and commits (`commit`).
+A reader that opens several files by path may see some of the old version and some of the new one. `read` prevents that
+with the shared lock, which keeps writers out. `snapshot` is a directory descriptor, which stays with its version.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from ..locks import base
 from ..locks.lock import Lock
 from ..offload import in_thread
 from . import copying
-from .cleanup import GRACE_S, try_to_remove
 from .commit import Site
 from .snapshot import Snapshot
+from .trees import GRACE_S, try_to_remove
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,9 +55,8 @@ class AtomicDir:
         if os.path.basename(text.rstrip(os.sep + (os.altsep or ""))) in ("", os.curdir, os.pardir):
             raise ValueError(f"the path of a directory to replace has a name at its end, not {text!r}")
         self.path = os.path.abspath(text)
-        self.keep = keep
+        self.keep, self.durable = keep, durable
         self.timeout = base.check_timeout(timeout)
-        self.durable = durable
 
     def __repr__(self) -> str:
         return f"holdfast.AtomicDir({self.path!r})"
@@ -67,8 +64,7 @@ class AtomicDir:
     def replace(self, timeout: Patience = base.DEFAULT) -> Block:
         """`with site.replace() as new`: fill the empty directory `new`. It replaces the old one at the end.
 
-        If the block raises, `new` is removed and the directory stays as it is. Raises Timeout if the lock is busy, and
-        OSError if the directory cannot be replaced.
+        If the block raises, `new` is removed. Raises Timeout for a busy lock, OSError if the commit is not possible.
         """
         return Block(self, timeout, "with site.replace() as new", _Building(copies=False))
 
@@ -82,7 +78,7 @@ class AtomicDir:
 
     def snapshot(self, timeout: Patience = base.DEFAULT) -> Snapshot:
         """`with site.snapshot() as snap`: the version of this moment, while writers go on."""
-        return Snapshot(self.path, self._patience(timeout), self._site, self.read)
+        return Snapshot(self, self._patience(timeout))
 
     def recover(self, timeout: Patience = base.DEFAULT) -> None:
         """Finish an interrupted commit, and remove what dead writers left. The other methods do so where necessary."""
@@ -106,10 +102,7 @@ class AtomicDir:
         return self._site().versions()
 
     def rollback(self, to: int | None = None, timeout: Patience = base.DEFAULT) -> int:
-        """Bring back the previous version, or number `to`, and return its new number. The current one is kept.
-
-        Raises FileNotFoundError if there is no such version.
-        """
+        """Bring back the previous version, or number `to`. Returns its new number. The replaced version is kept."""
         site = self._site()
         with Lock(site.lock_file).acquire(self._patience(timeout)) as hold:
             return site.rollback(to, hold)
@@ -139,10 +132,8 @@ class Block:
     """
 
     def __init__(self, atomic: AtomicDir, timeout: Patience, usage: str, building: _Building | None) -> None:
-        self._atomic = atomic
-        self._timeout = atomic._patience(timeout)
-        self._usage = usage
-        self._building = building
+        self._atomic, self._timeout = atomic, atomic._patience(timeout)
+        self._usage, self._building = usage, building
         self._hold: base.Hold | None = None
 
     @property
@@ -172,15 +163,13 @@ class Block:
 
     def enter(self, hold: base.Hold) -> Path | None:
         """Make the new version, or find the directory. None: the caller has to recover first, and enter again."""
-        path = None
         try:
             path = self._building.begin(self._site) if self._building else self._find()
+            self._hold = hold if path else None
+            return path
         finally:
-            if path is None:
+            if self._hold is None:
                 hold.release()
-            else:
-                self._hold = hold
-        return path
 
     def _find(self) -> Path | None:
         if self._site.is_interrupted():
@@ -233,7 +222,7 @@ class _Building:
 
     def begin(self, site: Site) -> Path:
         site.recover(GRACE_S)
-        self._site, self._new = site, site.new_path()
+        self._site, self._new = site, site.random_path("new")
         site.check_replaceable(self._new)
         try:
             os.mkdir(self._new)

@@ -11,33 +11,26 @@ it opens its own. Where directories cannot be locked (NFS, SMB), `snapshot` rais
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 from .. import system
 from ..errors import Busy, HoldfastError, NotLocked, Unsupported
 from ..files import OwnedFd, inode_of, named, try_lock
-from ..locks.lock import Lock
 from ..offload import in_thread
 from ..paths import mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from .commit import Site
+    from .directory import AtomicDir
 
 
 class Snapshot:
     """One version, while this is open. `fd` is for `dir_fd=`. `version` is its number."""
 
-    def __init__(
-        self, path: str, timeout: float | None, site: Callable[[], Site], read: Callable[[float | None], Any]
-    ) -> None:
-        """`read` returns the block that waits for a writer, and raises if there is no version."""
-        self._named, self._timeout = path, timeout
-        self._site, self._read = site, read
+    def __init__(self, atomic: AtomicDir, timeout: float | None) -> None:
+        self._atomic, self._timeout = atomic, timeout
         self._folder: OwnedFd | None = None
         self.version = 0
 
@@ -45,7 +38,8 @@ class Snapshot:
     def fd(self) -> int:
         """The descriptor. Raises NotLocked if the snapshot is not open."""
         if self._folder is None or not self._folder.is_open:
-            raise NotLocked(f"{self._named}: this snapshot is not open here; use: with site.snapshot() as snap: …")
+            path = self._atomic.path
+            raise NotLocked(f"{path}: this snapshot is not open here; use: with site.snapshot() as snap: …")
         return self._folder.fd
 
     @property
@@ -57,33 +51,33 @@ class Snapshot:
         return self.fd
 
     def __enter__(self) -> Snapshot:
-        left = _time_left(self._timeout)
+        deadline = self._deadline()
         while not self._open():
-            with self._read(left()):
+            with self._atomic.read(_left(deadline)):  # waits for a writer, and raises if there is no version
                 pass
         return self
 
     async def __aenter__(self) -> Snapshot:
-        left = _time_left(self._timeout)
+        deadline = self._deadline()
         try:
             while not await in_thread(self._open):
-                async with self._read(left()):
+                async with self._atomic.read(_left(deadline)):
                     pass
         except BaseException:
             await in_thread(self.close)  # the task was cancelled after the thread had opened it
             raise
         return self
 
+    def _deadline(self) -> float | None:
+        return None if self._timeout is None else monotonic() + self._timeout
+
     def _open(self) -> bool:
         """False: the directory does not exist at this moment. A writer may be between two renames."""
-        site = self._site()
+        site = self._atomic._site()
         mount = mount_at(os.stat(site.parent).st_dev, site.parent)
         if mount.ranged or mount.refusal:
-            raise Unsupported(
-                f"{site.path}: no snapshot on {mount.where} ({mount.kind}), where directories cannot be locked. "
-                "Use read().",
-                path=site.path,
-            )
+            where = f"{mount.where} ({mount.kind}), where directories cannot be locked"
+            raise Unsupported(f"{site.path}: no snapshot on {where}. Use read().", path=site.path)
         while True:
             try:
                 folder = OwnedFd(system.open_fd(site.path, system.O_SYNCABLE_FOLDER))
@@ -101,22 +95,15 @@ class Snapshot:
                 raise Busy(text, path=site.path)
 
     def close(self) -> None:
-        """Close the snapshot. If its version was replaced, remove versions that nothing uses any more."""
+        """Close the snapshot. If its version was replaced, remove it unless another snapshot uses it."""
         folder, self._folder = self._folder, None
         if folder is None or not folder.is_open:  # in a forked child, the snapshot is its parent's
             return
         with folder:
-            current = _is_at(self._named, folder)  # not unlocked: a program may have inherited the descriptor
-        if current:
-            return
-        try:
-            site = self._site()
-            hold = Lock(site.lock_file).try_acquire()
-            if hold is not None:  # else a writer has the lock, and removes it
-                with hold:
-                    site.recover()
-        except (OSError, HoldfastError):
-            pass  # this process may not remove it. The next writer does
+            current = _is_at(self._atomic.path, folder)  # not unlocked: a program may have inherited the descriptor
+        if not current:
+            with suppress(OSError, HoldfastError):  # a writer has the lock, or this process may not remove it
+                self._atomic.recover(timeout=0)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -125,9 +112,8 @@ class Snapshot:
         await in_thread(self.close)
 
 
-def _time_left(timeout: float | None) -> Callable[[], float | None]:
-    deadline = None if timeout is None else monotonic() + timeout
-    return lambda: None if deadline is None else max(0.0, deadline - monotonic())
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - monotonic())
 
 
 def _is_at(path: str, folder: OwnedFd) -> bool:

@@ -1,15 +1,7 @@
 """The state file `<dir>.versions`: which versions there are, and the commit that was planned last.
 
-It is one JSON object, which is replaced as a whole:
-
-    version     the number of the directory itself, once the planned commit is done
-    old         the numbers of the earlier versions that Holdfast keeps, as `<dir>.old-<number>`
-    new         the sibling that becomes the directory: `new-<16 hex>` or `old-<number>`. Missing: no commit is planned
-    inode       its inode number
-    replaced    the sibling that the directory becomes: `old-<number>`, or `gone-<16 hex>` if it is not kept
-
-A sibling with the name of a version whose number is not in `old` belongs to the user. A commit is done when the sibling
-`new` does not exist. Its name is random, so nothing needs to be written after the commit.
+It is one JSON object, which is replaced as a whole. A version whose number is not in `old` belongs to the user. The
+commit is done when the sibling `new` does not exist. Its name is random, so nothing is written after the commit.
 """
 
 from __future__ import annotations
@@ -33,22 +25,19 @@ _SIBLING = re.compile(r"(?:(?:new|gone)-[0-9a-f]{16}|old-[1-9][0-9]*)?")
 class State(NamedTuple):
     """The content of a state file. The defaults describe a directory that Holdfast has not changed yet."""
 
-    version: int = 0
-    old: tuple[int, ...] = ()
-    new: str = ""
-    inode: int = 0
-    replaced: str = ""
+    version: int = 0  # the number of the directory itself, once the planned commit is done
+    old: tuple[int, ...] = ()  # the earlier versions that Holdfast keeps, as `<dir>.old-<number>`
+    new: str = ""  # the sibling that becomes the directory: `new-<16 hex>` or `old-<number>`
+    inode: int = 0  # its inode number
+    replaced: str = ""  # the sibling that the directory becomes: `old-<number>`, or `gone-<16 hex>` if it is not kept
 
 
 def read(path: str, trusts: Callable[[os.stat_result], bool]) -> State:
     """Return the content of a state file. Raises OSError if another user or another program made it."""
-    foreign = OSError(errno.EINVAL, "this is not a state file of Holdfast. Find out what it is, and move it away", path)
     try:
         file = files.OwnedFd(system.open_fd(path, system.O_READ))
     except FileNotFoundError:
         return State()
-    except OSError as error:
-        raise (foreign if error.errno == errno.ELOOP else error) from None  # ELOOP: a symlink
     with file:
         st = system.fstat(file.fd)
         if not trusts(st):
@@ -64,7 +53,7 @@ def read(path: str, trusts: Callable[[os.stat_result], bool]) -> State:
             return state
     except (ValueError, TypeError):
         pass
-    raise foreign
+    raise OSError(errno.EINVAL, "this is not a state file of Holdfast. Find out what it is, and move it away", path)
 
 
 def write(path: str, state: State, *, sync: bool) -> None:

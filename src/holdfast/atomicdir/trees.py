@@ -1,6 +1,7 @@
 """Whole directory trees: making them durable, and removing them. `copying` copies them.
 
-A path has at most 4,096 bytes. Before Python 3.13, a tree can be removed that has fewer than about 900 levels.
+A version that cannot be removed is left, and the log says so: an immutable file, a file of another user, a mount, or
+before Python 3.13 more than about 900 levels of directories. The next writer tries again.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import errno
 import os
 import stat
 from contextlib import suppress
+from threading import Timer
 
 from .. import system
-from ..files import OwnedFd, sync_directory
+from ..files import OwnedFd, sync_directory, try_lock
+from ..files import remove as unlink
 from ..paths import mounts_in
 
+GRACE_S = 0.2  # a reader without a lock can read a replaced version for this long after it has opened it
 _ITSELF = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -91,3 +95,44 @@ def _allow_owner(name: str, folder: int | None) -> None:
     # An O_PATH descriptor needs no right to read, but fchmod refuses it.
     with OwnedFd(os.open(name, _ITSELF | os.O_CLOEXEC, dir_fd=folder)) as entry:
         os.chmod(f"/proc/self/fd/{entry.fd}", stat.S_IRWXU)
+
+
+def remove_unused(path: str) -> None:
+    """Remove a directory unless a snapshot uses it. A file or a symlink by this name is unlinked."""
+    try:
+        if not stat.S_ISDIR(system.stat(path, follow_symlinks=False).st_mode):
+            unlink(path)
+            return
+        folder = OwnedFd(system.open_fd(path, system.O_SYNCABLE_FOLDER))
+    except FileNotFoundError:
+        return
+    except (PermissionError, IsADirectoryError):  # the second: Windows opens no directory
+        remove(path)  # no snapshot could open it either
+        return
+    with folder:
+        if try_lock(folder.fd, system.EX_NB):
+            remove(path)
+
+
+def try_to_remove(path: str) -> None:
+    """`remove_unused`, but an error is logged. A tree that is too deep for Python is a RecursionError."""
+    try:
+        remove_unused(path)
+    except (OSError, RecursionError) as error:
+        log_left(path, error)
+
+
+def remove_later(path: str) -> None:
+    """Remove a version after the grace, in a thread: a commit does not wait for it, but the end of the program does."""
+    timer = Timer(GRACE_S, try_to_remove, [path])
+    timer.name = "holdfast removes an old version"
+    try:
+        timer.start()
+    except RuntimeError:  # the interpreter is shutting down, or there are too many threads
+        try_to_remove(path)
+
+
+def log_left(path: str, error: BaseException) -> None:
+    import logging
+
+    logging.getLogger("holdfast").warning("%s is left; the next writer tries to remove it again: %s", path, error)
