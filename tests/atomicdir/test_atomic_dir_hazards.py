@@ -856,15 +856,15 @@ def test_the_removal_goes_on_after_any_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     put(site, OLD)
-    real, failed = trees.remove_unused, threading.Event()
+    real, failed = trees.remove, threading.Event()
 
-    def remove_unused(path: str) -> None:
+    def remove(path: str) -> None:
         if not failed.is_set() and path.startswith(str(site)):  # not a version that an earlier test has left
             failed.set()
             raise RecursionError("too deep")
         real(path)
 
-    monkeypatch.setattr(trees, "remove_unused", remove_unused)
+    monkeypatch.setattr(trees, "remove", remove)
     for content in (NEW, OLD, NEW):
         put(site, content)
     assert failed.wait(30)

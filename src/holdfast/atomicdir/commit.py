@@ -40,6 +40,7 @@ import errno
 import os
 import re
 import stat
+from contextlib import suppress
 from time import time
 
 from .. import system
@@ -47,7 +48,7 @@ from ..files import sync_directory
 from ..paths import follow_links, is_trusted, mounts_in
 from . import state, trees
 from .state import State
-from .trees import GRACE_S, log_left, remove_later, try_to_remove
+from .trees import GRACE_S, log_left, remove_later, remove_unused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Site:
         self.path = follow_links(path)  # the target of a symlink is replaced. It need not exist yet
         self.parent = os.path.dirname(self.path)
         self.keep, self.durable = keep, durable
-        self._check()
+        self.check()
 
     @property
     def lock_file(self) -> str:
@@ -92,21 +93,17 @@ class Site:
             return True
         return os.path.lexists(self.path) and os.lstat(self.path).st_uid == st.st_uid
 
-    def _check(self) -> None:
-        try:
+    def check(self, new: str = "") -> None:
+        """Raise OSError if the directory cannot be replaced. With `new`, also if there are mounts in one of the two."""
+        st = None
+        with suppress(FileNotFoundError):
             st = os.lstat(self.path)
-        except FileNotFoundError:
-            return
-        if not stat.S_ISDIR(st.st_mode):
+        if st and not stat.S_ISDIR(st.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "this is no directory; it was left as it is", self.path)
         above = os.stat(self.parent)
-        if st.st_dev != above.st_dev or st.st_ino == above.st_ino or (os.name == "nt" and os.path.ismount(self.path)):
+        if st and (st.st_dev, os.name == "nt" and os.path.ismount(self.path)) != (above.st_dev, False):
             raise OSError(errno.EXDEV, _IS_MOUNT, self.path)
-
-    def check_replaceable(self, new: str) -> None:
-        """Raise OSError if `new` cannot replace the directory. Mounts inside would go with the old version."""
-        self._check()
-        for where in mounts_in(self.path, new):
+        for where in mounts_in(self.path, new) if new else ():
             if where == self.path:
                 raise OSError(errno.EXDEV, _IS_MOUNT, self.path)
             text = f"{where} is mounted in it, and would go with the old version; unmount it, or mount it elsewhere"
@@ -170,8 +167,8 @@ class Site:
         old = self._old(now)
         to = old[-1] if to is None and old else to
         if to is None or to not in old:
-            which = "earlier version" if to is None else f"earlier version {to}"
-            text = f"there is no {which} to go back to; kept: {', '.join(map(str, old)) or 'none'}"
+            which, kept = "" if to is None else f" {to}", ", ".join(map(str, old)) or "none"
+            text = f"there is no earlier version{which} to go back to; kept: {kept}"
             raise FileNotFoundError(errno.ENOENT, text, self.path)
         self._commit(self._path(f"old-{to}"), now, True, hold)
         return self._end_rollback()
@@ -195,7 +192,7 @@ class Site:
         start = len(self.path) + 1
         plan = State(number + 1, tuple(old), new[start:], os.lstat(new).st_ino, replaced[start:])
         hold.check()
-        self.check_replaceable(new)
+        self.check(new)
         try:
             self._write(plan)
             self._carry_out(plan)
@@ -255,7 +252,7 @@ class Site:
     def abandon(self, new: str) -> None:
         """Remove a version that was not committed, unless the plan still needs it."""
         if self._path(self._read().new) != new:
-            try_to_remove(new)
+            remove_unused(new)
 
     def _prune(self) -> None:
         """Give up the versions beyond `keep`. They get another name first, because a removal may be interrupted."""
@@ -286,4 +283,4 @@ class Site:
             found = _LEFTOVER.fullmatch(entry, len(name)) if entry.startswith(name) else None
             st = self._stat(entry[len(name) + 1 :]) if found else None
             if found and st and not (found[1] == "gone" and 0 <= time() - st.st_ctime < grace):
-                try_to_remove(os.path.join(self.parent, entry))
+                remove_unused(os.path.join(self.parent, entry))

@@ -20,7 +20,7 @@ from ..offload import in_thread
 from . import copying
 from .commit import Site
 from .snapshot import Snapshot
-from .trees import GRACE_S, try_to_remove
+from .trees import GRACE_S, remove_unused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -223,12 +223,12 @@ class _Building:
     def begin(self, site: Site) -> Path:
         site.recover(GRACE_S)
         self._site, self._new = site, site.random_path("new")
-        site.check_replaceable(self._new)
+        site.check(self._new)
         try:
             os.mkdir(self._new)
             self._furnish()
         except BaseException:
-            try_to_remove(self._new)
+            remove_unused(self._new)
             raise
         return Path(self._new)
 
@@ -247,7 +247,7 @@ class _Building:
 
     def end(self, hold: base.Hold, failed: bool) -> None:
         if failed:
-            try_to_remove(self._new)
+            remove_unused(self._new)
             return
         try:
             self._dress()

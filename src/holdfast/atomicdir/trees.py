@@ -14,7 +14,6 @@ from threading import Timer
 
 from .. import system
 from ..files import OwnedFd, sync_directory, try_lock
-from ..files import remove as unlink
 from ..paths import mounts_in
 
 GRACE_S = 0.2  # a reader without a lock can read a replaced version for this long after it has opened it
@@ -23,27 +22,20 @@ _ITSELF = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os,
 
 def sync(directory: str) -> None:
     """Wait until everything in a directory is on disk: its files, and the directories that name them."""
+    folders = [directory]
     try:
-        folders = [directory]
-        while folders:
-            folders += _sync_folder(folders.pop())
+        for folder in folders:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_file(follow_symlinks=False):
+                        _sync_file(entry.path)
+                    elif entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+            sync_directory(folder)
     except PermissionError:  # the owner may not read one of them
         if system.sync_file_system is None:
             raise
         system.sync_file_system(os.path.dirname(directory))
-
-
-def _sync_folder(folder: str) -> list[str]:
-    """Sync a directory and the files in it. Returns the directories in it."""
-    deeper = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_file(follow_symlinks=False):
-                _sync_file(entry.path)
-            elif entry.is_dir(follow_symlinks=False):
-                deeper.append(entry.path)
-    sync_directory(folder)
-    return deeper
 
 
 def _sync_file(path: str) -> None:
@@ -98,38 +90,33 @@ def _allow_owner(name: str, folder: int | None) -> None:
 
 
 def remove_unused(path: str) -> None:
-    """Remove a directory unless a snapshot uses it. A file or a symlink by this name is unlinked."""
+    """Remove a directory unless a snapshot uses it. A file or a symlink is unlinked. An error is logged."""
     try:
         if not stat.S_ISDIR(system.stat(path, follow_symlinks=False).st_mode):
-            unlink(path)
+            system.unlink(path)
             return
-        folder = OwnedFd(system.open_fd(path, system.O_SYNCABLE_FOLDER))
+        try:
+            folder = OwnedFd(system.open_fd(path, system.O_SYNCABLE_FOLDER))
+        except (PermissionError, IsADirectoryError):  # the second: Windows opens no directory
+            remove(path)  # no snapshot could open it either
+            return
+        with folder:
+            if try_lock(folder.fd, system.EX_NB):
+                remove(path)
     except FileNotFoundError:
-        return
-    except (PermissionError, IsADirectoryError):  # the second: Windows opens no directory
-        remove(path)  # no snapshot could open it either
-        return
-    with folder:
-        if try_lock(folder.fd, system.EX_NB):
-            remove(path)
-
-
-def try_to_remove(path: str) -> None:
-    """`remove_unused`, but an error is logged. A tree that is too deep for Python is a RecursionError."""
-    try:
-        remove_unused(path)
-    except (OSError, RecursionError) as error:
+        pass
+    except (OSError, RecursionError) as error:  # the second: the tree is too deep
         log_left(path, error)
 
 
 def remove_later(path: str) -> None:
     """Remove a version after the grace, in a thread: a commit does not wait for it, but the end of the program does."""
-    timer = Timer(GRACE_S, try_to_remove, [path])
+    timer = Timer(GRACE_S, remove_unused, [path])
     timer.name = "holdfast removes an old version"
     try:
         timer.start()
     except RuntimeError:  # the interpreter is shutting down, or there are too many threads
-        try_to_remove(path)
+        remove_unused(path)
 
 
 def log_left(path: str, error: BaseException) -> None:
