@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import stat
 import subprocess
@@ -25,7 +26,7 @@ from holdfast.atomicdir import trees
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WAYS = ("exchange", "commit file")
+WAYS = ("exchange", "two renames")
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
 OLD = {"a": "old a", "sub/b": "old b", "sub/deep/c": "old c" * 1000}
 NEW = {"a": "new a", "sub/b": "new b", "other/d": "new d" * 1000}
@@ -33,7 +34,7 @@ NEW = {"a": "new a", "sub/b": "new b", "other/d": "new d" * 1000}
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "commit file":
+    if request.param == "two renames":
         forbid_exchange(monkeypatch.setattr)
     return str(request.param)
 
@@ -72,9 +73,9 @@ def put(site: Path, content: dict[str, str], **options: Any) -> AtomicDir:
 
 
 def beside(site: Path, in_use: int = 0) -> list[str]:
-    """What is beside it, once old versions that nobody uses are gone."""
+    """The siblings of the directory, without its state file, when the old versions that nothing uses are removed."""
     until(lambda: sum(".gone-" in name for name in os.listdir(site.parent)) <= in_use)
-    return sorted(name for name in os.listdir(site.parent) if name != site.name)
+    return sorted({*os.listdir(site.parent)} - {site.name, f"{site.name}.versions"})
 
 
 # The face.
@@ -180,7 +181,7 @@ def test_what_cannot_be_replaced_is_left_as_it_is(tmp_path: Path) -> None:
     for attempt in ("replace", "edit", "read", "snapshot"):
         with pytest.raises(NotADirectoryError, match="left as it is"), getattr(AtomicDir(file), attempt)():
             pass
-    with pytest.raises(FileNotFoundError, match="make it first"), AtomicDir(tmp_path / "no" / "x").replace():
+    with pytest.raises(FileNotFoundError), AtomicDir(tmp_path / "no" / "x").replace():
         pass
     assert file.read_text() == "data" and os.listdir(tmp_path) == ["file"]
     for bad in ("", ".", "..", "x/.."):
@@ -483,15 +484,12 @@ def test_an_edit_keeps_everything(site: Path, way: str) -> None:
     os.chmod(site / "sub", 0o755)
 
 
-def test_a_copy_where_nothing_can_be_cloned_or_copied_in_the_kernel(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_copies_files_that_cannot_be_cloned(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(site, OLD)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "not here")
 
-    monkeypatch.setattr(os, "copy_file_range", refuse)
     monkeypatch.setattr(system, "clone", refuse)
     with AtomicDir(site).edit():
         pass
@@ -533,12 +531,12 @@ for change in (site.replace, site.edit):
         with change() as new:
             (new / "b").write_bytes(b"y" * 500_000)
     except OSError as error:
-        print(error.strerror, os.listdir(room), os.listdir(room + "/site"), os.path.getsize(room + "/site/a"))
+        print(error.strerror, sorted(os.listdir(room)), os.listdir(room + "/site"), os.path.getsize(room + "/site/a"))
 """
     done = subprocess.run(
         ["unshare", "--mount", sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
-    assert done.stdout == "No space left on device ['site'] ['a'] 100000\n" * 2, done
+    assert done.stdout == "No space left on device ['site', 'site.versions'] ['a'] 100000\n" * 2, done
 
 
 def test_a_terminated_program_that_handles_it_leaves_nothing(site: Path, start_peer: Callable[..., Peer]) -> None:
@@ -559,16 +557,35 @@ with holdfast.AtomicDir({str(site)!r}).edit() as new:
     assert content_of(site) == OLD and beside(site) == []
 
 
-def test_a_foreign_commit_file_is_not_obeyed(site: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 2, "new": "../victim", "inode": 1, "replaced": "old-1"}',
+        '{"version": 2, "new": "new-0123456789abcdef/..", "inode": 1, "replaced": "old-1"}',
+        '{"version": 2, "new": "new-0123456789abcdef", "inode": 1, "replaced": "/tmp/x"}',
+        '{"version": "2"}',
+        '{"version": -1}',
+        '{"version": true}',
+        '{"old": 7}',
+        '{"old": ["1"]}',
+        '{"new": 1}',
+        '{"of another program": 1}',
+        "[]",
+        "garbage",
+        "",
+    ],
+)
+def test_a_state_file_of_another_program_is_refused_and_left(text: str, site: Path) -> None:
     put(site, OLD)
-    victim = site.parent / "victim"
-    victim.mkdir()
-    for text in ('{"new": "../victim", "old": "site.old-1"}', "{}", "[]", "garbage", '{"new": 1, "old": 2}', ""):
-        Path(f"{site}.commit").write_text(text)
-        with pytest.raises(OSError, match="no commit file of ours"):
-            AtomicDir(site).recover()
-        assert content_of(site) == OLD and victim.is_dir() and Path(f"{site}.commit").read_text() == text
-        os.unlink(f"{site}.commit")
+    (site.parent / "victim").mkdir()
+    file = Path(f"{site}.versions")
+    file.write_text(text)
+    lock = AtomicDir(site)
+    for use in (lock.recover, lock.versions, lock.rollback, lambda: lock.version, lock.replace().__enter__):
+        with pytest.raises(OSError, match="not a state file of Holdfast"):
+            use()
+    assert content_of(site) == OLD and file.read_text() == text
+    assert beside(site) == ["victim"]
 
 
 def test_what_the_dead_left_is_removed_and_what_is_not_ours_is_not(site: Path) -> None:
@@ -598,12 +615,28 @@ def test_a_living_writers_directory_is_left_alone(site: Path, start_peer: Callab
 _CALLS = {
     os: (
         *("mkdir", "rename", "unlink", "rmdir", "link", "symlink", "open", "close", "chmod", "utime", "setxattr"),
-        *("getxattr", "listdir", "scandir", "stat", "lstat", "fchmod", "fchown", "copy_file_range"),
+        *("getxattr", "listdir", "scandir", "stat", "lstat", "fchmod", "fchown", "pwrite"),
     ),
     system: (
         *("open_fd", "close", "fsync", "rename", "exchange", "unlink", "rmdir", "lock", "fstat", "stat", "write"),
+        *("listdir", "pread"),
     ),
 }
+FIRST = {"a": "first"}
+USERS = {"backup": "made by hand"}
+
+
+def recover_after_kill(site: Path, way: str, keep: int, number: int) -> None:
+    """Kill one process in its recovery, too, then recover."""
+
+    def recover() -> None:
+        if way == "two renames":
+            forbid_exchange()
+        die_before_call(number, _CALLS)
+        AtomicDir(site, keep=keep).recover()
+
+    survives(recover)
+    AtomicDir(site, keep=keep).recover()
 
 
 @pytest.mark.parametrize(
@@ -620,19 +653,24 @@ _CALLS = {
     ],
 )
 @pytest.mark.parametrize("way", WAYS)
-def test_killed_at_every_call(way: str, keep: int, change: str, in_memory: Path) -> None:
+def test_a_process_killed_at_any_call_leaves_a_whole_version_with_its_number(
+    way: str, keep: int, change: str, in_memory: Path
+) -> None:
+    """A version number means one content: before the kill, after it, and after the next commit."""
     number = 0
     outcomes = set()
     while True:
         room = in_memory / str(number)
         room.mkdir()
         site = room / "site"
-        if change != "first":
-            put(site, NEW, keep=1)
-            put(site, OLD, keep=1 if change == "rollback" or keep else 0)
+        build(room / "site.old-2024", USERS)
+        known = {}  # the content of each version
+        for old in () if change == "first" else (FIRST, NEW, OLD):
+            known[put(site, old, keep=2).version] = old
+        before = len(known)
 
         def work(site: Path = site, number: int = number) -> None:
-            if way == "commit file":
+            if way == "two renames":
                 forbid_exchange()
             lock = AtomicDir(site, keep=keep)
             die_before_call(number, _CALLS)
@@ -645,26 +683,33 @@ def test_killed_at_every_call(way: str, keep: int, change: str, in_memory: Path)
                 build(new, NEW)
 
         finished = survives(work)
-        again = number % 7
-
-        def recover(site: Path = site, again: int = again) -> None:
-            if way == "commit file":
-                forbid_exchange()
-            die_before_call(again * 3, _CALLS)
-            AtomicDir(site, keep=keep).recover()
-
-        survives(recover)  # killed again, somewhere in the recovery
-        AtomicDir(site, keep=keep).recover()
+        recover_after_kill(site, way, keep, number % 7 * 3)
+        lock = AtomicDir(site, keep=keep)
         found = content_of(site) if site.exists() else None
-        assert found in (None if change == "first" else OLD, NEW), f"neither old nor new after call {number}"
+        old_content = None if change == "first" else OLD
+        assert found in (old_content, NEW), f"neither old nor new after call {number}"
         outcomes.add(found == NEW)
-        left = [name for name in beside(site) if not name.startswith("site.old-")]
-        assert left == [], f"left behind after call {number}"
-        # One more, where somebody died between the commit and the removal of what it replaced.
-        assert len(beside(site)) <= keep + 1
-        AtomicDir(site, keep=keep).recover()
-        with AtomicDir(site, keep=keep, timeout=0).replace():
-            pass
+        versions = lock.versions()
+        assert versions == sorted(set(versions)) and lock.version == (versions[-1] if found else 0)
+        # A plan that was written may have used up the number, even if its directory was lost.
+        assert lock.version in ((before + 1,) if found == NEW else (before, before + 1)), f"after call {number}"
+        if found == NEW:
+            known[before + 1] = NEW
+        for old_version in versions[:-1] if found else versions:
+            assert content_of(f"{site}.old-{old_version}") == known[old_version], f"after call {number}"
+        # A version that was kept is there, unless a commit with a smaller `keep` has succeeded.
+        lost = set(known) - set(versions)
+        if found != NEW:
+            assert lost == set(), f"after call {number}"
+        elif change == "rollback":
+            assert lost == {2}, "it has another number now"
+        else:
+            assert before not in lost or keep == 0, f"after call {number}"
+        expected = {f"site.old-{n}" for n in versions if n != lock.version} | {"site.old-2024"}
+        assert set(beside(site)) == expected, f"left behind after call {number}"
+        assert content_of(room / "site.old-2024") == USERS
+        put(site, FIRST, keep=keep, timeout=0)
+        assert lock.version > before and len(lock.versions()) <= keep + 1, f"after call {number}"
         trees.remove(str(room))
         if finished:
             break
@@ -683,7 +728,7 @@ def test_writers_and_readers(way: str, seconds: int, site: Path) -> None:
     deadline = time.monotonic() + seconds
 
     def write(seed: int) -> None:
-        if way == "commit file":
+        if way == "two renames":
             forbid_exchange()
         lock = AtomicDir(site, durable=False, keep=seed % 2)
         count = 0
@@ -713,7 +758,7 @@ def test_writers_and_readers(way: str, seconds: int, site: Path) -> None:
                     names = os.listdir(path)
                     found = {(path / name).read_text() for name in names}
                     os.close(fd)
-            elif seed % 3 == 1 or way == "commit file":
+            elif seed % 3 == 1 or way == "two renames":
                 with lock.snapshot() as snap:
                     found = texts(snap.fd)
             else:  # no lock at all: opened once, it stays one version
@@ -741,7 +786,14 @@ def test_two_that_recover_at_once(site: Path) -> None:
         put(site, OLD)
         new = Path(f"{site}.new-0123456789abcdef")
         build(new, NEW)
-        Path(f"{site}.commit").write_text('{"new": "site.new-0123456789abcdef", "old": "site.old-7"}\n')
+        plan = {
+            "version": 8,
+            "old": [7],
+            "new": "new-0123456789abcdef",
+            "inode": new.stat().st_ino,
+            "replaced": "old-7",
+        }
+        Path(f"{site}.versions").write_text(json.dumps(plan))
         os.rename(site, f"{site}.old-7")
         threads = [threading.Thread(target=AtomicDir(site).recover) for _ in range(3)]
         for thread in threads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import json
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import LoopClock, Peer, Waited, survives, until
+from support import LoopClock, Peer, survives, until
 from test_atomic_dir import (
     NEW,
     OLD,
@@ -32,7 +33,7 @@ from test_atomic_dir import (
 
 import holdfast
 from holdfast import AtomicDir, system
-from holdfast.atomicdir import cleanup, commit, copying, trees
+from holdfast.atomicdir import commit, copying, directory, trees
 from holdfast.paths import follow_links
 
 if TYPE_CHECKING:
@@ -44,26 +45,6 @@ NOBODY = 65534
 as_root = pytest.mark.skipif(
     os.name == "nt" or os.geteuid() != 0, reason="needs root: mounts something or becomes another user"
 )
-
-
-@pytest.fixture(params=["attributes", "marks"])
-def numbers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where versions carry their numbers: on the directory, or beside it where the file system has no attributes."""
-    if request.param == "marks":
-        without_attributes(monkeypatch.setattr)
-
-
-def without_attributes(set_attribute: Callable[[Any, str, Any], object] = setattr) -> None:
-    def refused(real: Any) -> Any:
-        def call(path: Any, name: str, *args: Any, **options: Any) -> Any:
-            if name == "user.holdfast.version":
-                raise OSError(errno.EOPNOTSUPP, "no attributes here")
-            return real(path, name, *args, **options)
-
-        return call
-
-    for name in ("getxattr", "setxattr"):
-        set_attribute(os, name, refused(getattr(os, name)))
 
 
 @pytest.fixture
@@ -163,7 +144,7 @@ for place, tree in (("tree/a/b/m", "tree"), ("mount", "mount")):
 
 
 @as_root
-def test_a_lower_layer_of_an_overlay_is_refused_before_anything_is_built(in_memory: Path) -> None:
+def test_a_lower_layer_of_an_overlay_is_refused_and_left(in_memory: Path) -> None:
     for name in ("lower/site", "upper", "work", "m"):
         (in_memory / name).mkdir(parents=True)
     (in_memory / "lower/site/a").write_text("from the image")
@@ -172,11 +153,13 @@ sh(f"mount -t overlay overlay -o lowerdir={room}/lower,upperdir={room}/upper,wor
 for name in ("site", "fresh", "fresh"):
     try:
         with AtomicDir(f"{room}/m/{name}").edit() as new:
-            print("entered")
+            (new / "b").write_text("b")
     except OSError as error:
-        print("lower layer" in error.strerror, os.listdir(f"{room}/m/site"))
+        print("lower layer" in error.strerror, sorted(os.listdir(f"{room}/m")))
+    print(os.listdir(f"{room}/m/{name}"))
 """
-    assert in_own_mounts(code, room=in_memory) == "True ['a']\nentered\nentered\n"
+    said = in_own_mounts(code, room=in_memory)
+    assert said == "True ['site', 'site.versions']\n['a']\n['b']\n['b']\n"
 
 
 # Content.
@@ -245,18 +228,19 @@ def test_what_becomes_something_else_while_it_is_copied_is_told(
 
 
 def test_no_link_on_the_way_is_followed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody puts a link in the place of a directory, and takes it back before anybody looks again."""
+    """Another program puts a symlink in the place of a directory for a moment."""
     build(site, {"sub/deep/c": "mine"})
     build(site.parent / "elsewhere", {"deep/c": "secret"})
     real = copying.Copier._copy_folder
 
-    def swap(self: copying.Copier, way: str) -> list[str]:
-        if way != "sub/deep":
-            return real(self, way)
+    def swap(self: copying.Copier, path: str, source: int, target: int) -> None:
+        if not path.endswith("/sub"):
+            real(self, path, source, target)
+            return
         os.rename(site / "sub", site / "moved")
         (site / "sub").symlink_to("../elsewhere")
         try:
-            return real(self, way)
+            real(self, path, source, target)
         finally:
             (site / "sub").unlink()
             os.rename(site / "moved", site / "sub")
@@ -267,7 +251,7 @@ def test_no_link_on_the_way_is_followed(site: Path, monkeypatch: pytest.MonkeyPa
 
 
 def dig(directory: Path, levels: int) -> None:
-    """Directories in directories, deeper than a path can be long."""
+    """Make directories in directories."""
     fd = os.open(directory, os.O_RDONLY)
     for _ in range(levels):
         os.mkdir("d", dir_fd=fd)
@@ -278,26 +262,31 @@ def dig(directory: Path, levels: int) -> None:
     os.close(fd)
 
 
-def depth(directory: Path) -> int:
-    fd, levels = os.open(directory, os.O_RDONLY), 0
-    while "d" in os.listdir(fd):
-        deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd, levels = deeper, levels + 1
-    assert os.listdir(fd) == ["bottom"]
-    os.close(fd)
-    return levels
-
-
-def test_a_tree_deeper_than_a_path_is_long(in_memory: Path) -> None:
+def test_a_deep_tree_is_copied_and_removed(in_memory: Path) -> None:
     deep = in_memory / "site"
     with AtomicDir(deep).replace() as new:
-        dig(new, 2500)
+        dig(new, 200)
     with AtomicDir(deep).edit():
         pass
-    assert depth(deep) == 2500
+    assert os.path.exists(f"{deep}{'/d' * 200}/bottom")
     put(deep, NEW)
     assert beside(deep) == []
+
+
+def test_a_tree_that_is_too_deep_to_remove_is_left_and_logged(
+    in_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep = in_memory / "site"
+    put(deep, OLD)
+    dig(deep, 1100)
+    put(deep, NEW)
+    until(lambda: bool(caplog.records) or not [name for name in os.listdir(in_memory) if ".gone-" in name])
+    if sys.version_info < (3, 13):
+        assert "is left; the next writer tries to remove it again" in caplog.text
+    assert content_of(deep) == NEW
+    put(deep, OLD)
+    assert content_of(deep) == OLD
+    subprocess.run(f"rm -rf {in_memory}/site.gone-*", shell=True, check=True)
 
 
 def test_the_mode_that_the_block_asks_for_is_the_mode(site: Path) -> None:
@@ -434,7 +423,7 @@ def test_a_copy_acts_for_nobody_else(shared_room: Path) -> None:
 
 
 @as_root
-def test_a_strangers_commit_file_in_a_sticky_directory_is_not_obeyed(shared_room: Path) -> None:
+def test_a_state_file_of_another_user_in_a_sticky_directory_is_not_obeyed(shared_room: Path) -> None:
     shared_room.chmod(0o1777)
     path = shared_room / "site"
     put(path, OLD, keep=1)
@@ -442,17 +431,20 @@ def test_a_strangers_commit_file_in_a_sticky_directory_is_not_obeyed(shared_room
 
     def plant() -> None:
         (shared_room / name).mkdir()
-        (shared_room / "site.commit").write_text(f'{{"new": "{name}", "old": "site.old-1"}}')
-        fake = shared_room / "site.old-7"
-        fake.mkdir()
-        os.setxattr(fake, "user.holdfast.version", b"7")
+        (shared_room / "site.old-7").mkdir()
+        plan = {"version": 8, "old": [7], "new": name[5:], "inode": 1, "replaced": "old-1"}
+        (shared_room / "site.versions").write_text(json.dumps(plan))
 
+    os.unlink(f"{path}.versions")
     assert as_nobody(plant)
-    with pytest.raises(PermissionError, match="user 65534 made this"), AtomicDir(path).read():
-        pass
-    os.unlink(f"{path}.commit")
-    assert AtomicDir(path).versions() == [1], "nor can it be rolled back to what a stranger made"
-    assert content_of(path) == OLD
+    lock = AtomicDir(path)
+    for use in USES.values():
+        with pytest.raises(PermissionError, match="user 65534 made this file"):
+            use(lock)
+    os.unlink(f"{path}.versions")
+    (shared_room / "site.versions").write_text('{"version": 8, "old": [7]}')
+    assert lock.versions() == [8], "there is no rollback to a directory that another user made"
+    assert content_of(path) == OLD and (shared_room / name).is_dir()
 
 
 USES: dict[str, Callable[[AtomicDir], object]] = {
@@ -535,16 +527,12 @@ def test_siblings_of_another_user_are_left_alone(mode: int, shared_room: Path, t
             (shared_room / f"site.{name}-{number}").mkdir(0o777)
             (shared_room / f"site.{name}-{number[::-1]}").symlink_to(tmp_path / "victim")
         (shared_room / "site.old-7").mkdir()
-        os.setxattr(shared_room / "site.old-7", "user.holdfast.version", b"7")
-        os.mkfifo(shared_room / "site.old-8.mark")
-        (shared_room / "site.old-9.mark").symlink_to(tmp_path / "mark")
-        (shared_room / "site.old-9").mkdir()
+        (shared_room / f"site.versions.{number}.tmp").write_text("{}")
 
     shared_room.chmod(0o1777)
     assert as_nobody(plant)
     shared_room.chmod(mode)
-    (tmp_path / "mark").write_text(str((shared_room / "site.old-9").stat().st_ino))
-    planted = {entry.name for entry in shared_room.iterdir()} - {"site"}
+    planted = {entry.name for entry in shared_room.iterdir()} - {"site", "site.versions"}
     for name in ("new", "gone"):
         build(shared_room / f"site.{name}-{number}", NEW)  # root's, in a directory of the other user
     lock = AtomicDir(path)
@@ -569,17 +557,23 @@ def test_root_keeps_versions_of_a_directory_that_it_does_not_own(shared_room: Pa
     assert beside(path) == ["site.old-3"]
 
 
-def test_a_commit_file_that_is_a_link_is_not_followed(site: Path) -> None:
-    put(site, OLD)
-    Path(f"{site}.commit").symlink_to("elsewhere")
-    with pytest.raises(OSError, match="no commit file of ours"):
+@pytest.mark.parametrize("kind", ["symlink", "fifo", "directory"])
+def test_a_state_file_that_is_no_regular_file_is_refused(kind: str, site: Path) -> None:
+    build(site, OLD)
+    make: dict[str, Callable[[str], object]] = {
+        "symlink": lambda path: os.symlink("elsewhere", path),
+        "fifo": os.mkfifo,
+        "directory": os.mkdir,
+    }
+    make[kind](f"{site}.versions")
+    with pytest.raises(OSError, match="symbolic link" if kind == "symlink" else "not a state file of Holdfast"):
         AtomicDir(site).recover()
+    assert content_of(site) == OLD and os.path.lexists(f"{site}.versions")
 
 
 # Names like ours.
 
 
-@pytest.mark.usefixtures("numbers")
 def test_what_only_looks_like_a_version_is_left_alone(site: Path, way: str) -> None:
     build(site, OLD)
     build(f"{site}.old-2024", {"backup": "made by hand"})
@@ -598,21 +592,19 @@ def test_what_only_looks_like_a_version_is_left_alone(site: Path, way: str) -> N
     assert content_of(f"{site}.old-2024") == {"backup": "made by hand"}
 
 
-@pytest.mark.usefixtures("numbers")
-def test_versions_come_back_where_there_are_no_attributes(site: Path, way: str) -> None:
+def test_an_earlier_version_comes_back_by_its_number(site: Path, way: str) -> None:
     for number in range(1, 5):
         put(site, {"n": str(number)}, keep=2)
     lock = AtomicDir(site, keep=2)
     assert lock.versions() == [2, 3, 4]
     assert lock.rollback(to=2) == 5 and lock.versions() == [3, 4, 5]
     put(site, NEW)
-    assert beside(site) == [], "no mark stays either"
+    assert beside(site) == []
 
 
 # Interrupts and crashes.
 
 
-@pytest.mark.usefixtures("numbers")
 def test_an_interrupt_after_the_exchange_keeps_what_was_replaced(
     site: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -647,7 +639,6 @@ def die_before_rename(to: str) -> None:
     setattr(system, "rename", rename)  # noqa: B010
 
 
-@pytest.mark.usefixtures("numbers")
 def test_a_crash_after_the_exchange_keeps_what_was_replaced(site: Path) -> None:
     put(site, OLD, keep=3)
 
@@ -669,13 +660,12 @@ def test_what_a_snapshot_uses_is_not_removed_under_any_name(site: Path) -> None:
     fd = os.open(left, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
     AtomicDir(site).recover()
-    assert sorted(os.listdir(fd)) == ["a", "sub"] and not left.exists()
+    assert sorted(os.listdir(fd)) == ["a", "sub"]
     os.close(fd)
     AtomicDir(site).recover()
     assert beside(site) == []
 
 
-@pytest.mark.usefixtures("numbers")
 def test_a_rollback_that_was_killed_is_finished(site: Path, way: str) -> None:
     lock = AtomicDir(site, keep=5, durable=False)
     for number in range(1, 6):
@@ -693,7 +683,7 @@ def test_a_rollback_that_was_killed_is_finished(site: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("fails", ["first", "second"])
-def test_a_commit_file_that_cannot_be_carried_out_is_taken_back(
+def test_a_plan_that_fails_does_not_happen_later(
     fails: str,
     site: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -716,9 +706,8 @@ def test_a_commit_file_that_cannot_be_carried_out_is_taken_back(
         assert content_of(path) == OLD, "it does not happen later"
 
 
-@pytest.mark.usefixtures("numbers")
 @pytest.mark.parametrize("meanwhile", [{}, {"log": "of a service"}])
-def test_somebody_makes_the_directory_between_two_renames(
+def test_a_directory_that_another_program_makes_between_two_renames_is_moved_aside(
     meanwhile: dict[str, str],
     site: Path,
 ) -> None:
@@ -734,11 +723,11 @@ def test_somebody_makes_the_directory_between_two_renames(
     build(site, meanwhile)
     with AtomicDir(site).read() as path:
         assert content_of(path) == NEW
-    lock = AtomicDir(site)
-    olds = [content_of(f"{site}.old-{number}") for number in lock.versions()[:-1]]
-    assert olds == [OLD, meanwhile] if meanwhile else olds == [OLD]
+    assert AtomicDir(site).versions() == [1, 2] and content_of(f"{site}.old-1") == OLD
+    assert beside(site) == (["site.old-1", "site.old-2"] if meanwhile else ["site.old-1"])
     put(site, NEW)
-    assert beside(site) == []
+    assert beside(site) == (["site.old-2"] if meanwhile else []), "it is the user's, and no version"
+    assert not meanwhile or content_of(f"{site}.old-2") == meanwhile
 
 
 @pytest.mark.parametrize("what", ["file", "link"])
@@ -849,7 +838,7 @@ def test_a_leftover_that_cannot_be_removed_stops_nobody(
         real(directory)
 
     monkeypatch.setattr(trees, "remove", remove)
-    monkeypatch.setattr(commit, "GRACE_S", 0.0)
+    monkeypatch.setattr(directory, "GRACE_S", 0.0)
     with caplog.at_level(logging.WARNING, "holdfast"):
         for content in (NEW, OLD, NEW):
             put(site, content)
@@ -867,15 +856,15 @@ def test_the_removal_goes_on_after_any_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     put(site, OLD)
-    real, failed = cleanup.remove_unused, threading.Event()
+    real, failed = trees.remove, threading.Event()
 
-    def remove_unused(gone: str) -> None:
-        if not failed.is_set() and gone.startswith(str(site)):  # not what an earlier test has left to the thread
+    def remove(path: str) -> None:
+        if not failed.is_set() and path.startswith(str(site)):  # not a version that an earlier test has left
             failed.set()
             raise RecursionError("too deep")
-        real(gone)
+        real(path)
 
-    monkeypatch.setattr(cleanup, "remove_unused", remove_unused)
+    monkeypatch.setattr(trees, "remove", remove)
     for content in (NEW, OLD, NEW):
         put(site, content)
     assert failed.wait(30)
@@ -972,15 +961,13 @@ def test_a_task_that_times_out_leaves_nothing(site: Path, monkeypatch: pytest.Mo
 # Readers.
 
 
-@pytest.mark.parametrize("timeout", [0, 0.2])
-def test_a_snapshot_of_what_another_program_has_locked_times_out(
-    timeout: float, site: Path, waits: list[Waited]
-) -> None:
+@pytest.mark.parametrize("timeout", [0, 60])
+def test_a_snapshot_of_a_directory_that_another_program_has_locked_is_busy(timeout: float, site: Path) -> None:
     put(site, OLD)
     fd = os.open(site, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     with (
-        pytest.raises(holdfast.Busy if timeout == 0 else holdfast.Timeout, match="exclusive lock on the directory"),
+        pytest.raises(holdfast.Busy, match="exclusive lock on the directory"),
         AtomicDir(site).snapshot(timeout=timeout),
     ):
         pass
@@ -989,9 +976,8 @@ def test_a_snapshot_of_what_another_program_has_locked_times_out(
         async with AtomicDir(site).snapshot(timeout=timeout):
             pass
 
-    with pytest.raises(holdfast.Timeout):
+    with pytest.raises(holdfast.Busy):
         asyncio.run(snapshot())
-    assert len(waits) <= 100 * timeout, "it waits, and does not spin"
     os.close(fd)
     with AtomicDir(site).snapshot(timeout=timeout):
         pass
@@ -1009,15 +995,16 @@ def test_a_snapshot_is_left_whatever_became_of_the_directory(site: Path) -> None
 
 def test_no_version_is_listed_twice(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = put(site, OLD, keep=3)
-    real, looks = commit.Site.version, iter([True])
+    real, looks = commit.Site._read, iter([True])
 
-    def version(self: commit.Site) -> int:
-        number = real(self)
+    def read(self: commit.Site) -> Any:
+        state = real(self)
         if next(looks, False):
-            put(site, NEW, keep=3)  # somebody commits right after the look
-        return number
+            put(site, NEW, keep=3)  # another writer commits after the state was read
+        return state
 
-    monkeypatch.setattr(commit.Site, "version", version)
+    monkeypatch.setattr(commit.Site, "_read", read)
+    assert lock.versions() == [1]
     assert lock.versions() == [1, 2]
 
 
@@ -1030,15 +1017,15 @@ def test_misuse_is_told_early(site: Path) -> None:
             AtomicDir(bad)
     lock = put(site, OLD)
     for block in (lock.replace(), lock.edit(), lock.read()):
-        with pytest.raises(holdfast.NotLocked, match="not entered"):
+        with pytest.raises(holdfast.NotLocked, match="only inside the block"):
             block.__exit__(None, None, None)
-    with lock.read() as path, pytest.raises(holdfast.WouldDeadlock, match="inside a block of this AtomicDir already"):
+    with lock.read() as path, pytest.raises(holdfast.WouldDeadlock, match=r"site\.lock"):
         lock.rollback()
     reading = lock.read()
     with reading:
         with pytest.raises(holdfast.HoldfastError, match="entered already"):
             reading.__enter__()
-        with pytest.raises(holdfast.WouldDeadlock, match="inside a block of this AtomicDir already"), lock.replace():
+        with pytest.raises(holdfast.WouldDeadlock, match=r"site\.lock"), lock.replace():
             pass
         assert reading.hold.lock.path == f"{site}.lock"
     assert path == site and beside(site) == []

@@ -331,7 +331,7 @@ def test_a_directory_is_replaced_as_a_whole(place):
     assert site.versions() == [2, 3]
     site.rollback()
     assert (room / "site" / "a").read_bytes() == b"2" + b"1" * 99_999
-    assert sorted(os.listdir(room)) == ["site", "site.old-3"]
+    assert sorted(os.listdir(room)) == ["site", "site.old-3", "site.versions"]
     shutil.rmtree(room)
 
 

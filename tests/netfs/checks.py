@@ -304,7 +304,7 @@ def the_mount_is_refused(hosts: Hosts) -> None:
 
 
 def a_directory_is_replaced_as_a_whole(hosts: Hosts) -> dict[str, float]:
-    """By way of the commit file. Another host may see the version before, whole, for as long as it remembers names."""
+    """By two renames. Another host may see the version before, whole, for as long as it remembers names."""
     write = (
         "site = holdfast.AtomicDir(path('site'), keep=1)\n"
         "with site.replace() as new: [(new / n).write_text('%s') for n in 'ab']"

@@ -1,4 +1,4 @@
-"""`AtomicDir` on Windows: by way of the commit file, because two directories cannot exchange their names there."""
+"""`AtomicDir` on Windows: by two renames, because two directories cannot exchange their names there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_directory_is_replaced_as_a_whole(site, tmp_path):
     for text in ("first", "second", "third"):
         write(site, text)
         assert content(site) == [text, text]
-    assert [name for name in os.listdir(tmp_path) if ".new-" in name or name.endswith(".commit")] == []
+    assert [name for name in os.listdir(tmp_path) if ".new-" in name or name.endswith(".tmp")] == []
 
 
 def test_a_block_that_raises_changes_nothing(site, tmp_path):
@@ -41,7 +41,7 @@ def test_a_block_that_raises_changes_nothing(site, tmp_path):
     with pytest.raises(FileNotFoundError), site.replace() as new:
         (new / "missing" / "a").write_text("second")
     assert content(site) == ["first", "first"]
-    assert sorted(os.listdir(tmp_path)) == ["site"]
+    assert sorted(os.listdir(tmp_path)) == ["site", "site.versions"]
 
 
 def test_an_edit_begins_with_a_copy(site):
@@ -102,4 +102,4 @@ def test_files_that_may_not_be_written_are_replaced_and_removed(site, tmp_path):
     trees.remove(str(tmp_path / "site"))
     trees.remove(str(tmp_path / "site"))
     site.recover()
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["site.versions"]

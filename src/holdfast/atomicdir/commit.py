@@ -1,221 +1,286 @@
-"""The versions of a directory: how one takes the place of another, and what a crash leaves of that.
+"""How a new version takes the place of the directory, and how a crash is repaired.
 
-Every method that changes a version needs the exclusive lock of the directory:
+Beside the directory `site`, never in it:
 
-    exchange      the two directories exchange their names in one step (`renameat2`). The directory never vanishes
-    commit file   where the system cannot exchange names, and for a rollback: two renames, recorded in a `journal`
+    site.lock              the lock: writers exclusively, readers shared. Every step below needs the exclusive lock
+    site.versions          the state file (`state`): the numbers of the versions, and the last planned commit
+    site.old-<number>      an earlier version that is kept
+    site.new-<16 hex>      a version that is being built. After an exchange, for a moment, the replaced version
+    site.gone-<16 hex>     a replaced version that is not kept. It is removed after a grace, when no snapshot uses it
 
-The names beside the directory are in `layout`. Only a commit removes old versions. A reader, `recover` and `rollback`
-remove none.
+A commit makes three steps. With `durable`, step 1 is on disk before step 2 begins, step 3 before the call returns:
+
+    1. plan      write the state file: the sibling `new` becomes the directory, the directory becomes `replaced`
+    2. swap      exchange the names of `new` and the directory (renameat2), so that the directory never vanishes.
+                 Where the system cannot: rename the directory to `replaced`, then `new` to the directory
+    3. rename    after an exchange, the replaced version has the name `new`: rename it to `replaced`
+
+Then `prune` renames versions beyond `keep` to `gone`, and takes their numbers off the state file. A rollback is a
+commit whose `new` is `site.old-<number>`. After a crash, the next process with the lock carries out the plan:
+
+    crash after     site           new            replaced       what is left to do
+    plan            old version    new version                   swap, rename
+    exchange        new version    old version                   rename. The plan has the inode of the new version
+    first rename                   new version    old version    rename `new` to the directory
+    last step       new version                   old version    nothing: `new` does not exist, so the commit is done
+
+A power failure may undo steps that are not on disk, which leaves an earlier line of the table. Without the name `new`,
+the old version stays, and a number is skipped. If a step fails while the writer lives, the writer goes back.
+
+    mkdir -p site between the two renames    an empty directory is removed. Another one is renamed to a free `old` name
+    site.old-3 made by the user              is left alone: the state file does not list it. Its number is skipped
+    cp -a of the directory and its siblings  is complete. After a crash in step 2, the copy may have the old version
+    site.versions is lost                    numbers begin at 1, and earlier versions are left alone. The same is true
+                                             for those of releases that kept the number in an extended attribute
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
+from contextlib import suppress
 from time import time
 
 from .. import system
-from ..errors import LockLost
-from ..paths import mount_at, mounts_in
-from . import trees
-from .cleanup import GRACE_S, discard, remove_later, remove_unused, say_left
-from .journal import CommitFile, exchange
-from .layout import Siblings, number_of, set_number
+from ..files import sync_directory
+from ..paths import follow_links, is_trusted, mounts_in
+from . import state, trees
+from .state import State
+from .trees import GRACE_S, log_left, remove_later, remove_unused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..locks import base
 
+_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_LEFTOVER = re.compile(r"\.(?:(new|gone)-[0-9a-f]{16}|versions\.[0-9a-f]{16}\.tmp)")
+_IS_MOUNT = "a mount point cannot be replaced; use a directory in it"
+_IS_LOWER_LAYER = "a lower layer of an overlay (an image) cannot be renamed. Copy it once, or put it on a volume"
 
-class Site(Siblings):
-    """The directory and what can be done with its versions. Whatever changes something needs the exclusive lock."""
+
+class Site:
+    """The directory, where it really is, and its siblings. Methods that change something need the exclusive lock."""
 
     def __init__(self, path: str, keep: int, durable: bool) -> None:
-        super().__init__(path, durable)
-        self.keep = keep
-        self.commit_file = CommitFile(self)
-        self._check()
+        self.path = follow_links(path)  # the target of a symlink is replaced. It need not exist yet
+        self.parent = os.path.dirname(self.path)
+        self.keep, self.durable = keep, durable
+        self.check()
 
-    def _check(self) -> None:
+    @property
+    def lock_file(self) -> str:
+        return follow_links(self.path + ".lock")
+
+    def random_path(self, kind: str) -> str:
+        return self._path(f"{kind}-{os.urandom(8).hex()}")
+
+    def _path(self, sibling: str) -> str:
+        return f"{self.path}.{sibling}"
+
+    def _stat(self, sibling: str) -> os.stat_result | None:
+        """The status of a sibling. None if it does not exist, or if another user made it where others can write."""
         try:
-            st = os.lstat(self.path)
+            st = os.lstat(self._path(sibling))
         except FileNotFoundError:
-            if not os.path.isdir(self.parent):
-                text = "the directory above it does not exist; make it first"
-                raise FileNotFoundError(errno.ENOENT, text, self.path) from None
-            return
-        if st.st_mode >> 12 != 0o4:
+            return None
+        return st if self._trusts(st) else None
+
+    def _trusts(self, st: os.stat_result) -> bool:
+        """Root gives its versions to the owner of the directory, so that owner is trusted, too."""
+        if is_trusted(st, os.stat(self.parent)):
+            return True
+        return os.path.lexists(self.path) and os.lstat(self.path).st_uid == st.st_uid
+
+    def check(self, new: str = "") -> None:
+        """Raise OSError if the directory cannot be replaced. With `new`, also if there are mounts in one of the two."""
+        st = None
+        with suppress(FileNotFoundError):
+            st = os.lstat(self.path)
+        if st and not stat.S_ISDIR(st.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "this is no directory; it was left as it is", self.path)
         above = os.stat(self.parent)
-        if st.st_dev != above.st_dev or st.st_ino == above.st_ino or (os.name == "nt" and os.path.ismount(self.path)):
-            raise self._is_mount()
-
-    def _is_mount(self) -> OSError:
-        return OSError(errno.EXDEV, "a mount point cannot be replaced; use a directory in it", self.path)
-
-    def check_replaceable(self, new: str | None = None) -> None:
-        """Raise if another directory cannot take this one's place: before it is built, and again when it is there."""
-        self._check()
-        for where in mounts_in(self.path, *([new] if new else [])):
+        if st and (st.st_dev, os.name == "nt" and os.path.ismount(self.path)) != (above.st_dev, False):
+            raise OSError(errno.EXDEV, _IS_MOUNT, self.path)
+        for where in mounts_in(self.path, new) if new else ():
             if where == self.path:
-                raise self._is_mount()
+                raise OSError(errno.EXDEV, _IS_MOUNT, self.path)
             text = f"{where} is mounted in it, and would go with the old version; unmount it, or mount it elsewhere"
             raise OSError(errno.EBUSY, text, self.path)
 
-    def check_layer(self, new: str) -> None:
-        """Raise if the directory is in a lower layer of an overlay (an image), whose directories cannot be renamed.
+    # The state. Readers of the numbers have no lock.
 
-        Nothing tells but a rename. This one fails in any case, because its target is not empty.
-        """
-        if mount_at(os.stat(self.path).st_dev, self.path).kind != "overlay":
-            return
-        os.mkdir(new + "/x")
-        try:
-            system.rename(self.path, new)
-        except OSError as error:
-            if error.errno == errno.EXDEV:
-                text = (
-                    "this directory is in a lower layer of an overlay (of an image), and cannot be renamed there. "
-                    "Copy it once (cp -a, rm -r, mv), or put it on a volume"
-                )
-                raise OSError(errno.EXDEV, text, self.path) from None
-        finally:
-            os.rmdir(new + "/x")
+    def version(self, now: State | None = None) -> int:
+        """The number of the directory; 0 if it does not exist."""
+        now = now or self._read()
+        return max(1, now.version - self.is_interrupted(now)) if os.path.isdir(self.path) else 0
 
-    # Recovery.
+    def versions(self) -> list[int]:
+        """The numbers of the earlier versions and of the directory, in this order."""
+        now = self._read()
+        current = self.version(now)
+        return [number for number in self._old(now) if not current or number < current] + [current] * (current > 0)
 
-    def recover(self) -> None:
-        self.finish()
-        self.remove_gone()
+    def is_interrupted(self, plan: State | None = None) -> bool:
+        """Is a commit planned and not done? Under the shared lock, the process that planned it is dead."""
+        plan = plan or self._read()
+        return bool(plan.new) and self._stat(plan.new) is not None and not self._is_in_place(plan)
 
-    def finish(self) -> None:
-        """Bring what the dead began to an end, forward or back."""
-        self.list_once()
-        self.commit_file.roll_forward()
-        self.remove_gone(GRACE_S)
-        for path in self.leftovers():
-            self.tidy(path)
-        self.sweep_marks()
+    def _is_in_place(self, plan: State) -> bool:
+        return os.path.lexists(self.path) and os.lstat(self.path).st_ino == plan.inode
 
-    def tidy(self, path: str) -> None:
-        """Put what was being built, or was replaced just now, where it belongs."""
-        try:
-            number = self._replaced_number(path)
-            if number and not os.path.lexists(self.old_name(number)):
-                self.rename(path, self.old_name(number))
-            elif os.path.isdir(path) and not os.path.islink(path):
-                remove_unused(self._give_up(path))  # it may have been the directory, and a snapshot use it
-            else:
-                discard(path)
-        except OSError as error:
-            say_left(path, error)
+    def _old(self, now: State) -> list[int]:
+        """The earlier versions that exist. A directory with a number that is not listed is the user's."""
+        return [number for number in now.old if (st := self._stat(f"old-{number}")) and stat.S_ISDIR(st.st_mode)]
 
-    def settle(self, new: str) -> None:
-        """After a commit that failed, or was interrupted when it had happened: then `new` is what was there before."""
-        if not self.commit_file.exists():  # else that says how to go on
-            self.tidy(new)
-            self.sweep_marks()
-
-    def _replaced_number(self, path: str) -> int:
-        """The number of a version that was replaced by an exchange, after which somebody crashed; else 0."""
-        try:
-            st = os.lstat(path)
-        except FileNotFoundError:
-            return 0
-        number = number_of(path)
-        if not 0 < number < number_of(self.path):
-            number = self.marks().get(st.st_ino, 0)
+    def _free_number(self, number: int) -> int:
+        """The next number whose name is not taken."""
+        while os.path.lexists(self._path(f"old-{number}")):
+            number += 1
         return number
+
+    def _read(self) -> State:
+        return state.read(self._path("versions"), self._trusts)
+
+    def _write(self, now: State) -> None:
+        state.write(self._path("versions"), now, sync=self.durable)
+        self._sync_parent()
+
+    def _sync_parent(self) -> None:
+        if self.durable:
+            sync_directory(self.parent)
 
     # Commit.
 
-    def check_built(self, new: str) -> None:
-        try:
-            mode = os.lstat(new).st_mode
-        except FileNotFoundError:
-            text = f"the new version was removed or renamed while it was built; {self.path} was left as it was"
-            raise FileNotFoundError(errno.ENOENT, text, new) from None
-        if mode >> 12 != 0o4:
-            text = f"the new version is no directory any more; {self.path} was left as it was"
-            raise NotADirectoryError(errno.ENOTDIR, text, new)
-
     def commit(self, new: str, hold: base.Hold) -> None:
-        """Let the directory `new` take the place of what is there."""
-        number = self.number_current()
-        set_number(new, number + 1)
+        """Put the directory `new` in the place of this one. If it raises OSError, nothing has changed."""
         if self.durable:
             trees.sync(new)
-        try:
-            hold.check()
-        except LockLost as error:
-            raise LockLost(f"{error} Nothing was committed.", path=error.path) from None
-        self.check_replaceable(new)
-        self._put_in_place(new, self.old_name(number))
-
-    def _put_in_place(self, new: str, old: str) -> None:
-        """The step itself. What was there has the name `old` afterwards. A failed fsync is a failed commit: undone."""
-        if not os.path.lexists(self.path):
-            system.rename(new, self.path)
-            self.sync_parent_or(lambda: system.rename(self.path, new))
-            return
-        if not exchange(new, self.path):
-            self.commit_file.commit(new, old)
-            return
-        self.sync_parent_or(lambda: system.exchange(new, self.path, None))
-        self.rename(new, old)
-
-    # Old versions.
-
-    def _give_up(self, path: str) -> str:
-        """Another name first: a removal that is interrupted must not leave half a version."""
-        gone = f"{self.path}.gone-{os.urandom(8).hex()}"
-        self.rename(path, gone)
-        return gone
-
-    def prune(self) -> None:
-        """Remove the versions that are not to be kept, or leave them to the last snapshot that uses them."""
-        numbers = self.old()
-        for number in numbers[: max(0, len(numbers) - self.keep)]:
-            try:
-                remove_later(self._give_up(self.old_name(number)))
-            except FileNotFoundError:
-                continue
-            except OSError as error:  # the commit has happened all the same
-                say_left(self.old_name(number), error)
-        self.sweep_marks()
-
-    def remove_gone(self, grace: float = 0.0) -> None:
-        """Remove what was given up that long ago, and is there because somebody died or a snapshot used it."""
-        for found in self.siblings(r"\.gone-[0-9a-f]{16}"):
-            path = os.path.join(self.parent, found[0])
-            try:
-                if not 0 <= time() - os.lstat(path).st_ctime < grace:
-                    remove_unused(path)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                say_left(path, error)
+        self._commit(new, self._read(), self.keep > 0, hold)
+        self._prune()
 
     def rollback(self, to: int | None, hold: base.Hold) -> int:
-        self.finish()
-        numbers = self.old()
-        if to is None and numbers:
-            to = numbers[-1]
-        if to is None or to not in numbers:
-            have = ", ".join(map(str, numbers)) or "none"
-            which = "earlier version" if to is None else f"earlier version {to}"
-            text = f"there is no {which} to go back to; kept: {have}"
+        """Put an earlier version in the place of the directory. Returns its new number."""
+        self.recover(GRACE_S)
+        now = self._read()
+        old = self._old(now)
+        to = old[-1] if to is None and old else to
+        if to is None or to not in old:
+            which, kept = "" if to is None else f" {to}", ", ".join(map(str, old)) or "none"
+            text = f"there is no earlier version{which} to go back to; kept: {kept}"
             raise FileNotFoundError(errno.ENOENT, text, self.path)
-        new = self.old_name(to)
-        self.check_replaceable(new)
-        number = self.number_current()
+        self._commit(self._path(f"old-{to}"), now, True, hold)
+        return self._end_rollback()
+
+    def _end_rollback(self) -> int:
+        """Take the plan off the state file: the user may make a directory with the old name of this version."""
+        self._sync_parent()
+        now = self._read()
+        self._write(State(now.version, now.old))
+        return now.version
+
+    def _commit(self, new: str, before: State, keeps: bool, hold: base.Hold) -> None:
+        """Steps 1 to 3."""
+        number, replaced = before.version, self.random_path("gone")
+        old = [number for number in self._old(before) if self._path(f"old-{number}") != new]
+        if os.path.lexists(self.path):
+            number = self._free_number(max(1, number))
+            if keeps:
+                replaced = self._path(f"old-{number}")
+                old.append(number)
+        start = len(self.path) + 1
+        plan = State(number + 1, tuple(old), new[start:], os.lstat(new).st_ino, replaced[start:])
         hold.check()
-        if number:
-            self.commit_file.commit(new, self.old_name(number))
-        else:
-            self._put_in_place(new, "")
-        number = self.version()  # more than that of any other: it does not matter if we get no further
-        set_number(self.path, number)
-        self.sweep_marks()
-        return number
+        self.check(new)
+        try:
+            self._write(plan)
+            self._carry_out(plan)
+        except BaseException as error:
+            if self._is_in_place(plan) and not isinstance(error, OSError):  # an interrupt after the swap
+                self._carry_out(plan)
+            else:
+                self._go_back(plan, before)
+            raise
+
+    def _carry_out(self, plan: State) -> None:
+        """Steps 2 and 3, as far as they are not done."""
+        new, replaced = self._path(plan.new), self._path(plan.replaced)
+        if not self._is_in_place(plan):
+            if os.path.lexists(self.path) and os.path.lexists(replaced):  # made between the two renames
+                try:
+                    system.rmdir(self.path)
+                except OSError:
+                    system.rename(self.path, self._path(f"old-{self._free_number(plan.version)}"))
+            if os.path.lexists(self.path) and not self._exchange(new):
+                system.rename(self.path, replaced)
+            if not os.path.lexists(self.path):
+                system.rename(new, self.path)
+        if os.path.lexists(new):
+            system.rename(new, replaced)
+        self._sync_parent()
+
+    def _exchange(self, new: str) -> bool:
+        """Let the two directories exchange their names in one step. False: the system cannot do that here."""
+        try:
+            system.exchange(new, self.path, None)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise OSError(errno.EXDEV, _IS_LOWER_LAYER, self.path) from None
+            if error.errno not in _NO_EXCHANGE:
+                raise
+            return False
+        return True
+
+    def _go_back(self, plan: State, before: State) -> None:
+        """A commit that failed must not happen later, when another process reads the plan."""
+        new, replaced = self._path(plan.new), self._path(plan.replaced)
+        try:
+            if self._is_in_place(plan):
+                if os.path.lexists(new):
+                    system.exchange(new, self.path, None)
+                else:
+                    system.rename(self.path, new)
+            if not os.path.lexists(self.path) and os.path.lexists(replaced):
+                system.rename(replaced, self.path)
+            self._write(before)
+        except OSError:
+            pass  # the plan stays, and the next process carries it out
+
+    # After a commit, and after a crash.
+
+    def abandon(self, new: str) -> None:
+        """Remove a version that was not committed, unless the plan still needs it."""
+        if self._path(self._read().new) != new:
+            remove_unused(new)
+
+    def _prune(self) -> None:
+        """Give up the versions beyond `keep`. They get another name first, because a removal may be interrupted."""
+        now = self._read()
+        old = self._old(now)
+        beyond = old[: max(0, len(old) - self.keep)]
+        try:
+            for number in beyond:
+                gone = self.random_path("gone")
+                system.rename(self._path(f"old-{number}"), gone)
+                remove_later(gone)
+            if beyond:
+                self._write(now._replace(old=tuple(old[len(beyond) :])))
+        except OSError as error:  # the commit has happened all the same
+            log_left(self.path, error)
+        if now.replaced.startswith("gone-") and self._stat(now.replaced):
+            remove_later(self._path(now.replaced))
+
+    def recover(self, grace: float = 0.0) -> None:
+        """Carry out the last plan. Remove what dead writers left, except versions that were replaced just now."""
+        plan = self._read()
+        if plan.new and self._stat(plan.new):
+            self._carry_out(plan)
+        if plan.new.startswith("old-"):
+            self._end_rollback()
+        name = os.path.basename(self.path)
+        for entry in system.listdir(self.parent):
+            found = _LEFTOVER.fullmatch(entry, len(name)) if entry.startswith(name) else None
+            st = self._stat(entry[len(name) + 1 :]) if found else None
+            if found and st and not (found[1] == "gone" and 0 <= time() - st.st_ctime < grace):
+                remove_unused(os.path.join(self.parent, entry))

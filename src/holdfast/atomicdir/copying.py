@@ -1,14 +1,11 @@
-"""A copy of a whole directory tree: what `AtomicDir.edit` begins with.
+"""A copy of a whole directory tree, for `AtomicDir.edit`.
 
-It has what `cp -a` keeps: owner, mode, times, symlinks, extended attributes, holes, and hard links *within* the tree.
-It shares blocks with the original where the file system can clone (reflink), and never an inode: writing to the copy
-must not write to the original. Sockets are left out.
+The copy keeps what `cp -a` keeps: owner, mode, times, symlinks, extended attributes, holes, and hard links *within* the
+tree. Files share blocks with the original where the file system can clone (reflink), and never an inode, so that
+writing to the copy does not write to the original. Sockets are left out.
 
-It goes by descriptors and without recursion, and follows no link. What becomes something of another kind while it is
-copied is an error. An error leaves a part of a copy, which is for the caller to remove.
-
-For each file it makes nine calls to the system. Nearly all of its time is theirs, so what the loop over files does
-besides is written for speed. Threads made it slower: they take turns, and a turn costs more than such a call.
+The copier goes by descriptors, two for each level of directories, and follows no symlink. After an error, the caller
+removes the partial copy. Nearly all of the time is that of nine system calls per file. Threads made it slower.
 """
 
 from __future__ import annotations
@@ -16,32 +13,23 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import contextmanager
 
 from .. import system
 from ..files import OwnedFd, inode_of
-from .trees import COMMON, TO_CHANGE, Descent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    Inode = tuple[int, int]
-
-_NO_CLONE = frozenset(
-    {errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.ENOTTY, errno.ENOSYS, errno.EPERM, errno.ETXTBSY, errno.EBADF}
-)
 _NO_ATTRIBUTES = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA, errno.ENOSYS})
-_HAS_ATTRIBUTES = hasattr(os, "listxattr")
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
-_CHUNK = 1 << 30
-_SMALL = 1 << 16  # bytes that are copied more quickly by hand
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | COMMON
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | COMMON
-
-
-def _descent(directory: str) -> Descent:
-    return Descent(OwnedFd(os.open(directory, system.O_SYNCABLE_FOLDER)))
+_BUFFER = 1 << 20  # bytes
+_COMMON = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _COMMON
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _COMMON
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON
 
 
 class Copier:
@@ -49,108 +37,92 @@ class Copier:
 
     def __init__(self) -> None:
         self._clones = True
-        self._links: dict[Inode, tuple[str, str]] = {}
+        self._links: dict[tuple[int, int], str] = {}  # of files with several names: the path of the first copy
         self._unsure = ~0o777 | _umask()  # bits of a mode that a new file does not get
         self._owner = (-1, -1)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy the content of a directory into an empty one, and give that its attributes, all but owner and mode."""
+        """Copy the content of a directory into an empty one, and its attributes except owner and mode."""
         if not system.HAS_FOLDERS:
             from shutil import copytree
 
             copytree(source, target, symlinks=True, dirs_exist_ok=True)
             return
-        copy_acls(None, target)  # what the directory above gives to all that is made in it
-        with _descent(source) as self._source, _descent(target) as self._target, _descent(target) as self._firsts:
-            ways, done = [""], []
-            while ways:
-                way = ways.pop()
-                done.append(way)
-                ways += self._copy_folder(way)
-            for way in reversed(done):  # what is in it first: that changes its times, and its mode may forbid it
-                self._finish_folder(way)
+        copy_acls(None, target)  # the default list of the directory above would apply to every copy
+        with OwnedFd(os.open(source, _FOLDER)) as original, OwnedFd(os.open(target, _FOLDER)) as copy:
+            self._copy_folder(target, original.fd, copy.fd)
 
-    def _copy_folder(self, way: str) -> list[str]:
-        """Copy what is in a directory. Gives the ways to those in it, which are made but empty."""
-        deeper = []
-        source, target = self._source.go(way), self._target.go(way)
+    def _copy_folder(self, path: str, source: int, target: int) -> None:
+        """Copy what is in a directory, then its attributes. `path` is that of the copy."""
+        folders = []
         made = os.fstat(target)
-        # Who owns a new file here: with setgid on the directory its group is the directory's.
+        # The owner of a new file. With setgid on the directory, the group is that of the directory.
         self._owner = (made.st_uid, made.st_gid if made.st_mode & stat.S_ISGID else os.getegid())
         with os.scandir(source) as entries:
             for entry in entries:
-                name = entry.name
                 if entry.is_file(follow_symlinks=False):
-                    self._copy_file(name, way, source, target)
+                    self._copy_file(entry.name, path, source, target)
                 elif entry.is_dir(follow_symlinks=False):
-                    os.mkdir(name, TO_CHANGE, dir_fd=target)
-                    deeper.append(f"{way}/{name}" if way else name)
+                    folders.append(entry.name)
                 else:
-                    self._copy_special(name, way, source, target)
-        return deeper
+                    self._copy_special(entry.name, path, source, target)
+        for name in folders:
+            os.mkdir(name, stat.S_IRWXU, dir_fd=target)
+            with (
+                OwnedFd(os.open(name, _FOLDER, dir_fd=source)) as original,
+                OwnedFd(os.open(name, _FOLDER, dir_fd=target)) as copy,
+            ):
+                self._copy_folder(f"{path}/{name}", original.fd, copy.fd)
+                # After the content, which the mode may forbid.
+                mode = give_owner(copy.fd, os.fstat(original.fd))
+                os.fchmod(copy.fd, mode)
+        st = os.fstat(source)
+        _copy_xattrs(source, target)
+        os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
 
-    def _copy_file(self, name: str, way: str, source: int, target: int) -> None:
-        original = OwnedFd(os.open(name, _READ, dir_fd=source))  # `with` would cost two calls more
-        try:
-            reader = original.fd
-            st = os.fstat(reader)  # of what we read, whatever has that name by now
-            mode = st.st_mode
-            if not stat.S_ISREG(mode):
+    def _copy_file(self, name: str, path: str, source: int, target: int) -> None:
+        with OwnedFd(os.open(name, _READ, dir_fd=source)) as original:
+            st = os.fstat(original.fd)  # of the open file: the name may mean another one by now
+            if not stat.S_ISREG(st.st_mode):
                 raise _changed(name)
-            if st.st_nlink > 1 and self._linked(name, way, target, st):
+            if st.st_nlink > 1 and self._linked(name, path, target, st):
                 return
-            mode &= 0o7777
-            # Its owner may write it for now: else nobody but root could give it attributes.
-            copy = OwnedFd(os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target))
-            try:
-                writer = copy.fd
-                size = st.st_size
-                if size > _SMALL or self._clones or st.st_blocks * 512 < size:
-                    self._copy_data(reader, writer, st)
-                elif size:  # most are small: no call of ours for them
-                    written = os.pwrite(writer, os.pread(reader, size, 0), 0)
-                    if written < size:
-                        _copy_plainly(reader, writer, written, size)
+            mode = stat.S_IMODE(st.st_mode)
+            # The owner may write it for now: else only root could set attributes.
+            with OwnedFd(os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target)) as copy:
+                self._copy_data(original.fd, copy.fd, st)
                 others = self._owner != (st.st_uid, st.st_gid)
                 if others:
-                    mode = give_owner(writer, st)
-                _copy_xattrs(reader, writer)
-                # After chown, which takes setuid away.
-                if others or mode & self._unsure or not mode & 0o200:
-                    os.fchmod(writer, mode)
-                os.utime(writer, ns=(st.st_atime_ns, st.st_mtime_ns))
-            finally:
-                copy.close()
-        finally:
-            original.close()
+                    mode = give_owner(copy.fd, st)
+                _copy_xattrs(original.fd, copy.fd)
+                if others or mode & self._unsure or not mode & 0o200:  # after chown, which takes setuid away
+                    os.fchmod(copy.fd, mode)
+                os.utime(copy.fd, ns=(st.st_atime_ns, st.st_mtime_ns))
 
-    def _copy_special(self, name: str, way: str, source: int, target: int) -> None:
+    def _copy_special(self, name: str, path: str, source: int, target: int) -> None:
         st = os.stat(name, dir_fd=source, follow_symlinks=False)
-        if stat.S_ISSOCK(st.st_mode):  # who listens on a socket listens on the original
+        if stat.S_ISSOCK(st.st_mode):  # its server listens on the original
             return
         if stat.S_ISREG(st.st_mode) or stat.S_ISDIR(st.st_mode):
             raise _changed(name)
-        if st.st_nlink > 1 and self._linked(name, way, target, st):
+        if st.st_nlink > 1 and self._linked(name, path, target, st):
             return
-        mode = 0
-        if stat.S_ISLNK(st.st_mode):
+        is_link = stat.S_ISLNK(st.st_mode)
+        if is_link:
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
         else:
-            mode = stat.S_IFMT(st.st_mode)
-            os.mknod(name, mode | 0o600, st.st_rdev, dir_fd=target)
-        permissions = give_owner(name, st, dir_fd=target)
-        _copy_xattrs(f"/proc/self/fd/{source}/{name}", f"/proc/self/fd/{target}/{name}")
-        if mode:
-            os.chmod(name, permissions, dir_fd=target)
+            os.mknod(name, stat.S_IFMT(st.st_mode) | 0o600, st.st_rdev, dir_fd=target)
+        mode = give_owner(name, st, dir_fd=target)
+        if not is_link:
+            os.chmod(name, mode, dir_fd=target)
         os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
-    def _linked(self, name: str, way: str, target: int, st: os.stat_result) -> bool:
-        """True: the copy has it already by another name, and by this one from now on."""
-        first = self._links.setdefault(inode_of(st), (way, name))
-        if first == (way, name):
+    def _linked(self, name: str, path: str, target: int, st: os.stat_result) -> bool:
+        """If the file was copied by another name, link that copy to this name and return True."""
+        first = self._links.setdefault(inode_of(st), f"{path}/{name}")
+        if first == f"{path}/{name}":
             return False
-        folder = self._firsts.go(first[0])
-        os.link(first[1], name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+        os.link(first, name, dst_dir_fd=target, follow_symlinks=False)
         return True
 
     def _copy_data(self, reader: int, writer: int, st: os.stat_result) -> None:
@@ -159,41 +131,25 @@ class Copier:
             try:
                 system.clone(reader, writer)
                 return
-            except OSError as error:
-                if error.errno not in _NO_CLONE:
-                    raise
+            except OSError:  # copying fails too, if the reason is another one
                 self._clones = False
-        if st.st_blocks * 512 < size:  # it has holes, which stay holes
-            os.truncate(writer, size)
-            for start, end in _data(reader, size):
-                _copy_range(reader, writer, start, end)
-        else:
+        if st.st_blocks * 512 >= size:
             _copy_range(reader, writer, 0, size)
-
-    def _finish_folder(self, way: str) -> None:
-        source, target = self._source.go(way), self._target.go(way)
-        st = os.fstat(source)
-        if way:
-            mode = give_owner(target, st)
-            _copy_xattrs(source, target)
-            os.fchmod(target, mode)
         else:
-            _copy_xattrs(source, target)
-        os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
+            _copy_between_holes(reader, writer, size)
 
 
 def _changed(name: str) -> OSError:
-    text = "this became something of another kind while it was copied; find out who does not take the lock"
+    text = "this became another kind of file while it was copied. Find the program that changes it without the lock"
     return OSError(errno.ESTALE, text, name)
 
 
 def give_owner(target: str | int, st: os.stat_result, **where: Any) -> int:
-    """Give something the owner of another, as far as one may. Gives the mode of the other, as far as it fits then.
+    """Give a file the owner of another one, as far as this user may. Returns the mode that the file may have then.
 
-    Who is not root may pass on a group that it is in, and no more. What has another owner now must not act for it: no
-    setuid, no setgid.
+    Only root may give files away. A file that gets another owner than the original loses setuid or setgid.
     """
-    mode = st.st_mode & 0o7777
+    mode = stat.S_IMODE(st.st_mode)
     if not hasattr(os, "chown"):
         return mode
     if not isinstance(target, int):
@@ -213,86 +169,61 @@ def give_owner(target: str | int, st: os.stat_result, **where: Any) -> int:
 
 
 def _umask() -> int:
-    """Read, not set: other threads make files too. All bits, where it cannot be read."""
+    """The umask, from /proc: to set it would change the files that other threads make. 0o777 where it is unknown."""
     for line in system.read_text("/proc/self/status").splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
     return 0o777
 
 
-def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where a file has data, between its holes."""
-    position = 0
-    while position < size:
+def _copy_between_holes(reader: int, writer: int, size: int) -> None:
+    os.truncate(writer, size)
+    end = 0
+    while end < size:
         try:
-            start = os.lseek(fd, position, os.SEEK_DATA)
+            start = os.lseek(reader, end, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:  # a hole up to the end
                 return
             raise
-        position = os.lseek(fd, start, os.SEEK_HOLE)
-        yield start, position
+        end = os.lseek(reader, start, os.SEEK_HOLE)
+        _copy_range(reader, writer, start, end)
 
 
 def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
-    position = start
-    while position < end:
-        try:
-            copied = os.copy_file_range(reader, writer, min(_CHUNK, end - position), position, position)
-        except (OSError, AttributeError):
-            _copy_plainly(reader, writer, position, end)
-            return
-        if not copied:
-            return  # it became shorter meanwhile
-        position += copied
-
-
-def _copy_plainly(reader: int, writer: int, start: int, end: int) -> None:
     while start < end:
-        data = os.pread(reader, min(1 << 20, end - start), start)
+        data = os.pread(reader, min(_BUFFER, end - start), start)
         if not data:
-            return
-        # A disk that fills up takes a part, and says so only to who comes with the rest.
-        start += os.pwrite(writer, data, start)
+            return  # the file became shorter
+        start += os.pwrite(writer, data, start)  # a full disk takes a part, and refuses the rest
 
 
 def copy_acls(source: str | None, target: str) -> None:
-    """Let a directory have the access control lists of another, or none."""
-    if not hasattr(os, "setxattr"):
-        return
-    for name in _ACLS:
-        try:
-            value = os.getxattr(source, name) if source is not None else None
-        except OSError:
-            value = None
-        try:
-            if value is not None:
-                os.setxattr(target, name, value)
-            else:
-                os.removexattr(target, name)
-        except OSError as error:
-            if error.errno not in _NO_ATTRIBUTES:
-                raise
+    """Give a directory the access control lists of another one, or none."""
+    for name in _ACLS if hasattr(os, "setxattr") else ():
+        with _some_unsupported():
+            os.removexattr(target, name)
+        with _some_unsupported():
+            if source is not None:
+                os.setxattr(target, name, os.getxattr(source, name))
 
 
-def _copy_xattrs(source: str | int, target: str | int) -> None:
-    """Of what a descriptor is open on, or what a path names, also if that is a link."""
-    for name in _xattrs(source):
-        follow = {} if isinstance(source, int) else {"follow_symlinks": False}
-        try:
-            os.setxattr(target, name, os.getxattr(source, name, **follow), **follow)
-        except OSError as error:
-            # Some belong to the system (security.*), which sets its own.
-            if error.errno not in _NO_ATTRIBUTES or name.startswith("user."):
-                raise
-
-
-def _xattrs(source: str | int) -> list[str]:
-    if not _HAS_ATTRIBUTES:
-        return []
+def _copy_xattrs(source: int, target: int) -> None:
     try:
-        return os.listxattr(source) if isinstance(source, int) else os.listxattr(source, follow_symlinks=False)
+        names = os.listxattr(source) if hasattr(os, "listxattr") else ()
     except OSError as error:
-        if error.errno in _NO_ATTRIBUTES:
-            return []
-        raise
+        if error.errno not in _NO_ATTRIBUTES:
+            raise
+        return
+    for name in names:
+        with _some_unsupported(name.startswith("user.")):  # the system sets others itself (security.*)
+            os.setxattr(target, name, os.getxattr(source, name))
+
+
+@contextmanager
+def _some_unsupported(required: bool = False) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if required or error.errno not in _NO_ATTRIBUTES:
+            raise

@@ -1,49 +1,49 @@
 """`AtomicDir`: a directory is replaced as a whole, or not at all.
 
-A writer builds the next version in a private sibling, under the exclusive lock `<dir>.lock`, makes it durable, and
-commits; how, and what happens after a crash, is in `commit`. Readers hold the lock shared.
-
-A reader that opens files by path one after the other may see some of the old version and some of the new, whichever way
-the names are changed: never missing is not never mixed. `read` keeps writers out meanwhile; `snapshot` is a directory
-descriptor, which stays with its version.
+A writer builds the next version in a private sibling, under the exclusive lock `<dir>.lock`, and commits (`commit`).
+A reader that opens several files by path may see some of the old version and some of the new one. `read` prevents that
+with the shared lock, which keeps writers out. `snapshot` is a directory descriptor, which stays with its version.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
+import stat
 from pathlib import Path
 
 from .. import process
-from ..errors import HoldfastError, NotLocked, WouldDeadlock
+from ..errors import HoldfastError, NotLocked
 from ..locks import base
 from ..locks.lock import Lock
 from ..offload import in_thread
 from . import copying
-from .cleanup import drop
 from .commit import Site
 from .snapshot import Snapshot
+from .trees import GRACE_S, remove_unused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
-_MAX_LOOKS = 20
-_NONE_YET = "there is no version of this directory yet"
-# Nobody else looks into what is being built. The sticky bit does nothing there; without it, nobody could tell whether
-# the block has asked for 0o700.
-_WHILE_BUILT = 0o1700
+    Patience = float | base.Default | None
+
+# Nobody else looks into a version that is being built. The sticky bit has no effect there. It shows whether the block
+# has set a mode: without it, a block that asks for 0o700 could not be told from one that asks for nothing.
+_MODE_WHILE_BUILT = stat.S_ISVTX | stat.S_IRWXU
 
 
 class AtomicDir:
-    """A directory that changes as one step.
+    """A directory that changes in one step.
 
-    keep: how many previous versions to keep, for `rollback`
-    timeout: how long to wait for the lock: None for ever, 0 one try, else seconds
-    durable: what was committed survives a power failure
+    path: the directory. It need not exist yet. A symlink stands for its target.
+    keep: how many previous versions a commit keeps, for `rollback`.
+    timeout: how many seconds to wait for the lock. None waits for ever, 0 tries once.
+    durable: a committed version survives a power failure.
+
+        site = AtomicDir("site", keep=1)
+        with site.replace() as new:
+            (new / "index.html").write_text("hello")
     """
 
     def __init__(
@@ -55,281 +55,214 @@ class AtomicDir:
         if os.path.basename(text.rstrip(os.sep + (os.altsep or ""))) in ("", os.curdir, os.pardir):
             raise ValueError(f"the path of a directory to replace has a name at its end, not {text!r}")
         self.path = os.path.abspath(text)
-        self.keep = keep
+        self.keep, self.durable = keep, durable
         self.timeout = base.check_timeout(timeout)
-        self.durable = durable
 
     def __repr__(self) -> str:
         return f"holdfast.AtomicDir({self.path!r})"
 
-    # What one can do.
+    def replace(self, timeout: Patience = base.DEFAULT) -> Block:
+        """`with site.replace() as new`: fill the empty directory `new`. It replaces the old one at the end.
 
-    def replace(self, timeout: float | base.Default | None = base.DEFAULT) -> Change:
-        """`with site.replace() as new`: fill the empty directory `new`, which then takes the place of the old one."""
-        return Change(self, timeout, copies=False)
-
-    def edit(self, timeout: float | base.Default | None = base.DEFAULT) -> Change:
-        """The same, beginning with a copy of what is there."""
-        return Change(self, timeout, copies=True)
-
-    def read(self, timeout: float | base.Default | None = base.DEFAULT) -> Reading:
-        """`with site.read() as path`: nobody commits meanwhile."""
-        return Reading(self, timeout)
-
-    def snapshot(self, timeout: float | base.Default | None = base.DEFAULT) -> Snapshot:
-        """`with site.snapshot() as snap`: the version of this moment, for as long as one likes; writers go on."""
-        return Snapshot(self.path, self._patience(timeout), self._site, self.read)
-
-    def recover(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
-        """Finish or undo what a crash left. Kept versions stay.
-
-        Everything else here does so where it has to; this is for doing only that.
+        If the block raises, `new` is removed. Raises Timeout for a busy lock, OSError if the commit is not possible.
         """
-        place = self._site()
-        with self._acquire(place, timeout):
-            place.recover()
+        return Block(self, timeout, "with site.replace() as new", _Building(copies=False))
 
-    async def arecover(self, timeout: float | base.Default | None = base.DEFAULT) -> None:
-        place = self._site()
-        async with await self._aacquire(place, timeout):
-            await in_thread(place.recover)
+    def edit(self, timeout: Patience = base.DEFAULT) -> Block:
+        """`with site.edit() as new`: the same as `replace`, but `new` begins as a copy of the directory."""
+        return Block(self, timeout, "with site.edit() as new", _Building(copies=True))
+
+    def read(self, timeout: Patience = base.DEFAULT) -> Block:
+        """`with site.read() as path`: no writer commits meanwhile. Raises FileNotFoundError without a version."""
+        return Block(self, timeout, "with site.read() as path", None)
+
+    def snapshot(self, timeout: Patience = base.DEFAULT) -> Snapshot:
+        """`with site.snapshot() as snap`: the version of this moment, while writers go on."""
+        return Snapshot(self, self._patience(timeout))
+
+    def recover(self, timeout: Patience = base.DEFAULT) -> None:
+        """Finish an interrupted commit, and remove what dead writers left. The other methods do so where necessary."""
+        site = self._site()
+        with Lock(site.lock_file).acquire(self._patience(timeout)):
+            site.recover()
+
+    async def arecover(self, timeout: Patience = base.DEFAULT) -> None:
+        """`recover` for a task."""
+        site = self._site()
+        async with await Lock(site.lock_file).aacquire(self._patience(timeout)):
+            await in_thread(site.recover)
 
     @property
     def version(self) -> int:
-        """The number of the version that is there, more with every commit; 0 if there is none."""
+        """The number of the current version; 0 if there is none. Every commit and every rollback raises it."""
         return self._site().version()
 
     def versions(self) -> list[int]:
-        """The numbers of the versions there are, the current one last. Those before it can be rolled back to."""
-        place = self._site()
-        for _ in range(_MAX_LOOKS):  # without the lock: what was the current one a moment ago may be an old one by now
-            current = place.version()
-            found = [number for number in place.old() if number < current or not current]
-            if place.version() == current:
-                break
-        return [*found, current] if current else found
+        """The numbers of all versions, the current one last. `rollback` can bring the others back."""
+        return self._site().versions()
 
-    def rollback(self, to: int | None = None, timeout: float | base.Default | None = base.DEFAULT) -> int:
-        """Bring back an earlier version: the one before, or number `to`. What it replaces is kept in its stead."""
-        place = self._site()
-        with self._acquire(place, timeout) as hold:
-            return place.rollback(to, hold)
+    def rollback(self, to: int | None = None, timeout: Patience = base.DEFAULT) -> int:
+        """Bring back the previous version, or number `to`. Returns its new number. The replaced version is kept."""
+        site = self._site()
+        with Lock(site.lock_file).acquire(self._patience(timeout)) as hold:
+            return site.rollback(to, hold)
 
-    async def arollback(self, to: int | None = None, timeout: float | base.Default | None = base.DEFAULT) -> int:
-        place = self._site()
-        async with await self._aacquire(place, timeout) as hold:
-            return await in_thread(lambda: place.rollback(to, hold))
+    async def arollback(self, to: int | None = None, timeout: Patience = base.DEFAULT) -> int:
+        """`rollback` for a task."""
+        site = self._site()
+        async with await Lock(site.lock_file).aacquire(self._patience(timeout)) as hold:
+            return await in_thread(lambda: site.rollback(to, hold))
 
     @property
     def lock(self) -> Lock:
-        """The lock that writers hold, where the directory really is: for its `status()`."""
+        """The lock that writers hold, for its `status()`. It is beside the target if the path is a symlink."""
         return Lock(self._site().lock_file)
-
-    def _acquire(self, place: Site, timeout: float | base.Default | None, *, shared: bool = False) -> base.Hold:
-        with _explained(place):
-            return Lock(place.lock_file, shared=shared).acquire(self._patience(timeout))
-
-    async def _aacquire(self, place: Site, timeout: float | base.Default | None, *, shared: bool = False) -> base.Hold:
-        with _explained(place):
-            return await Lock(place.lock_file, shared=shared).aacquire(self._patience(timeout))
 
     def _site(self) -> Site:
         return Site(self.path, self.keep, self.durable)
 
-    def _patience(self, timeout: float | base.Default | None) -> float | None:
+    def _patience(self, timeout: Patience) -> float | None:
         return self.timeout if timeout is base.DEFAULT else base.check_timeout(timeout)
 
 
-@contextmanager
-def _explained(place: Site) -> Iterator[None]:
-    try:
-        yield
-    except WouldDeadlock:
-        text = (
-            f"{place.path}: you are inside a block of this AtomicDir already; leave it first, or do both in one block"
-        )
-        raise WouldDeadlock(text, path=place.path) from None
+class Block:
+    """A `with` block under the lock of the directory. As `async with`, it works in a thread.
 
+    `building` makes and commits a version under the exclusive lock. Without one, the block reads.
+    """
 
-class _Held:
-    """A block in which the lock is held: entered and left in a thread of its own where it is `async`."""
-
-    shared = False
-    usage = ""
-
-    def __init__(self, lock: AtomicDir, timeout: float | base.Default | None) -> None:
-        self._atomic = lock
-        self._timeout = lock._patience(timeout)
+    def __init__(self, atomic: AtomicDir, timeout: Patience, usage: str, building: _Building | None) -> None:
+        self._atomic, self._timeout = atomic, atomic._patience(timeout)
+        self._usage, self._building = usage, building
         self._hold: base.Hold | None = None
 
     @property
     def hold(self) -> base.Hold:
-        """The lock, while the block is entered."""
+        """The hold of the lock. Raises NotLocked outside the block."""
         if self._hold is None:
-            raise NotLocked(f"{self._atomic.path}: the lock is held only inside the block")
+            raise NotLocked(f"{self._atomic.path}: the lock is held only inside the block; use: {self._usage}")
         return self._hold
 
     def __repr__(self) -> str:
-        return f"<a block of {self._atomic!r}; use: {self.usage}>"
+        return f"<a block of {self._atomic!r}; use: {self._usage}>"
 
-    def _no_path(self) -> NoReturn:
-        raise TypeError(f"this is no path, but the block that gives one; use: {self.usage}")
+    def _refuse_path(self, _: object = None) -> NoReturn:
+        raise TypeError(f"this is not a path, but a block that returns one; use: {self._usage}")
 
-    def __truediv__(self, _: object) -> NoReturn:
-        self._no_path()
+    __truediv__ = __fspath__ = _refuse_path
 
-    def __fspath__(self) -> NoReturn:
-        self._no_path()
-
-    def _begin(self, hold: base.Hold) -> Any:
-        raise NotImplementedError
-
-    def _end(self, hold: base.Hold, failed: bool) -> None:
-        raise NotImplementedError
-
-    def _prepare(self) -> Site:
+    def _lock(self) -> Lock:
         if self._hold is not None:
             raise HoldfastError("this block is entered already; call the method again for another one")
-        self._place = self._atomic._site()
-        return self._place
+        self._site = self._atomic._site()
+        return Lock(self._site.lock_file, shared=self._building is None)
 
     def acquire(self) -> base.Hold:
-        """The first half of entering: wait for the lock. `enter` is the other one."""
-        return self._atomic._acquire(self._prepare(), self._timeout, shared=self.shared)
+        """Wait for the lock: the first half of entering the block. `enter` is the other half."""
+        return self._lock().acquire(self._timeout)
 
-    def enter(self, hold: base.Hold) -> Any:
+    def enter(self, hold: base.Hold) -> Path | None:
+        """Make the new version, or find the directory. None: the caller has to recover first, and enter again."""
         try:
-            result = self._begin(hold)
-        except BaseException:
-            hold.release()
-            raise
-        self._hold = hold
-        return result
+            path = self._building.begin(self._site) if self._building else self._find()
+            self._hold = hold if path else None
+            return path
+        finally:
+            if self._hold is None:
+                hold.release()
+
+    def _find(self) -> Path | None:
+        if self._site.is_interrupted():
+            return None
+        if not os.path.isdir(self._site.path):
+            raise FileNotFoundError(errno.ENOENT, "there is no version of this directory yet", self._site.path)
+        return Path(self._site.path)
 
     def _leave(self, failed: bool) -> None:
-        hold, self._hold = self._hold, None
-        if hold is None:
-            raise NotLocked(f"{self._atomic.path}: this block was not entered; use: {self.usage}")
+        hold, self._hold = self.hold, None
         if hold._registry is not process.registry:
-            return  # a forked child leaves its parent's block: the lock and what is being built are not its own
+            return  # a forked child leaves the block of its parent, whose lock and new version it does not own
         try:
-            self._end(hold, failed)
+            if self._building:
+                self._building.end(hold, failed)
         finally:
             if not hold.released:
                 hold.__exit__(*((None, None, None) if not failed else (BaseException, BaseException(), None)))
 
-    def __enter__(self) -> Any:
-        return self.enter(self.acquire())
+    def __enter__(self) -> Path:
+        while (path := self.enter(self.acquire())) is None:
+            self._atomic.recover(self._timeout)
+        return path
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._leave(error is not None)
 
-    async def __aenter__(self) -> Any:
-        hold = await self._atomic._aacquire(self._prepare(), self._timeout, shared=self.shared)
-        try:
-            return await in_thread(lambda: self.enter(hold))
-        except BaseException:
-            if self._hold is hold:  # entered, and cancelled meanwhile
-                await in_thread(lambda: self._leave(failed=True))
-            raise
+    async def __aenter__(self) -> Path:
+        while True:
+            hold = await self._lock().aacquire(self._timeout)
+            try:
+                path = await in_thread(lambda: self.enter(hold))  # noqa: B023
+            except BaseException:
+                if self._hold is hold:  # the task was cancelled while the thread entered the block
+                    await in_thread(lambda: self._leave(failed=True))
+                raise
+            if path is not None:
+                return path
+            await self._atomic.arecover(self._timeout)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await in_thread(lambda: self._leave(error is not None))
 
 
-class Change(_Held):
-    """A version that is being built. Committed when the block ends, dropped if it raises."""
+class _Building:
+    """A version that is being built: committed when the block ends, removed if the block raises."""
 
-    def __init__(self, lock: AtomicDir, timeout: float | base.Default | None, *, copies: bool) -> None:
-        super().__init__(lock, timeout)
+    def __init__(self, *, copies: bool) -> None:
         self._copies = copies
-        self.usage = f"with site.{'edit' if copies else 'replace'}() as new"
-        self._new = ""
 
-    def _begin(self, hold: base.Hold) -> Path:
-        place = self._place
-        place.finish()  # nothing that is kept is removed before this change has succeeded
-        place.check_replaceable()
-        self._new = place.new_name()
+    def begin(self, site: Site) -> Path:
+        site.recover(GRACE_S)
+        self._site, self._new = site, site.random_path("new")
+        site.check(self._new)
         try:
             os.mkdir(self._new)
             self._furnish()
         except BaseException:
-            drop(self._new)
+            remove_unused(self._new)
             raise
         return Path(self._new)
 
     def _furnish(self) -> None:
-        place, new = self._place, self._new
-        there = os.path.isdir(place.path)
-        self._like = os.stat(place.path if there else new)
-        os.chmod(new, _WHILE_BUILT)
-        if there:
-            place.check_layer(new)
-            if self._copies:
-                copying.Copier().copy(place.path, new)
-                place.unnumber(new)
-            else:
-                copying.copy_acls(place.path, new)
-            os.chmod(new, _WHILE_BUILT)  # access control lists have changed it
+        """Give the new version its content and its access control lists."""
+        old, new = self._site.path, self._new
+        exists = os.path.isdir(old)
+        self._like = os.stat(old if exists else new)
+        os.chmod(new, _MODE_WHILE_BUILT)
+        if exists and self._copies:
+            copying.Copier().copy(old, new)
+        elif exists:
+            copying.copy_acls(old, new)
+        os.chmod(new, _MODE_WHILE_BUILT)  # an access control list has changed it
         self._made = os.lstat(new)
 
-    def _end(self, hold: base.Hold, failed: bool) -> None:
-        place, new = self._place, self._new
+    def end(self, hold: base.Hold, failed: bool) -> None:
         if failed:
-            drop(new)
+            remove_unused(self._new)
             return
         try:
-            place.check_built(new)
             self._dress()
-            place.commit(new, hold)
+            self._site.commit(self._new, hold)
         except BaseException:
-            place.settle(new)
+            self._site.abandon(self._new)
             raise
-        place.prune()
 
     def _dress(self) -> None:
-        """Give it the owner and the mode of the old version, unless the block gave it others."""
-        now, made, mode = os.lstat(self._new), self._made, self._like.st_mode & 0o7777
+        """Give the new version the owner and the mode of the old one, unless the block has set others."""
+        if os.path.islink(self._new) or not os.path.isdir(self._new):
+            text = f"the new version is no directory any more; {self._site.path} was left as it was"
+            raise NotADirectoryError(errno.ENOTDIR, text, self._new)
+        now, made, mode = os.lstat(self._new), self._made, stat.S_IMODE(self._like.st_mode)
         if (now.st_uid, now.st_gid) == (made.st_uid, made.st_gid) != (self._like.st_uid, self._like.st_gid):
             mode = copying.give_owner(self._new, self._like)
         if now.st_mode == made.st_mode:
             os.chmod(self._new, mode)
-
-
-class Reading(_Held):
-    """The directory, while nobody commits."""
-
-    shared = True
-    usage = "with site.read() as path"
-
-    def _begin(self, hold: base.Hold) -> Path | None:
-        """None: a commit was begun by one who is dead, as we hold the lock. It has to be finished first."""
-        if self._place.commit_file.exists():
-            return None
-        if not os.path.isdir(self._place.path):
-            raise FileNotFoundError(errno.ENOENT, _NONE_YET, self._place.path)
-        return Path(self._place.path)
-
-    def _end(self, hold: base.Hold, failed: bool) -> None:
-        pass
-
-    def __enter__(self) -> Path:
-        while True:
-            path: Path | None = super().__enter__()
-            if path is not None:
-                return path
-            self._leave(failed=False)
-            self._atomic.recover(self._timeout)
-
-    async def __aenter__(self) -> Path:
-        while True:
-            path: Path | None = await super().__aenter__()
-            if path is not None:
-                return path
-            self._leave(failed=False)
-            await self._atomic.arecover(self._timeout)

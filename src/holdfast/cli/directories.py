@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ..atomicdir.directory import Change
+    from ..atomicdir.directory import Block
 
 CHANGES = ("replace", "edit")
 ACTIONS = (*CHANGES, "recover", "versions", "rollback")
@@ -81,7 +81,7 @@ def call(options: argparse.Namespace) -> int:
 class Builder(Child):
     """The command that builds the new version."""
 
-    def __init__(self, change: Change, new: Path, options: argparse.Namespace) -> None:
+    def __init__(self, change: Block, new: Path, options: argparse.Namespace) -> None:
         super().__init__(change.hold, options)
         self._new = new
 
@@ -95,7 +95,9 @@ def _change(site: AtomicDir, options: argparse.Namespace) -> int:
     with Progress(site.lock, quiet=options.quiet, json=options.json):
         hold = change.acquire()
     with _signals_raise():
-        return _build(site, change, change.enter(hold), command, options)
+        new = change.enter(hold)
+        assert new is not None, "only a reader has to recover first"
+        return _build(site, change, new, command, options)
 
 
 @contextmanager
@@ -118,7 +120,7 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _build(site: AtomicDir, change: Change, new: Path, command: list[str], options: argparse.Namespace) -> int:
+def _build(site: AtomicDir, change: Block, new: Path, command: list[str], options: argparse.Namespace) -> int:
     began = time.time()
     try:
         status = Builder(change, new, options).run_only(command)
