@@ -131,33 +131,44 @@ class Granted(Step):
 class Run(Step):
     """Until a function has returned. `outcome()` then returns what it returned, or raises what it raised.
 
-    The function runs to its end even if the task that waits for it is cancelled. The algorithm that yielded this step
-    undoes its effect then: it is closed, and looks at `result`.
+    The function runs to its end even if the task that waits for it is cancelled. Then `undo` is called with the result,
+    also in a thread. An algorithm that is interrupted otherwise calls `take_back`.
     """
 
-    __slots__ = ("_work", "error", "result")
+    __slots__ = ("_error", "_result", "_undo", "_work")
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], undo: Callable[[Any], object] | None = None) -> None:
         self.until = None
         self._work = work
-        self.result: Any = None
-        self.error: BaseException | None = None
+        self._undo = undo
+        self._result: Any = None
+        self._error: BaseException | None = None
 
     def block(self) -> None:
         try:
-            self.result = self._work()
+            self._result = self._work()
         except BaseException as error:
-            self.error = error
+            self._error = error
 
     async def wait(self) -> None:
         from .offload import in_thread
 
-        await in_thread(self.block)
+        try:
+            await in_thread(self.block)
+        except BaseException:
+            await in_thread(self.take_back)
+            raise
+
+    def take_back(self) -> None:
+        """Undo what the function did. More than once does no harm."""
+        result, self._result = self._result, None
+        if self._undo is not None and result is not None:
+            self._undo(result)
 
     def outcome(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.result
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class Notification:

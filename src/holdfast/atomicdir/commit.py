@@ -52,7 +52,7 @@ from .trees import GRACE_S, log_left, remove_later, remove_unused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..locks import base
+    from ..locks.hold import Hold
 
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _LEFTOVER = re.compile(r"\.(?:(new|gone)-[0-9a-f]{16}|versions\.[0-9a-f]{16}\.tmp)")
@@ -153,14 +153,14 @@ class Site:
 
     # Commit.
 
-    def commit(self, new: str, hold: base.Hold) -> None:
+    def commit(self, new: str, hold: Hold) -> None:
         """Put the directory `new` in the place of this one. If it raises OSError, nothing has changed."""
         if self.durable:
             trees.sync(new)
         self._commit(new, self._read(), self.keep > 0, hold)
         self._prune()
 
-    def rollback(self, to: int | None, hold: base.Hold) -> int:
+    def rollback(self, to: int | None, hold: Hold) -> int:
         """Put an earlier version in the place of the directory. Returns its new number."""
         self.recover(GRACE_S)
         now = self._read()
@@ -180,7 +180,7 @@ class Site:
         self._write(State(now.version, now.old))
         return now.version
 
-    def _commit(self, new: str, before: State, keeps: bool, hold: base.Hold) -> None:
+    def _commit(self, new: str, before: State, keeps: bool, hold: Hold) -> None:
         """Steps 1 to 3."""
         number, replaced = before.version, self.random_path("gone")
         old = [number for number in self._old(before) if self._path(f"old-{number}") != new]

@@ -26,6 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from ..locks.hold import Hold
+
     Patience = float | base.Default | None
 
 # Nobody else looks into a version that is being built. The sticky bit has no effect there. It shows whether the block
@@ -134,10 +136,10 @@ class Block:
     def __init__(self, atomic: AtomicDir, timeout: Patience, usage: str, building: _Building | None) -> None:
         self._atomic, self._timeout = atomic, atomic._patience(timeout)
         self._usage, self._building = usage, building
-        self._hold: base.Hold | None = None
+        self._hold: Hold | None = None
 
     @property
-    def hold(self) -> base.Hold:
+    def hold(self) -> Hold:
         """The hold of the lock. Raises NotLocked outside the block."""
         if self._hold is None:
             raise NotLocked(f"{self._atomic.path}: the lock is held only inside the block; use: {self._usage}")
@@ -157,11 +159,11 @@ class Block:
         self._site = self._atomic._site()
         return Lock(self._site.lock_file, shared=self._building is None)
 
-    def acquire(self) -> base.Hold:
+    def acquire(self) -> Hold:
         """Wait for the lock: the first half of entering the block. `enter` is the other half."""
         return self._lock().acquire(self._timeout)
 
-    def enter(self, hold: base.Hold) -> Path | None:
+    def enter(self, hold: Hold) -> Path | None:
         """Make the new version, or find the directory. None: the caller has to recover first, and enter again."""
         try:
             path = self._building.begin(self._site) if self._building else self._find()
@@ -245,7 +247,7 @@ class _Building:
         os.chmod(new, _MODE_WHILE_BUILT)  # an access control list has changed it
         self._made = os.lstat(new)
 
-    def end(self, hold: base.Hold, failed: bool) -> None:
+    def end(self, hold: Hold, failed: bool) -> None:
         if failed:
             remove_unused(self._new)
             return

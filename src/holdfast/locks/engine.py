@@ -109,12 +109,16 @@ def attempt_step(
     """One attempt; by a task in a thread, if it may wait for a disk or a server."""
     if not engine.blocks:
         return attempt(**options)
-    step = wait.Run(lambda: attempt(**options))
+    step = wait.Run(lambda: attempt(**options), undo=_give_back)
     try:
         yield step
-    except BaseException:  # cancelled meanwhile
-        if step.result:
-            step.result.release()
+    except BaseException:  # an interrupt
+        step.take_back()
         raise
     found: GrantType | Outcome = step.outcome()
     return found
+
+
+def _give_back(found: Grant | Outcome) -> None:
+    if not isinstance(found, Outcome):
+        found.release()
