@@ -431,7 +431,7 @@ class LockFile(QueuedLock[FileHold]):
         """Remove only the private files that dead processes left. True: there was one."""
         entry = self._open_entry()
         try:
-            return remove_private_files(entry, self._location, self.stale_after)
+            return remove_private_files(entry, self.stale_after)
         finally:
             entry.close()
 
