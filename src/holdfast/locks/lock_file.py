@@ -223,7 +223,7 @@ class LockFile(QueuedLock[FileHold]):
                 return False
             hold.token = tokens.advance_fence(entry, file, hold.token, self.mode, self.durable)
             system.unmark_removal(fd)
-        system.pwrite(fd, b"%020d" % hold.token, self.format.token_at(hold._content))
+        system.pwrite(fd, b"%020d" % hold.token, len(hold._content) - self.format.token_from_end)
         if self.durable and entry.mount.keeps:
             entry.sync()
         if not entry.is_published():

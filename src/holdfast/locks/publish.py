@@ -77,7 +77,7 @@ class Entry:
             self.file = None
 
     def __del__(self) -> None:
-        file = getattr(self, "file", None)
+        file = getattr(self, "file", None)  # None, too, if an interrupt came in `__init__`
         if file is not None and file.fd != -1:
             self.take_back()
 
