@@ -1559,6 +1559,15 @@ def test_a_missing_parent_directory_is_said_clearly(tmp_path, link, durable):
     assert caught.value.filename == str(path)
 
 
+def test_a_parent_directory_that_was_removed_since_is_said_clearly(tmp_path, durable):
+    (tmp_path / "room").mkdir()
+    lock = LockFile(tmp_path / "room" / "x.lock", durable=durable)
+    lock.acquire().release()
+    (tmp_path / "room").rmdir()
+    with pytest.raises(FileNotFoundError, match="directory for this lock does not exist; make it first"):
+        lock.acquire(timeout=30)
+
+
 def test_a_file_as_parent_directory_is_an_os_error(tmp_path, durable):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):

@@ -155,7 +155,7 @@ class FileEngine(local.LocalEngine):
                 return False
             grant.token = tokens.advance_fence(entry, file, grant.token, self.mode, self.durable)
             system.unmark_removal(fd)
-        system.pwrite(fd, b"%020d" % grant.token, self.format.token_at(grant.content))
+        system.pwrite(fd, b"%020d" % grant.token, len(grant.content) - self.format.token_from_end)
         if self.durable and entry.mount.keeps:
             entry.sync()
         return entry.is_published()

@@ -213,6 +213,6 @@ class LockFile(base.BaseLock[FileHold]):
         """Remove only the private files that dead processes left. True: there was one."""
         entry = self._engine.open_entry()
         try:
-            return remove_private_files(entry, self._engine.location, self.stale_after)
+            return remove_private_files(entry, self.stale_after)
         finally:
             entry.close()

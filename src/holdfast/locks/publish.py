@@ -39,17 +39,17 @@ class Entry:
     The entry owns both descriptors. An entry that is dropped before a hold has released it removes its file.
     """
 
-    __slots__ = ("_directory", "dir_fd", "file", "mount", "name", "parent", "private", "st")
+    __slots__ = ("_directory", "dir_fd", "file", "location", "mount", "name", "parent", "private", "st")
 
     mount: Mount  # of the published file
     st: os.stat_result  # of the published file
 
-    def __init__(self, parent: str, name: str, directory: OwnedFd | None = None) -> None:
+    def __init__(self, location: FileLocation, directory: OwnedFd | None = None) -> None:
         self.file: OwnedFd | None = None
+        self.location = location
         self._directory = directory
         self.dir_fd = None if directory is None else directory.fd
-        self.parent = parent  # the directory, as seen from `dir_fd`
-        self.name = name
+        self.parent, self.name = (location.parent, location.file) if directory is None else (".", location.name)
         self.private = ""  # the name of the file until it is published
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Entry:
             return
         try:
             system.lock_removal(file.fd)
-            if self.inode() == inode_of(system.fstat(file.fd)):
+            if self.means(file.fd, system.fstat(file.fd)):
                 self.remove(self.name)
             if self.private:
                 self.remove(self.private)
@@ -77,7 +77,7 @@ class Entry:
             self.file = None
 
     def __del__(self) -> None:
-        file = getattr(self, "file", None)
+        file = getattr(self, "file", None)  # None, too, if an interrupt came in `__init__`
         if file is not None and file.fd != -1:
             self.take_back()
 
@@ -90,7 +90,7 @@ class Entry:
 
     def means(self, fd: int, st: os.stat_result) -> bool:
         """Does the name still mean this open file? Where inode numbers are not stable, compare the records."""
-        if mount_at(st.st_dev, self.name).has_inodes:
+        if mount_at(st.st_dev, self.location.file).has_inodes:
             return self.inode() == inode_of(st)
         try:
             with OwnedFd(self.open(system.O_READ)) as file:
@@ -149,11 +149,11 @@ class FileLocation(Location):
             self._is_safe = not system.HAS_FOLDERS or cannot_be_swapped(self.parent)
         syncs = durable and self.keeps and system.HAS_FOLDERS
         if self._is_safe and not syncs:
-            return Entry(self.parent, self.file)
+            return Entry(self)
         if not self._is_safe:
             follow_links(self.parent)
         flags = system.O_SYNCABLE_FOLDER if syncs else system.O_FOLDER
-        return Entry(".", self.name, OwnedFd(system.open_fd(self.parent, flags)))
+        return Entry(self, OwnedFd(system.open_fd(self.parent, flags)))
 
 
 def _same_record(one: bytes, other: bytes) -> bool:
@@ -188,12 +188,12 @@ def _publish_otherwise(entry: Entry, content: bytes, mode: int, durable: bool) -
     try:
         fd = _make(entry, private, system.O_NEW, content, mode, durable)
         system.fchmod(fd, entry.st.st_mode & 0o7777)  # the mode without the bits of the umask
-        system.link(private, entry.name, src_dir_fd=entry.dir_fd, dst_dir_fd=entry.dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        # `clean` on another machine, or in another pid namespace, took the private file for that of a dead process.
-        raise FileExistsError(errno.EEXIST, "the private file was removed: try again", entry.name) from None
+        try:
+            system.link(private, entry.name, src_dir_fd=entry.dir_fd, dst_dir_fd=entry.dir_fd, follow_symlinks=False)
+        except FileNotFoundError:  # `clean` in another pid namespace took it for the file of a dead process
+            raise FileExistsError(errno.EEXIST, "the private file was removed: try again", entry.name) from None
     except OSError as error:
-        if error.errno not in _NOT_SUPPORTED:
+        if error.errno not in _NOT_SUPPORTED or error.errno == errno.ENOENT:
             raise
         entry.take_back()
         entry.private = ""
@@ -208,7 +208,7 @@ def _make(entry: Entry, name: str, flags: int, content: bytes, mode: int, durabl
     entry.file = file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=entry.dir_fd))
     fd = file.fd
     entry.st = system.fstat(fd)
-    entry.mount = mount = mount_at(entry.st.st_dev, entry.name)
+    entry.mount = mount = mount_at(entry.st.st_dev, entry.location.file)
     if entry.private:
         system.fchmod(fd, 0o600)
     system.lock_liveness(fd)

@@ -114,7 +114,8 @@ class Format:
 
     kind = "file"
     whole_seconds = True  # a record has its time in whole seconds, and so ages count in whole seconds
-    time_key, owner_key, end = b"timestamp=", b"owner=", b"\n"  # before the time, before the owner, after the token
+    time_key, owner_key = b"timestamp=", b"owner="  # the text before the time and before the owner
+    token_from_end = TOKEN_DIGITS + 1  # bytes from the first digit of the token to the end of the record
 
     def parse(self, content: bytes) -> Record:
         """Raises CorruptLock, and nothing else."""
@@ -143,10 +144,6 @@ class Format:
     def renewal(self, content: bytes, seconds: float) -> tuple[int, bytes]:
         """Return the position of the time in a record, and the new text."""
         return content.index(self.time_key) + len(self.time_key), self.time_text(seconds)
-
-    def token_at(self, content: bytes) -> int:
-        """Return the position of the token in a record."""
-        return len(content) - TOKEN_DIGITS - len(self.end)
 
 
 def other_kind(content: bytes) -> str:

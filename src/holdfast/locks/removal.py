@@ -31,7 +31,7 @@ from .staleness import not_a_lock_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .publish import Entry, FileLocation
+    from .publish import Entry
     from .staleness import Judgement
 
 _PAUSE_S = 0.000_01
@@ -99,9 +99,10 @@ def excludes_other_kinds(fd: int, path: str, found: Judgement) -> bool:
     return not system.slots_taken(fd)
 
 
-def remove_private_files(entry: Entry, location: FileLocation, stale_after: float | None) -> bool:
+def remove_private_files(entry: Entry, stale_after: float | None) -> bool:
     """Remove the private files that dead processes left of this lock file. True: there was one."""
-    names = [name for name in system.listdir(location.parent) if lock_of_private(name) == location.name]
+    lock = entry.location
+    names = [name for name in system.listdir(lock.parent) if lock_of_private(name) == lock.name]
     return sum(_remove_private(entry, entry.sibling(name), stale_after) for name in names) > 0
 
 

@@ -28,7 +28,8 @@ class TaskFormat(Format):
 
     kind = "task"
     whole_seconds = False
-    time_key, owner_key, end = b'"started_at": "', b'"owner": "', b'"}\n'
+    time_key, owner_key = b'"started_at": "', b'"owner": "'
+    token_from_end = TOKEN_DIGITS + len(b'"}\n')
 
     def __init__(self, task_id: str = "", worker_id: str = "") -> None:
         self._task_id = task_id
