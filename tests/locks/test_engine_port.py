@@ -136,7 +136,7 @@ def test_it_is_held_released_and_counted(server: Server) -> None:
 def test_busy_and_timeout_name_the_lock(server: Server, other_thread: holdfast.Hold) -> None:
     with pytest.raises(holdfast.Busy, match="memory://deploy is busy"):
         ServerLock(server, timeout=0).acquire()
-    with pytest.raises(holdfast.Timeout, match="not acquired within 0.1 s"):
+    with pytest.raises(holdfast.Timeout, match=r"not acquired within 0\.1 s"):
         ServerLock(server).acquire(timeout=0.1)
 
 
