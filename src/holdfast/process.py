@@ -1,6 +1,6 @@
 """What this process knows about its own locks: descriptors, holds, the line of waiters in memory, and fork.
 
-Nothing here excludes anybody: exclusion comes from the kernel. What is here serves four purposes:
+The kernel excludes; this module only knows. It has:
 
 * descriptors: every `files.OwnedFd` that is open. A forked child closes its copies once, without unlocking: an unlock
   acts on the open file description, which the child shares with its parent.

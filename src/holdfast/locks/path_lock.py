@@ -99,7 +99,7 @@ class OpenFile(OwnedFd, local.LocalGrant):
                     engine.put_away(self, still_named)
                 else:
                     self.close()
-        # Only now, when nobody waits for us any more: removing a directory takes its time.
+        # Only now, when the next waiter can go on: removing a directory takes its time.
         if self.called_at:
             if not self.shared:
                 process.registry.note_turn(engine.location.file, self.called_at)

@@ -19,12 +19,13 @@ releases. A waiter that was about to put a ticket into it makes it again.
 A ticket whose kernel lock is free belongs to a dead waiter. Any waiter may remove it: lock the ticket, check that the
 name still means this file, unlink it.
 
-The queue orders; it excludes nobody. So a fault in it costs at worst the order. Where there can be no
-ticket (the directory is not writable, the disk is full, the file system knows no FIFOs), a waiter waits without. What
-is not a FIFO counts for nothing, and in a directory that others can write to, neither does what another user made
-(rule 11). A waiter that was stopped (SIGSTOP) at the head would hold up all others although the lock is free: so
-every waiter looks at the lock itself once in a while (`RECHECK_S`), and passes a first one that did not take a free
-lock from one look to the next.
+The queue only orders waiters; the lock itself excludes them. So a fault in the queue costs at worst the order. Where a
+waiter cannot have a ticket (the directory is not writable, the disk is full, the file system has no FIFOs), it waits
+without one. An entry that is not a FIFO is ignored. In a directory that others can write to, entries of another user
+are ignored, too (rule 11).
+
+A first waiter that is stopped (SIGSTOP) does not take the lock when it is free. So every waiter looks at the lock itself
+once in a while (`RECHECK_S`). If two looks in a row find it free behind the same first waiter, it passes that waiter.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class Queue:
         return None
 
     def _remove_if_dead(self, name: str, ticket: OwnedFd) -> bool:
-        """True: the ticket belongs to nobody, and is gone now."""
+        """True: the owner of the ticket is dead, and the ticket is removed."""
         try:
             system.lock(ticket.fd, system.EX_NB)
         except BlockingIOError:
@@ -191,7 +192,7 @@ class Queue:
     def wait(self, engine: LocalEngine, deadline: float | None) -> Steps[LocalGrant | None]:
         """Wait until we are the first. Returns the lock itself if it was free behind a waiter that does not move."""
         suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
-        before = sorted(self._before)  # nobody comes in before us, so these can only become fewer
+        before = sorted(self._before)  # newcomers take higher numbers, so these can only become fewer
         gone = 0
         while before:
             check_deadline(deadline)

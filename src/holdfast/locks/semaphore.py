@@ -9,8 +9,8 @@ write the number into an empty file, and remove the file.
     A        B        free     C                      compare the descriptor with the path
                                              release: if nobody else shares the file, unlink; unlock, close
 
-The number is written once and never changed: a file with another number that nobody uses is removed and made anew; one
-that is in use is an error.
+The number is written once and never changed. If the file has another number and is not in use, it is removed and made
+again. If it is in use, the attempt raises `Unsupported`.
 
 The first waiter waits for any of the slots, which no blocking system call can do. So it sleeps on the events of the
 file, and the others each on the waiter before them.
