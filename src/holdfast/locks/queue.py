@@ -24,8 +24,8 @@ waiter cannot have a ticket (the directory is not writable, the disk is full, th
 without one. An entry that is not a FIFO is ignored. In a directory that others can write to, entries of another user
 are ignored, too (rule 11).
 
-A first waiter that is stopped (SIGSTOP) does not take the lock when it is free. So every waiter looks at the lock itself
-once in a while (`RECHECK_S`). If two looks in a row find it free behind the same first waiter, it passes that waiter.
+A first waiter that is stopped (SIGSTOP) does not take a free lock. So every waiter looks at the lock itself once in a
+while (`RECHECK_S`). If two looks in a row find it free behind the same first waiter, the waiter passes it.
 """
 
 from __future__ import annotations
