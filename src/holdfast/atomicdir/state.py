@@ -59,4 +59,12 @@ def read(path: str, trusts: Callable[[os.stat_result], bool]) -> State:
 def write(path: str, state: State, *, sync: bool) -> None:
     """Replace a state file. `sync` waits for its content; the caller syncs the directory."""
     content = json.dumps({name: value for name, value in state._asdict().items() if value})
-    files.replace_file(path, content.encode() + b"\n", 0o644, sync=sync)
+    private = files.private_name(path)
+    files.create_file(private, content.encode() + b"\n", 0o644, sync=sync)
+    try:
+        # ext4 begins to write a file that replaces another by a rename: 0.2 to 1.7 ms instead of 0.08 ms.
+        system.exchange(private, path, None)
+    except OSError:  # the system cannot, or this is the first state file
+        system.rename(private, path)
+    finally:
+        files.remove(private)
