@@ -81,7 +81,7 @@ def beside(site: Path, in_use: int = 0) -> list[str]:
 # The face.
 
 
-def test_replaced_as_a_whole(site: Path, way: str) -> None:
+def test_a_directory_is_replaced_as_a_whole(site: Path, way: str) -> None:
     lock = AtomicDir(site)
     with lock.replace() as new:
         assert isinstance(new, Path) and new.parent == site.parent and os.listdir(new) == []
@@ -98,7 +98,7 @@ def test_replaced_as_a_whole(site: Path, way: str) -> None:
     assert site.stat().st_ino != before
 
 
-def test_an_edit_begins_with_what_is_there(site: Path, way: str) -> None:
+def test_an_edit_begins_with_a_copy_of_the_directory(site: Path, way: str) -> None:
     lock = put(site, OLD)
     with lock.edit() as new:
         assert content_of(new) == OLD
@@ -109,7 +109,7 @@ def test_an_edit_begins_with_what_is_there(site: Path, way: str) -> None:
     assert beside(site) == []
 
 
-def test_an_edit_of_nothing_begins_with_nothing(site: Path) -> None:
+def test_an_edit_without_a_directory_begins_empty(site: Path) -> None:
     with AtomicDir(site).edit() as new:
         assert os.listdir(new) == []
     assert os.listdir(site) == []
@@ -117,7 +117,9 @@ def test_an_edit_of_nothing_begins_with_nothing(site: Path) -> None:
 
 @pytest.mark.parametrize("change", ["replace", "edit"])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_an_exception_drops_it(change: str, error: type[BaseException], site: Path, way: str) -> None:
+def test_an_exception_in_the_block_removes_the_new_version(
+    change: str, error: type[BaseException], site: Path, way: str
+) -> None:
     lock = put(site, OLD)
     with pytest.raises(error), getattr(lock, change)() as new:  # noqa: PT012
         build(new, NEW)
@@ -125,7 +127,7 @@ def test_an_exception_drops_it(change: str, error: type[BaseException], site: Pa
     assert content_of(site) == OLD and beside(site) == []
 
 
-def test_the_mode_is_that_of_the_old_one_or_what_the_block_gave_it(site: Path, way: str) -> None:
+def test_the_new_version_has_the_mode_of_the_old_one_or_of_the_block(site: Path, way: str) -> None:
     umask = os.umask(0o027)
     try:
         lock = put(site, OLD)
@@ -157,7 +159,7 @@ def test_writers_exclude_each_other_and_readers(site: Path) -> None:
     assert beside(site) == []
 
 
-def test_reading_what_is_not_there(site: Path) -> None:
+def test_a_reader_of_a_missing_directory_gets_an_error(site: Path) -> None:
     for attempt in (AtomicDir(site).read, AtomicDir(site).snapshot):
         with pytest.raises(FileNotFoundError, match="no version"), attempt():
             pass
@@ -175,7 +177,7 @@ def test_a_symlink_stands_for_its_target(tmp_path: Path, way: str) -> None:
     assert beside(target) == [] and sorted(os.listdir(tmp_path)) == ["link", "real"]
 
 
-def test_what_cannot_be_replaced_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_path_that_is_no_directory_is_refused_and_left(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("data")
     for attempt in ("replace", "edit", "read", "snapshot"):
@@ -228,7 +230,7 @@ def test_a_lost_lock_commits_nothing(site: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_in_an_event_loop(backend: str, site: Path, way: str) -> None:
+def test_all_methods_work_in_an_event_loop(backend: str, site: Path, way: str) -> None:
     async def work() -> None:
         lock = AtomicDir(site, keep=1)
         async with lock.replace() as new:
@@ -356,7 +358,7 @@ def test_a_reader_that_may_not_write_leaves_its_snapshot_in_peace(in_memory: Pat
     assert survives(look)
 
 
-def test_what_was_there_before_is_a_version_too(site: Path, way: str) -> None:
+def test_a_directory_made_by_the_user_becomes_version_1(site: Path, way: str) -> None:
     build(site, OLD)
     lock = AtomicDir(site, keep=1)
     assert lock.versions() == [1]
@@ -366,7 +368,7 @@ def test_what_was_there_before_is_a_version_too(site: Path, way: str) -> None:
     assert content_of(site) == OLD
 
 
-def test_a_large_old_version_is_removed_by_and_by(site: Path, way: str) -> None:
+def test_a_large_old_version_is_removed_in_the_end(site: Path, way: str) -> None:
     lock = put(site, {str(number): "x" for number in range(300)})
     put(site, NEW)
     assert content_of(site) == NEW
@@ -518,7 +520,7 @@ def test_a_failed_fsync_is_a_failed_commit(what: str, site: Path, way: str, monk
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tiny tmpfs")
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_version(tmp_path: Path) -> None:
     code = f"""
 import os, holdfast, subprocess
 room = {str(tmp_path)!r}
@@ -588,7 +590,7 @@ def test_a_state_file_of_another_program_is_refused_and_left(text: str, site: Pa
     assert beside(site) == ["victim"]
 
 
-def test_what_the_dead_left_is_removed_and_what_is_not_ours_is_not(site: Path) -> None:
+def test_leftovers_of_dead_writers_are_removed_and_other_files_are_left(site: Path) -> None:
     put(site, OLD)
     Path(f"{site}.new-0123456789abcdef").mkdir()
     (Path(f"{site}.new-0123456789abcdef") / "x").write_text("half")
@@ -722,7 +724,7 @@ def test_a_process_killed_at_any_call_leaves_a_whole_version_with_its_number(
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
-def test_writers_and_readers(way: str, seconds: int, site: Path) -> None:
+def test_readers_beside_writers_see_one_version(way: str, seconds: int, site: Path) -> None:
     """4 writers, 8 readers. Every file of a version has the same text; some versions have more files than others."""
     put(site, {str(n): "0" for n in range(8)})
     deadline = time.monotonic() + seconds
@@ -781,7 +783,7 @@ def test_writers_and_readers(way: str, seconds: int, site: Path) -> None:
     assert beside(site) == []
 
 
-def test_two_that_recover_at_once(site: Path) -> None:
+def test_processes_that_recover_at_the_same_time_agree(site: Path) -> None:
     for _ in range(20):
         put(site, OLD)
         new = Path(f"{site}.new-0123456789abcdef")

@@ -201,7 +201,7 @@ except OSError as error:
 @pytest.mark.parametrize(
     ("before", "after"), [("file", "link"), ("file", "fifo"), ("fifo", "file"), ("fifo", "folder")]
 )
-def test_what_becomes_something_else_while_it_is_copied_is_told(
+def test_an_entry_that_changes_its_kind_while_it_is_copied_is_an_error(
     before: str, after: str, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No link is followed, no file is taken for what it was."""
@@ -227,7 +227,7 @@ def test_what_becomes_something_else_while_it_is_copied_is_told(
     assert beside(site) == []
 
 
-def test_no_link_on_the_way_is_followed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_symlink_put_in_the_place_of_a_directory_is_not_followed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program puts a symlink in the place of a directory for a moment."""
     build(site, {"sub/deep/c": "mine"})
     build(site.parent / "elsewhere", {"deep/c": "secret"})
@@ -297,7 +297,7 @@ def test_the_mode_that_the_block_asks_for_is_the_mode(site: Path) -> None:
         os.chmod(site, 0o755)
 
 
-def test_nobody_else_looks_into_a_copy(site: Path) -> None:
+def test_other_users_cannot_read_a_version_that_is_being_built(site: Path) -> None:
     put(site, OLD)
     os.chmod(site, 0o777)
     with AtomicDir(site).edit() as new:
@@ -343,6 +343,26 @@ def test_the_parents_default_acl_stays_out(change: str, site: Path) -> None:
 
 
 # Other users.
+
+
+@as_root
+def test_the_owner_of_a_directory_can_commit_after_root_has(shared_room: Path) -> None:
+    """Also in a sticky directory, where nobody but root can replace root's files."""
+    room = shared_room / "room"
+    room.mkdir()
+    room.chmod(0o1777)
+    path = room / "site"
+    build(path, OLD)
+    os.chown(path, NOBODY, NOBODY)
+    with AtomicDir(path).replace() as new:
+        build(new, OLD)
+
+    def work() -> None:
+        with AtomicDir(path).replace() as new:
+            build(new, NEW)
+        assert content_of(path) == NEW and AtomicDir(path).version == 3
+
+    assert as_nobody(work)
 
 
 @as_root
@@ -398,7 +418,7 @@ def test_an_unprivileged_owner_edits_what_may_not_be_written(shared_room: Path) 
 
 
 @as_root
-def test_a_copy_acts_for_nobody_else(shared_room: Path) -> None:
+def test_a_copy_with_another_owner_loses_setuid_and_setgid(shared_room: Path) -> None:
     os.chown(shared_room, NOBODY, NOBODY)
     path = shared_room / "site"
     build(path, {"tool": "x", "mine": "x", "group": "x"})
@@ -574,7 +594,7 @@ def test_a_state_file_that_is_no_regular_file_is_refused(kind: str, site: Path) 
 # Names like ours.
 
 
-def test_what_only_looks_like_a_version_is_left_alone(site: Path, way: str) -> None:
+def test_a_directory_of_the_user_with_the_name_of_a_version_is_left_alone(site: Path, way: str) -> None:
     build(site, OLD)
     build(f"{site}.old-2024", {"backup": "made by hand"})
     Path(f"{site}.old-1").write_text("a file")
@@ -653,7 +673,7 @@ def test_a_crash_after_the_exchange_keeps_what_was_replaced(site: Path) -> None:
     assert content_of(site) == NEW and AtomicDir(site).versions() == [1, 2]
 
 
-def test_what_a_snapshot_uses_is_not_removed_under_any_name(site: Path) -> None:
+def test_a_version_that_a_snapshot_uses_is_not_removed_under_any_name(site: Path) -> None:
     put(site, OLD)
     left = Path(f"{site}.new-0123456789abcdef")
     build(left, OLD)
@@ -731,7 +751,7 @@ def test_a_directory_that_another_program_makes_between_two_renames_is_moved_asi
 
 
 @pytest.mark.parametrize("what", ["file", "link"])
-def test_what_takes_the_directorys_place_meanwhile_is_left(what: str, site: Path, way: str) -> None:
+def test_a_file_that_takes_the_place_of_the_directory_is_left(what: str, site: Path, way: str) -> None:
     put(site, OLD)
     with pytest.raises(NotADirectoryError, match="left as it is"), AtomicDir(site).replace() as new:  # noqa: PT012
         build(new, NEW)
@@ -822,7 +842,7 @@ def test_a_forked_child_leaves_its_parents_snapshot_alone(site: Path) -> None:
 # What cannot be removed.
 
 
-def test_a_leftover_that_cannot_be_removed_stops_nobody(
+def test_a_leftover_that_cannot_be_removed_does_not_stop_writers(
     site: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -1011,7 +1031,7 @@ def test_no_version_is_listed_twice(site: Path, monkeypatch: pytest.MonkeyPatch)
 # Misuse.
 
 
-def test_misuse_is_told_early(site: Path) -> None:
+def test_misuse_raises_at_once(site: Path) -> None:
     for bad in ("./", "../", "a/../", "/", "//", "a/./"):
         with pytest.raises(ValueError, match="name at its end"):
             AtomicDir(bad)
@@ -1032,7 +1052,7 @@ def test_misuse_is_told_early(site: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["replace", "edit", "read"])
-def test_a_forgotten_with_is_told(name: str, site: Path) -> None:
+def test_a_block_used_as_a_path_names_the_missing_with(name: str, site: Path) -> None:
     block = getattr(AtomicDir(site), name)()
     usage = f"with site.{name}\\(\\) as"
     with pytest.raises(TypeError, match=usage):

@@ -300,7 +300,7 @@ def test_a_power_failure_leaves_a_whole_version(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_fsync_the_model_finds_fault(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_finds_a_commit_that_syncs_nothing(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the checks above can fail: they do for a commit that syncs nothing."""
     plain = AtomicDir.__init__
 

@@ -337,16 +337,20 @@ def test_a_directory_is_replaced_by_what_a_command_builds(tmp_path: Path) -> Non
     assert json.loads(run("versions", "--json", site).stdout) == {"versions": [1, 2], "current": 2}
     failed = run("edit", site, "--", "sh", "-c", 'rm "$HOLDFAST_NEW/a"; exit 5')
     assert failed.returncode == 5 and "left as it was" in failed.stderr
-    assert sorted(os.listdir(site)) == ["a", "b"] and sorted(os.listdir(tmp_path)) == ["site", "site.old-1"]
+    assert sorted(os.listdir(site)) == ["a", "b"] and sorted(os.listdir(tmp_path)) == [
+        "site",
+        "site.old-1",
+        "site.versions",
+    ]
     assert run("edit", site, "--", "sh", "-c", "kill -9 $$").returncode == 137
     assert run("edit", site, "--", "no-such-command-at-all").returncode == 127
     assert run("rollback", "--keep", 1, site).returncode == 0 and os.listdir(site) == ["a"]
     assert run("rollback", "--to", 9, site).returncode == 66
     assert json.loads(run("replace", "--json", "--no-durable", site, "--", "true").stdout)["committed"] is True
-    assert os.listdir(tmp_path) == ["site"]
+    assert sorted(os.listdir(tmp_path)) == ["site", "site.versions"]
     (tmp_path / "site.new-0123456789abcdef").mkdir()
     assert json.loads(run("recover", "--json", site).stdout)["recovered"] is True
-    assert os.listdir(tmp_path) == ["site"]
+    assert sorted(os.listdir(tmp_path)) == ["site", "site.versions"]
     for words in (
         ("replace", site),
         ("frob", site),

@@ -144,7 +144,10 @@ class Site:
         return state.read(self._path("versions"), self._trusts)
 
     def _write(self, now: State) -> None:
-        state.write(self._path("versions"), now, sync=self.durable)
+        owner = None
+        with suppress(FileNotFoundError):
+            owner = os.lstat(self.path)
+        state.write(self._path("versions"), now, sync=self.durable, owner=owner)
         self._sync_parent()
 
     def _sync_parent(self) -> None:
@@ -157,8 +160,7 @@ class Site:
         """Put the directory `new` in the place of this one. If it raises OSError, nothing has changed."""
         if self.durable:
             trees.sync(new)
-        self._commit(new, self._read(), self.keep > 0, hold)
-        self._prune()
+        self._prune(self._commit(new, self._read(), self.keep > 0, hold))
 
     def rollback(self, to: int | None, hold: Hold) -> int:
         """Put an earlier version in the place of the directory. Returns its new number."""
@@ -170,18 +172,17 @@ class Site:
             which, kept = "" if to is None else f" {to}", ", ".join(map(str, old)) or "none"
             text = f"there is no earlier version{which} to go back to; kept: {kept}"
             raise FileNotFoundError(errno.ENOENT, text, self.path)
-        self._commit(self._path(f"old-{to}"), now, True, hold)
-        return self._end_rollback()
+        plan = self._commit(self._path(f"old-{to}"), now, True, hold)
+        self._end_rollback(plan)
+        return plan.version
 
-    def _end_rollback(self) -> int:
+    def _end_rollback(self, plan: State) -> None:
         """Take the plan off the state file: the user may make a directory with the old name of this version."""
         self._sync_parent()
-        now = self._read()
-        self._write(State(now.version, now.old))
-        return now.version
+        self._write(State(plan.version, plan.old))
 
-    def _commit(self, new: str, before: State, keeps: bool, hold: Hold) -> None:
-        """Steps 1 to 3."""
+    def _commit(self, new: str, before: State, keeps: bool, hold: Hold) -> State:
+        """Steps 1 to 3. Returns the plan."""
         number, replaced = before.version, self.random_path("gone")
         old = [number for number in self._old(before) if self._path(f"old-{number}") != new]
         if os.path.lexists(self.path):
@@ -202,6 +203,7 @@ class Site:
             else:
                 self._go_back(plan, before)
             raise
+        return plan
 
     def _carry_out(self, plan: State) -> None:
         """Steps 2 and 3, as far as they are not done."""
@@ -254,10 +256,9 @@ class Site:
         if self._path(self._read().new) != new:
             remove_unused(new)
 
-    def _prune(self) -> None:
+    def _prune(self, now: State) -> None:
         """Give up the versions beyond `keep`. They get another name first, because a removal may be interrupted."""
-        now = self._read()
-        old = self._old(now)
+        old = self._old(now) if len(now.old) > self.keep else []
         beyond = old[: max(0, len(old) - self.keep)]
         try:
             for number in beyond:
@@ -277,7 +278,7 @@ class Site:
         if plan.new and self._stat(plan.new):
             self._carry_out(plan)
         if plan.new.startswith("old-"):
-            self._end_rollback()
+            self._end_rollback(plan)
         name = os.path.basename(self.path)
         for entry in system.listdir(self.parent):
             found = _LEFTOVER.fullmatch(entry, len(name)) if entry.startswith(name) else None

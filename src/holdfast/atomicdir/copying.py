@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from .. import system
 from ..files import OwnedFd, inode_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NO_ATTRIBUTES = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA, errno.ENOSYS})
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
-_BUFFER = 1 << 20  # bytes
+_BUFFER, _CHUNK = 1 << 20, 1 << 30  # bytes per call, through this process and in the kernel
 _COMMON = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _COMMON
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _COMMON
@@ -191,6 +191,13 @@ def _copy_between_holes(reader: int, writer: int, size: int) -> None:
 
 
 def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
+    """Copy in the kernel, or on the server of a network file system, where that is possible."""
+    with suppress(OSError, AttributeError):
+        while start < end:
+            copied = os.copy_file_range(reader, writer, min(_CHUNK, end - start), start, start)
+            if not copied:
+                return  # the file became shorter
+            start += copied
     while start < end:
         data = os.pread(reader, min(_BUFFER, end - start), start)
         if not data:

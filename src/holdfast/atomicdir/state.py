@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import stat
 from typing import NamedTuple
@@ -16,7 +17,6 @@ from .. import files, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
 _SIBLING = re.compile(r"(?:(?:new|gone)-[0-9a-f]{16}|old-[1-9][0-9]*)?")
@@ -56,7 +56,20 @@ def read(path: str, trusts: Callable[[os.stat_result], bool]) -> State:
     raise OSError(errno.EINVAL, "this is not a state file of Holdfast. Find out what it is, and move it away", path)
 
 
-def write(path: str, state: State, *, sync: bool) -> None:
-    """Replace a state file. `sync` waits for its content; the caller syncs the directory."""
+def write(path: str, state: State, *, sync: bool, owner: os.stat_result | None) -> None:
+    """Replace a state file. `sync` waits for its content; the caller syncs the directory.
+
+    Root gives the file to the `owner` of the directory, who could not replace it in a sticky directory otherwise.
+    """
     content = json.dumps({name: value for name, value in state._asdict().items() if value})
-    files.replace_file(path, content.encode() + b"\n", 0o644, sync=sync)
+    private = files.private_name(path)
+    files.create_file(private, content.encode() + b"\n", 0o644, sync=sync)
+    try:
+        if owner is not None and hasattr(os, "geteuid") and os.geteuid() == 0 != owner.st_uid:
+            os.chown(private, owner.st_uid, owner.st_gid)
+        # ext4 begins to write a file that replaces another by a rename: 0.2 to 1.7 ms instead of 0.08 ms.
+        system.exchange(private, path, None)
+    except OSError:  # the system cannot, or this is the first state file
+        system.rename(private, path)
+    finally:
+        files.remove(private)
