@@ -653,8 +653,10 @@ def explore(
     The reduction is a sleep set. An actor A is about to make step a. To preempt A there, run only steps that commute
     with a, and then return to A, ends in the same state as to preempt A after a. That other schedule needs no more
     preemptions, so A sleeps until a step that does not commute with a wakes it. A run that goes on with an actor that
-    sleeps is cut short, and counts as `cut`. (The usual sleep sets let every actor sleep that was explored before. With
-    a bound on preemptions this would be wrong: the schedule that stands for the other one could need more of them.)
+    sleeps is cut short; `cut` is how many of the runs were.
+
+    (Usual sleep sets let every actor sleep that was explored before. With a bound on preemptions this would be wrong:
+    the schedule that stands for the other one could need more of them.)
     """
     gc.collect()  # what other tests left must not be closed in the middle, as if an actor did
     seen: Counter[str] = Counter()
@@ -664,7 +666,8 @@ def explore(
             prefix, left, asleep = todo.pop()
             run = _execute(scenario, directory, _follow(prefix), kills, (asleep, len(prefix)))
             seen += run.calls
-            seen["cut" if run.error else "runs"] += 1
+            seen["runs"] += 1
+            seen["cut"] += run.error is not None
             for at in range(len(prefix), len(run.choices)):
                 before = run.taken[:at]
                 slept = run.slept[at]
@@ -674,7 +677,7 @@ def explore(
                     for word, cost in run.choices[at]
                     if word != run.taken[at] and cost <= left and not (word.isdigit() and int(word) in slept)
                 ]
-    explored(schedules=seen["runs"], cut=seen["cut"], kills=kills_of(seen), calls=calls_of(seen))
+    explored(schedules=seen["runs"] - seen["cut"], cut=seen["cut"], kills=kills_of(seen), calls=calls_of(seen))
     return seen
 
 

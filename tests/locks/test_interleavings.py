@@ -1,6 +1,6 @@
 """No order in which processes can make their system calls breaks a lock: see `explorer`.
 
-The bounds are those of `make test`; `make test-all` goes one preemption further and wanders longer.
+The bounds are those of `make test`; `make prove` goes one preemption further and wanders longer.
 """
 
 from __future__ import annotations

@@ -706,8 +706,10 @@ def beside(*others: dict[str, Any], victim: dict[str, Any], content: str, policy
     return scenario
 
 
-@pytest.mark.parametrize("preemptions", FURTHER)
-@pytest.mark.parametrize("content", ["absent", "dead"])
+@pytest.mark.parametrize(
+    ("content", "preemptions"),
+    [("absent", 1), ("dead", 0), pytest.param("absent", 2, marks=SLOW), pytest.param("dead", 1, marks=SLOW)],
+)
 @pytest.mark.parametrize(
     ("victim", "other"),
     [(FAIR, FAIR), (UNFAIR, UNFAIR), (PATIENT, FAIR)],
@@ -858,11 +860,12 @@ def as_lock_file(run: Run) -> Iterator[bool]:
     hold.release()
 
 
+@pytest.mark.parametrize("preemptions", [0, pytest.param(1, marks=SLOW)])
 @pytest.mark.parametrize("held", [as_foreign_tool, as_lock_file])
 def test_a_fresh_lock_displaced_by_a_takeover_excludes_others_although_the_taker_is_killed(
-    held: Any, tmp_path: Path, pids: Pids, removals: Removals
+    held: Any, preemptions: int, tmp_path: Path, pids: Pids, removals: Removals
 ) -> None:
-    seen = explore(taken_too_late(held, pids, removals), tmp_path, preemptions=1, kills=1)
+    seen = explore(taken_too_late(held, pids, removals), tmp_path, preemptions=preemptions, kills=1)
     assert "exchange" in deaths(seen), "killed before it could put back what it displaced"
 
 
