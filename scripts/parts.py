@@ -130,12 +130,14 @@ def run(parts: list[Part]) -> bool:
                     sys.stdout.flush()
                     if not ended.part.ok:
                         show(ended.output)
+                    ended.output.close()
                 time.sleep(0.05)
         finally:  # an interrupt
             for other in running:
                 other.process.terminate()
                 other.process.wait()
                 show(other.output)
+                other.output.close()
     remember(parts, known)
     return all(part.ok for part in parts)
 
@@ -176,5 +178,4 @@ def read_report(report: Path) -> list[Case]:
 
 def show(output: BinaryIO) -> None:
     output.seek(0)
-    sys.stdout.buffer.write(output.read())
-    sys.stdout.flush()
+    print(output.read().decode(errors="replace"), flush=True)
