@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test test-all test-optimised lint format bench clean
+.PHONY: demo test prove prove-load test-optimised lint format bench clean
 
 $(VENV)/ready: pyproject.toml scripts/groups.py
 	$(PYTHON) -m venv $(VENV)
@@ -26,8 +26,13 @@ lint: $(VENV)/ready
 test: lint
 	$(RUN) scripts/test.py -m "not slow"
 
-test-all: lint
-	$(RUN) -m pytest
+# The long proofs: progress on the terminal, the result in docs/proof.md. `make prove ONLY=lock_file` runs some of them.
+prove: lint
+	$(RUN) scripts/prove.py $(ONLY)
+
+# The tests must also pass while other programs keep all processors busy.
+prove-load: lint
+	$(RUN) scripts/prove_load.py
 
 # The package and all programs that the tests start run as with `python -O`. pytest does not: its tests are asserts.
 test-optimised: $(VENV)/ready

@@ -6,7 +6,8 @@ decides who goes on. Kernel locks belong to descriptors, so threads with descrip
 what processes are.
 
     run.spawn(script)         an actor; `process=` puts several into one process
-    run.pause()               a point where others may come in between, for the inside of a critical section
+    run.pause()               a point where others may come in between: before a script itself touches a file
+    run.stay()                the same inside a critical section, where a script touches no file
     run.until(condition)      wait for something that another actor does
     explore(...)              all schedules with at most so many preemptions, and kills, depth first
     wander(...)               random schedules from a seed
@@ -38,8 +39,11 @@ from _thread import get_ident, start_new_thread
 from collections import Counter
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
+
+from explored import explored
+from footprints import INODES, SCRIPT, Files, Footprint
 
 from holdfast import Hold, paths, process, system, wait, watch
 from holdfast.files import InheritedFd
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 
     Scenario = Callable[["Run"], Callable[[], None] | None]
     Option = tuple[str, int]
+    Asleep = tuple[dict[int, Footprint], int]
     Choose = Callable[["Run", list[Option]], str]
 
 # Calls that describe processes and mounts. They change nothing, and no lock depends on when they are made.
@@ -63,12 +68,17 @@ LOOKS = frozenset(
 )
 LOCKS = frozenset({"lock", "lock_range"})
 LET_GO = LOCKS | {"close", "unlock_slots", "unmark_removal"}
+TOUCHING = ("pause", "until")  # after these, a script may touch files itself
 RECHECK_S = 1e6  # later than every deadline
 MOST_STEPS = 20_000
 
 
 class Killed(BaseException):
     """Raised by every system call of a killed process."""
+
+
+class Redundant(Exception):
+    """What is left of this run is the same as in a run that is explored elsewhere."""
 
 
 class Failure(Exception):
@@ -107,6 +117,9 @@ class Actor:
         self.killed = self.done = False
         self.result: object = None
         self.thread: int | None = None
+        self.step = Footprint()  # what it touches between this point and its next one
+        self.step.writes.add(SCRIPT)
+        self.entry: FrameType | None = None  # the call of the package that its script has made
         process.actors.append(self)
         start_new_thread(self._main, ())  # several times as quick as a Thread object, and there are thousands
 
@@ -131,15 +144,17 @@ class Actor:
                 self.run.fail(error)
         self.waits_for = "end"
         self.done = True
+        self.entry = None
         self.run.ended(self)
 
 
 class Run:
     """One execution of a scenario."""
 
-    def __init__(self, directory: Path, choose: Choose, kills: int) -> None:
+    def __init__(self, directory: Path, choose: Choose, kills: int, asleep: Asleep = ({}, 0)) -> None:
         self.directory = directory
         self._home = str(directory)
+        self._files = Files(self._home)
         self.path = str(directory / "x")
         self.actors: list[Actor] = []
         self.now = 1000.0
@@ -153,6 +168,11 @@ class Run:
         self.current: Actor | None = None
         self.taken: list[str] = []
         self.choices: list[list[Option]] = []
+        # For `explore`: the actors that sleep, after so many choices. And of each choice: the actors that slept
+        # then, and the step of the actor that went on, if it was not preempted.
+        self._asleep, self._asleep_after = dict(asleep[0]), asleep[1]
+        self.slept: list[dict[int, Footprint]] = []
+        self.went_on: list[tuple[int, Footprint] | None] = []
         self.calls: Counter[str] = Counter()
         self.error: BaseException | None = None
         self._log: list[tuple[int | None, str, object, object]] = []
@@ -175,12 +195,22 @@ class Run:
     def pause(self) -> None:
         self._point("pause")
 
+    def stay(self) -> None:
+        """The same, for a script that touches no file before its next call."""
+        self._point("stay")
+
+    def touches_files(self) -> None:
+        """For a script that looks at files itself, not right after `pause` or `until`: nothing commutes with that."""
+        assert self.current is not None
+        self.current.step.unknown = True
+
     def until(self, condition: Callable[[], bool]) -> None:
         self._point("until", ready=condition)
 
     # The scheduler. It runs in whichever thread has reached a point.
 
     def execute(self, check: Callable[[], None] | None) -> None:
+        self._files.scan()
         self._pass_on(None)
         try:
             self._over.acquire()
@@ -210,6 +240,8 @@ class Run:
 
     def ended(self, actor: Actor) -> None:
         self._progress += 1
+        actor.step.writes.add(SCRIPT)
+        self._wake(actor.process, actor.step)
         self._log.append((actor.number, "killed" if actor.killed else "ends", (), None))
         if all(other.done for other in actor.process.actors) and actor.killed:
             self._close_all(actor.process)
@@ -246,6 +278,8 @@ class Run:
         assert actor is not None, "the check had to wait"
         if actor.killed:
             raise Killed
+        # Whether an actor waits, and how long, can depend on any call of another. `until` depends on scripts only.
+        self._end_step(actor, waits=ready is not None and what != "until", touches_files=what in TOUCHING)
         actor.waits_for, actor.ready, actor.until, actor.patient = what, ready, until, patient
         if ready is not None:
             self._log.append((actor.number, f"waits: {what}", args, None))
@@ -253,6 +287,31 @@ class Run:
         if actor.killed:
             raise Killed
         actor.ready = actor.until = None
+
+    def _end_step(self, actor: Actor, waits: bool, touches_files: bool) -> None:
+        """The actor has reached its next point."""
+        frame, entry = sys._getframe(2), None
+        while frame is not None:
+            if frame.f_globals["__name__"].startswith("holdfast."):
+                entry = frame
+            frame = frame.f_back
+        if entry is None or entry is not actor.entry:
+            actor.step.writes.add(SCRIPT)  # its script has run since the last point
+        if actor.waits_for in TOUCHING:
+            self._files.scan()
+        actor.step.unknown |= waits
+        self._wake(actor.process, actor.step)
+        actor.entry = entry
+        actor.step = Footprint(unknown=waits or touches_files)
+
+    def _wake(self, home: Process, step: Footprint) -> None:
+        """Wake the actors whose next step does not commute with this one of a process."""
+        for number, other in list(self.sleepers().items()):
+            if self.actors[number].process is home or not other.commutes(step):
+                del self._asleep[number]
+
+    def sleepers(self) -> dict[int, Footprint]:
+        return self._asleep if len(self.taken) >= self._asleep_after else {}
 
     def _pass_on(self, actor: Actor | None) -> None:
         try:
@@ -285,11 +344,17 @@ class Run:
             return None
         options = self._options(actor)[: None if self.exploring and not (self.symmetric and actor is None) else 1]
         word = options[0][0]
+        asleep = self.sleepers()
         if len(options) > 1:
             word = self._choose(self, options)
             self.choices.append(options)
             self.taken.append(word)
+            self.slept.append(dict(asleep))
+            goes_on = actor is not None and word == str(actor.number) and options[0][0] == word
+            self.went_on.append((actor.number, actor.step) if actor is not None and goes_on else None)
         chosen = self.actors[int(word.rstrip("~!"))]
+        if word.isdigit() and chosen.number in asleep:
+            raise Redundant
         if word.endswith("~"):
             assert chosen.until is not None
             self.now = max(self.now, chosen.until)
@@ -297,6 +362,7 @@ class Run:
         if word.endswith("!"):
             self.kills -= 1
             self.calls[f"killed before {chosen.waits_for}"] += 1
+            self._wake(chosen.process, self._files.closing(chosen.process.fds))
             self._kill(chosen)
             return self._doomed.pop()
         return chosen
@@ -362,11 +428,17 @@ class Run:
         if name in LOCKS:
             fd, op = args
             args = (fd, op if op == system.UN else op | system.NB)
+        above = name == "stat" and self._is_above(args[0])
+        touched = Footprint() if above else self._files.touched(name, args, options)
         try:
             answer = real(*args, **options)
         except OSError as error:
+            actor.step.add(touched, failed=True)
             self._log.append((actor.number, name, args, error))
             raise
+        actor.step.add(touched, failed=False)
+        if INODES in touched.reads and "link" not in name:
+            self._files.made(actor.number, name, args, options, answer)
         # Who only looked, or tried in vain, is no reason for others to look again.
         self._progress += name not in LOOKS and answer is not False
         self._releases += name in LET_GO
@@ -525,27 +597,29 @@ def _empty(directory: Path) -> None:
             os.unlink(entry)
 
 
-def _execute(scenario: Scenario, directory: Path, choose: Choose, kills: int) -> Run:
-    run = Run(directory, choose, kills)
+def _execute(scenario: Scenario, directory: Path, choose: Choose, kills: int, asleep: Asleep = ({}, 0)) -> Run:
+    run = Run(directory, choose, kills, asleep)
     random.seed(0)  # so that a pause has the same length in two runs of one schedule
     try:
         with in_place_of_the_system(run):
             run.execute(scenario(run))
     finally:
         _empty(directory)
-    if run.error is not None:
+    if run.error is not None and not isinstance(run.error, Redundant):
         raise Failure(run, run.error) from run.error
     return run
 
 
 def _follow(words: Iterable[str]) -> Choose:
-    """Take these choices, then the first of each."""
+    """Take these choices, then the first of each that is free and lets no actor go on that sleeps."""
     wanted = list(words)
 
     def choose(run: Run, options: list[Option]) -> str:
         at = len(run.taken)
         if at >= len(wanted):
-            return options[0][0]
+            asleep = run.sleepers()
+            free = (word for word, cost in options if not cost and word.isdigit() and int(word) not in asleep)
+            return next(free, options[0][0])
         if wanted[at] not in dict(options):
             raise RuntimeError(f"this schedule does not fit: {wanted[at]!r} is none of {options} at choice {at}")
         return wanted[at]
@@ -569,24 +643,50 @@ def _chance(seed: int) -> Choose:
     return choose
 
 
-def explore(scenario: Scenario, directory: Path, *, preemptions: int = 2, kills: int = 0) -> Counter[str]:
-    """Run every schedule within the bounds.
+def explore(
+    scenario: Scenario, directory: Path, *, preemptions: int = 2, kills: int = 0, reduced: bool = True
+) -> Counter[str]:
+    """Run every schedule within the bounds, except those that cannot differ from another one.
 
-    Gives how many there were, as `runs`, how often each call was made, and how often somebody was killed before it.
+    Returns how many there were, as `runs`, how often each call was made, and how often an actor was killed before it.
+
+    The reduction is a sleep set. An actor A is about to make step a. To preempt A there, run only steps that commute
+    with a, and then return to A, ends in the same state as to preempt A after a. That other schedule needs no more
+    preemptions, so A sleeps until a step that does not commute with a wakes it. A run that goes on with an actor that
+    sleeps is cut short; `cut` is how many of the runs were.
+
+    (Usual sleep sets let every actor sleep that was explored before. With a bound on preemptions this would be wrong:
+    the schedule that stands for the other one could need more of them.)
     """
     gc.collect()  # what other tests left must not be closed in the middle, as if an actor did
     seen: Counter[str] = Counter()
-    todo: list[tuple[tuple[str, ...], int]] = [((), preemptions)]
+    todo: list[tuple[tuple[str, ...], int, dict[int, Footprint]]] = [((), preemptions, {})]
     with no_idle_watch_left():
         while todo:
-            prefix, left = todo.pop()
-            run = _execute(scenario, directory, _follow(prefix), kills)
+            prefix, left, asleep = todo.pop()
+            run = _execute(scenario, directory, _follow(prefix), kills, (asleep, len(prefix)))
             seen += run.calls
             seen["runs"] += 1
+            seen["cut"] += run.error is not None
             for at in range(len(prefix), len(run.choices)):
                 before = run.taken[:at]
-                todo += [((*before, word), left - cost) for word, cost in run.choices[at][1:] if cost <= left]
+                slept = run.slept[at]
+                sleeps = dict([went_on]) if reduced and (went_on := run.went_on[at]) else {}
+                todo += [
+                    ((*before, word), left - cost, {**slept, **sleeps})
+                    for word, cost in run.choices[at]
+                    if word != run.taken[at] and cost <= left and not (word.isdigit() and int(word) in slept)
+                ]
+    explored(schedules=seen["runs"] - seen["cut"], cut=seen["cut"], kills=kills_of(seen), calls=calls_of(seen))
     return seen
+
+
+def kills_of(seen: Counter[str]) -> int:
+    return sum(number for name, number in seen.items() if name.startswith("killed before "))
+
+
+def calls_of(seen: Counter[str]) -> int:
+    return sum(seen.values()) - kills_of(seen) - seen["runs"] - seen["cut"]
 
 
 def wander(scenario: Scenario, directory: Path, *, seeds: Iterable[int], kills: int = 0) -> Counter[str]:
@@ -597,6 +697,7 @@ def wander(scenario: Scenario, directory: Path, *, seeds: Iterable[int], kills: 
         for seed in seeds:
             seen += _execute(scenario, directory, _chance(seed), kills).calls
             seen["runs"] += 1
+    explored(random_schedules=seen["runs"], kills=kills_of(seen), calls=calls_of(seen))
     return seen
 
 
@@ -626,7 +727,7 @@ class Oracle:
         self.entered += 1
         try:
             self.check()
-            self.run.pause()
+            self.run.stay()
             yield
         finally:
             self.inside.remove(shared)

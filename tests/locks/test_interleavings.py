@@ -1,6 +1,6 @@
 """No order in which processes can make their system calls breaks a lock: see `explorer`.
 
-The bounds are those of `make test`; `make test-all` goes one preemption further and wanders longer.
+The bounds are those of `make test`; `make prove` goes one preemption further and wanders longer.
 """
 
 from __future__ import annotations
@@ -506,6 +506,7 @@ def test_two_permits_can_be_held_at_the_same_time(fair: bool, tmp_path: Path) ->
             hold = Semaphore(run.path, 2, fair=fair).acquire()
             inside.append(1)
             if len(inside) == 2:
+                run.touches_files()
                 assert not marked(run.path), "whoever comes next would wait for the end of a removal"
             run.until(lambda: len(inside) == 2)
             hold.release()

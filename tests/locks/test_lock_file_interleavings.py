@@ -704,8 +704,10 @@ def beside(*others: dict[str, Any], victim: dict[str, Any], content: str, policy
     return scenario
 
 
-@pytest.mark.parametrize("preemptions", FURTHER)
-@pytest.mark.parametrize("content", ["absent", "dead"])
+@pytest.mark.parametrize(
+    ("content", "preemptions"),
+    [("absent", 1), ("dead", 0), pytest.param("absent", 2, marks=SLOW), pytest.param("dead", 1, marks=SLOW)],
+)
 @pytest.mark.parametrize(
     ("victim", "other"),
     [(FAIR, FAIR), (UNFAIR, UNFAIR), (PATIENT, FAIR)],

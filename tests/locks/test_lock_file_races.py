@@ -19,6 +19,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from explored import explored
 from foreign import TOOLS, victims
 from support import (
     NO_PROCESS,
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
     from support import Peer
 
 
-ROUNDS = 2000
+SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+ROUNDS = [400, pytest.param(4000, marks=SLOW)]
 LONG_AGO = 1_000_000_000
 OURS = "ours"
 
@@ -121,6 +123,7 @@ class Arena:
                 if pid == 0:
                     self._child(number, member)
                 children.append(pid)
+            explored(rounds=self.rounds)
             for number in range(1, self.rounds + 1):
                 self._prepare()
                 self._counters[0] = number
@@ -228,18 +231,21 @@ def overlaps(stays: list[Stay]) -> list[tuple[Stay, Stay]]:
     ]
 
 
+@pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize("content", IN_PLACE)
 @pytest.mark.parametrize("processes", [2, 4])
-def test_of_all_that_try_at_once_there_are_never_two_holders(processes: int, content: str, path: str) -> None:
-    arena = Arena(path, [OURS] * processes, content, ROUNDS)
+def test_of_all_that_try_at_once_there_are_never_two_holders(
+    processes: int, content: str, rounds: int, path: str
+) -> None:
+    arena = Arena(path, [OURS] * processes, content, rounds)
     arena.run()
-    rounds = arena.stays()
-    together = [pair for stays in rounds for pair in overlaps(stays)]
-    assert not together, f"{len(together)} times two holders in {ROUNDS} rounds"
-    inside = [sum(stay.came > 0 for stay in stays) for stays in rounds]
+    found = arena.stays()
+    together = [pair for stays in found for pair in overlaps(stays)]
+    assert not together, f"{len(together)} times two holders in {rounds} rounds"
+    inside = [sum(stay.came > 0 for stay in stays) for stays in found]
     assert all(inside), "in some round nobody got it"
-    assert not any(stay.told for stays in rounds for stay in stays)
-    assert sum(number == 1 for number in inside) > ROUNDS / 20, "they never met"
+    assert not any(stay.told for stays in found for stay in stays)
+    assert sum(number == 1 for number in inside) > rounds / 20, "they never met"
     assert_nothing_left(path)
 
 
@@ -271,18 +277,19 @@ def _renamed_over_a_release(foreign: Stay, stays: list[Stay]) -> bool:
 # To semats a fresh lock is not stale although its process is dead: nothing would happen there.
 @pytest.mark.parametrize(("tool", "content"), [pair for pair in product(TOOLS, IN_PLACE) if pair != ("semats", "dead")])
 @pytest.mark.parametrize(("foreign", "ours"), [(1, 1), (1, 3), (2, 2)], ids=["1 and 1", "1 and 3", "2 and 2"])
+@pytest.mark.parametrize("rounds", ROUNDS)
 def test_beside_a_foreign_tool_who_has_company_is_told_of_its_loss(
-    foreign: int, ours: int, content: str, tool: str, path: str
+    rounds: int, foreign: int, ours: int, content: str, tool: str, path: str
 ) -> None:
     """Foreign processes may take the lock away from ours, which are then told, and from each other."""
     members: set[str] = set()
     while members < {tool, OURS}:
-        arena = Arena(path, [tool] * foreign + [OURS] * ours, content, ROUNDS)
+        arena = Arena(path, [tool] * foreign + [OURS] * ours, content, rounds)
         arena.run()
-        rounds = arena.stays()
-        untold = [pair for stays in rounds for pair in overlaps(stays) if not excused(pair, stays)]
-        assert not untold, f"{len(untold)} times two holders and nobody was told, in {ROUNDS} rounds: {untold[:3]}"
-        members |= {stay.member for stays in rounds for stay in stays if stay.came}
+        found = arena.stays()
+        untold = [pair for stays in found for pair in overlaps(stays) if not excused(pair, stays)]
+        assert not untold, f"{len(untold)} times two holders and nobody was told, in {rounds} rounds: {untold[:3]}"
+        members |= {stay.member for stays in found for stay in stays if stay.came}
         if content == "dead":  # the tool may never get it
             break
 
@@ -377,7 +384,7 @@ def acquire_and_release_until(path: str, seconds: float) -> int:
     return times
 
 
-@pytest.mark.parametrize("reads", [1_000_000])
+@pytest.mark.parametrize("reads", [150_000, pytest.param(1_000_000, marks=SLOW)])
 def test_nobody_ever_reads_an_empty_or_partial_file(reads: int, path: str, start_peer: Callable[..., Peer]) -> None:
     peer = start_peer(path=path)
     peer.do("from test_lock_file_races import acquire_and_release_until")
@@ -399,7 +406,7 @@ def test_nobody_ever_reads_an_empty_or_partial_file(reads: int, path: str, start
         close(fd)
         done += 1
         assert whole(content), content
-        if not done % 1000:
+        if not done % 100:
             seen.add(record.parse(content).owner)
     peer.kill()
     assert misses > 1000 and len(seen) > 100, "the lock did not come and go"
