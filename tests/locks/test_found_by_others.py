@@ -224,7 +224,7 @@ def test_on_lost_does_not_keep_others_from_being_renewed(path, how, caplog):
 
 
 def test_a_loss_is_counted_once(make, path):
-    kind = make(path)._metrics
+    kind = make(path)._engine.metrics
     before = kind.losses.value
     hold = make(path).acquire()
     os.unlink(path)
@@ -238,7 +238,7 @@ def test_a_child_of_a_process_that_reads_its_metrics(path):
     with Lock(path):
         pass
     kind = metrics.kind("lock")
-    with kind._mutex:
+    with kind.mutex:
         assert in_child(lambda: metrics.snapshot()["lock"]["acquisitions"]) >= 1
 
 
@@ -266,7 +266,7 @@ def test_a_child_forked_while_a_lock_file_is_made_does_not_keep_its_maker_alive(
     monkeypatch.undo()
     assert LockFile(path).examine().alive
     process.registry.holds.pop(id(hold))
-    hold._entry.file.close()  # as if we had died
+    hold._grant.entry.file.close()  # as if we had died
     assert LockFile(path).examine().alive is False
     os.close(writer)
     os.waitpid(children[0], 0)
