@@ -67,7 +67,10 @@ def shape_of(node: Any, nodes: dict[str, Any]) -> Any:
     if isinstance(node, ast.Constant) and node.value is None:
         return ABSENT
     known = standard_function(node)
-    return CONSTANT if known is None else without_defaults(inspect.signature(known))
+    try:
+        return CONSTANT if known is None else without_defaults(inspect.signature(known))
+    except ValueError:  # os.utime does not tell its signature. It agrees with itself
+        return known.__name__
 
 
 def standard_function(node: Any) -> Any:
