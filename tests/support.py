@@ -16,12 +16,12 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 NO_PROCESS = 4_194_304  # one more than the highest pid there can be
 PATIENCE = 30.0  # seconds until a test that hangs says so; nothing waits that long when it passes
 
@@ -45,14 +45,17 @@ class Peer:
     """A process that runs what it is told. Leaving the `with` block ends it and insists that it had no complaints."""
 
     def __init__(self, **names: object) -> None:
-        from tempfile import TemporaryFile  # not needed by the peers themselves, which should start quickly
+        import subprocess  # the peers themselves, which should start quickly, do not need these two
+        from tempfile import TemporaryFile
 
         self._errors = TemporaryFile()  # noqa: SIM115
         self._buffer = b""
         self._expected = 0
         self.at = 0.0
+        # As a module, which is compiled once, and not for each peer.
+        start = f"import sys; sys.path[0] = {HERE!r}; import support; support.main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, json.dumps(names)],
+            [sys.executable, "-W", "error", "-c", start, json.dumps(names)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -209,7 +212,9 @@ async def auntil(condition: Any, seconds: float = PATIENCE) -> None:
 
 def unpacked(name: str, *packages: str) -> Path:
     """Where the files of some packages are; they are fetched if they are not there."""
-    checkout = Path(__file__).parents[1]
+    import subprocess
+
+    checkout = Path(HERE).parent
     command = [checkout / "scripts/unpack.sh", name, *packages]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode == 3:
@@ -422,6 +427,8 @@ def idle_child(fork: Any = os.fork) -> int:
 
 def idle_program(**options: Any) -> int:
     """The pid of another program that does nothing until it is killed."""
+    import subprocess
+
     process = subprocess.Popen(["sleep", "600"], **options)
     process.returncode = 0  # it is left running on purpose
     return process.pid
@@ -512,10 +519,11 @@ def run(code: str, names: dict[str, Any]) -> Any:
     return eval(compiled, names)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """What a peer runs."""
     import holdfast
 
-    sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]
+    sys.path += [room.path for room in os.scandir(HERE) if room.is_dir()]
 
     names = {"holdfast": holdfast, "Lock": holdfast.Lock, "Semaphore": holdfast.Semaphore}
     serve({**globals(), **names, **json.loads(sys.argv[1])})
