@@ -165,19 +165,31 @@ for name in ("site", "fresh", "fresh"):
 # Content.
 
 
+@pytest.mark.parametrize("way", ["in the kernel", "through this process"])
 def test_a_copy_is_whole_where_the_system_takes_only_a_part_at_a_time(
-    site: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    way: str, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(site, OLD)
+    parts: list[int] = []
+
+    def copy_file_range(reader: int, writer: int, count: int, start: int, at: int) -> int:
+        parts.append(real_copy(reader, writer, min(count, 100), start, at))
+        return parts[-1]
+
+    def pwrite(fd: int, data: bytes, at: int) -> int:
+        parts.append(real_write(fd, data[:100], at))
+        return parts[-1]
+
+    real_copy, real_write = system.copy_file_range, system.pwrite
     with monkeypatch.context() as patched:
-        for name in ("write", "pwrite"):
-            real = getattr(os, name)
-            patched.setattr(os, name, lambda fd, data, *at, real=real: real(fd, data[:100], *at))
         patched.setattr(system, "clone", system.fallbacks.clone)
+        patched.setattr(system, "pwrite", pwrite)
+        patched.setattr(
+            system, "copy_file_range", copy_file_range if way == "in the kernel" else system.fallbacks.clone
+        )
         change = AtomicDir(site, durable=False).edit()
         new = change.__enter__()
-    assert content_of(new) == OLD
+    assert content_of(new) == OLD and len(parts) >= len(OLD["sub/deep/c"]) // 100
     change.__exit__(None, None, None)
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import threading
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,7 @@ class Recorder:
             *((module, "rename", self._renamed) for module in (os, system)),
             *((module, "unlink", self._removed) for module in (os, system)),
             *((module, "rmdir", self._removed) for module in (os, system)),
-            (os, "mkdir", self._made),
+            *((module, "mkdir", self._made) for module in (os, system)),
             (system, "exchange", self._exchanged),
             (system, "open_fd", self._opened),
             (system, "write", self._wrote),
@@ -151,13 +152,14 @@ class Recorder:
         self.disk.folders[number] = {}
         self.log.append(("set", folder, {name: number}))
 
-    def _opened(self, path: Any, flags: int, *_: Any, **__: Any) -> Iterator[None]:
-        new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
+    def _opened(self, path: Any, flags: int, *_: Any, dir_fd: int | None = None) -> Iterator[None]:
+        new = bool(flags & os.O_CREAT) and self._inode(path, dir_fd) is None
         yield
         if new:
-            folder, name = self._place(path)
-            number = os.lstat(path).st_ino
-            self._open.append(open(path, "rb"))  # noqa: SIM115
+            folder, name = self._place(path, dir_fd)
+            number = self._inode(path, dir_fd)
+            assert number is not None
+            self._open.append(open(path, "rb", opener=partial(os.open, dir_fd=dir_fd)))  # noqa: SIM115
             self.disk.files[number] = b""
             self.log.append(("set", folder, {name: number}))
 

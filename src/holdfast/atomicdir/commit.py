@@ -40,7 +40,6 @@ import errno
 import os
 import re
 import stat
-from contextlib import suppress
 from time import time
 
 from .. import system
@@ -48,7 +47,7 @@ from ..files import sync_directory
 from ..paths import follow_links, is_trusted, mounts_in
 from . import state, trees
 from .state import State
-from .trees import GRACE_S, log_left, remove_later, remove_unused
+from .trees import GRACE_S, log_left, remove_later, remove_unused, stat_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
 
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _LEFTOVER = re.compile(r"\.(?:(new|gone)-[0-9a-f]{16}|versions\.[0-9a-f]{16}\.tmp)")
+_WINDOWS_MOUNT = 0xA0000003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which only Python for Windows has
 _IS_MOUNT = "a mount point cannot be replaced; use a directory in it"
 _IS_LOWER_LAYER = "a lower layer of an overlay (an image) cannot be renamed. Copy it once, or put it on a volume"
 
@@ -81,27 +81,23 @@ class Site:
 
     def _stat(self, sibling: str) -> os.stat_result | None:
         """The status of a sibling. None if it does not exist, or if another user made it where others can write."""
-        try:
-            st = os.lstat(self._path(sibling))
-        except FileNotFoundError:
-            return None
-        return st if self._trusts(st) else None
+        st = stat_of(self._path(sibling))
+        return st if st and self._trusts(st) else None
 
     def _trusts(self, st: os.stat_result) -> bool:
         """Root gives its versions to the owner of the directory, so that owner is trusted, too."""
-        if is_trusted(st, os.stat(self.parent)):
+        if is_trusted(st, system.stat(self.parent)):
             return True
-        return os.path.lexists(self.path) and os.lstat(self.path).st_uid == st.st_uid
+        here = stat_of(self.path)
+        return here is not None and here.st_uid == st.st_uid
 
     def check(self, new: str = "") -> None:
         """Raise OSError if the directory cannot be replaced. With `new`, also if there are mounts in one of the two."""
-        st = None
-        with suppress(FileNotFoundError):
-            st = os.lstat(self.path)
+        st, above = stat_of(self.path), system.stat(self.parent)
         if st and not stat.S_ISDIR(st.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "this is no directory; it was left as it is", self.path)
-        above = os.stat(self.parent)
-        if st and (st.st_dev, os.name == "nt" and os.path.ismount(self.path)) != (above.st_dev, False):
+        is_mount = self.path == self.parent or getattr(st, "st_reparse_tag", 0) == _WINDOWS_MOUNT
+        if st and (is_mount or st.st_dev != above.st_dev):
             raise OSError(errno.EXDEV, _IS_MOUNT, self.path)
         for where in mounts_in(self.path, new) if new else ():
             if where == self.path:
@@ -114,7 +110,7 @@ class Site:
     def version(self, now: State | None = None) -> int:
         """The number of the directory; 0 if it does not exist."""
         now = now or self._read()
-        return max(1, now.version - self.is_interrupted(now)) if os.path.isdir(self.path) else 0
+        return max(1, now.version - self.is_interrupted(now)) if stat_of(self.path) else 0
 
     def versions(self) -> list[int]:
         """The numbers of the earlier versions and of the directory, in this order."""
@@ -128,7 +124,8 @@ class Site:
         return bool(plan.new) and self._stat(plan.new) is not None and not self._is_in_place(plan)
 
     def _is_in_place(self, plan: State) -> bool:
-        return os.path.lexists(self.path) and os.lstat(self.path).st_ino == plan.inode
+        st = stat_of(self.path)
+        return st is not None and st.st_ino == plan.inode
 
     def _old(self, now: State) -> list[int]:
         """The earlier versions that exist. A directory with a number that is not listed is the user's."""
@@ -136,7 +133,7 @@ class Site:
 
     def _free_number(self, number: int) -> int:
         """The next number whose name is not taken."""
-        while os.path.lexists(self._path(f"old-{number}")):
+        while stat_of(self._path(f"old-{number}")):
             number += 1
         return number
 
@@ -144,10 +141,7 @@ class Site:
         return state.read(self._path("versions"), self._trusts)
 
     def _write(self, now: State) -> None:
-        owner = None
-        with suppress(FileNotFoundError):
-            owner = os.lstat(self.path)
-        state.write(self._path("versions"), now, sync=self.durable, owner=owner)
+        state.write(self._path("versions"), now, sync=self.durable, owner=stat_of(self.path))
         self._sync_parent()
 
     def _sync_parent(self) -> None:
@@ -185,20 +179,21 @@ class Site:
         """Steps 1 to 3. Returns the plan."""
         number, replaced = before.version, self.random_path("gone")
         old = [number for number in self._old(before) if self._path(f"old-{number}") != new]
-        if os.path.lexists(self.path):
+        if stat_of(self.path):
             number = self._free_number(max(1, number))
             if keeps:
                 replaced = self._path(f"old-{number}")
                 old.append(number)
         start = len(self.path) + 1
-        plan = State(number + 1, tuple(old), new[start:], os.lstat(new).st_ino, replaced[start:])
+        inode = system.stat(new, follow_symlinks=False).st_ino
+        plan = State(number + 1, tuple(old), new[start:], inode, replaced[start:])
         hold.check()
         self.check(new)
         try:
             self._write(plan)
             self._carry_out(plan)
         except BaseException as error:
-            if self._is_in_place(plan) and not isinstance(error, OSError):  # an interrupt after the swap
+            if not isinstance(error, OSError) and self._is_in_place(plan):  # an interrupt after the swap
                 self._carry_out(plan)
             else:
                 self._go_back(plan, before)
@@ -209,16 +204,16 @@ class Site:
         """Steps 2 and 3, as far as they are not done."""
         new, replaced = self._path(plan.new), self._path(plan.replaced)
         if not self._is_in_place(plan):
-            if os.path.lexists(self.path) and os.path.lexists(replaced):  # made between the two renames
+            if stat_of(self.path) and stat_of(replaced):  # made between the two renames
                 try:
                     system.rmdir(self.path)
                 except OSError:
                     system.rename(self.path, self._path(f"old-{self._free_number(plan.version)}"))
-            if os.path.lexists(self.path) and not self._exchange(new):
+            if stat_of(self.path) and not self._exchange(new):
                 system.rename(self.path, replaced)
-            if not os.path.lexists(self.path):
+            if not stat_of(self.path):
                 system.rename(new, self.path)
-        if os.path.lexists(new):
+        if stat_of(new):
             system.rename(new, replaced)
         self._sync_parent()
 
@@ -239,11 +234,11 @@ class Site:
         new, replaced = self._path(plan.new), self._path(plan.replaced)
         try:
             if self._is_in_place(plan):
-                if os.path.lexists(new):
+                if stat_of(new):
                     system.exchange(new, self.path, None)
                 else:
                     system.rename(self.path, new)
-            if not os.path.lexists(self.path) and os.path.lexists(replaced):
+            if not stat_of(self.path) and stat_of(replaced):
                 system.rename(replaced, self.path)
             self._write(before)
         except OSError:

@@ -21,15 +21,11 @@ from ..files import OwnedFd, inode_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
 _NO_ATTRIBUTES = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA, errno.ENOSYS})
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _BUFFER, _CHUNK = 1 << 20, 1 << 30  # bytes per call, through this process and in the kernel
-_COMMON = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _COMMON
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _COMMON
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON
+_FOLDER = system.O_READ | system.O_SYNCABLE_FOLDER  # without following a symlink
 
 
 class Copier:
@@ -49,16 +45,16 @@ class Copier:
             copytree(source, target, symlinks=True, dirs_exist_ok=True)
             return
         copy_acls(None, target)  # the default list of the directory above would apply to every copy
-        with OwnedFd(os.open(source, _FOLDER)) as original, OwnedFd(os.open(target, _FOLDER)) as copy:
+        with OwnedFd(system.open_fd(source, _FOLDER)) as original, OwnedFd(system.open_fd(target, _FOLDER)) as copy:
             self._copy_folder(target, original.fd, copy.fd)
 
     def _copy_folder(self, path: str, source: int, target: int) -> None:
         """Copy what is in a directory, then its attributes. `path` is that of the copy."""
         folders = []
-        made = os.fstat(target)
+        made = system.fstat(target)
         # The owner of a new file. With setgid on the directory, the group is that of the directory.
         self._owner = (made.st_uid, made.st_gid if made.st_mode & stat.S_ISGID else os.getegid())
-        with os.scandir(source) as entries:
+        with system.scandir(source) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
                     self._copy_file(entry.name, path, source, target)
@@ -67,40 +63,40 @@ class Copier:
                 else:
                     self._copy_special(entry.name, path, source, target)
         for name in folders:
-            os.mkdir(name, stat.S_IRWXU, dir_fd=target)
+            system.mkdir(name, stat.S_IRWXU, dir_fd=target)
             with (
-                OwnedFd(os.open(name, _FOLDER, dir_fd=source)) as original,
-                OwnedFd(os.open(name, _FOLDER, dir_fd=target)) as copy,
+                OwnedFd(system.open_fd(name, _FOLDER, dir_fd=source)) as original,
+                OwnedFd(system.open_fd(name, _FOLDER, dir_fd=target)) as copy,
             ):
                 self._copy_folder(f"{path}/{name}", original.fd, copy.fd)
                 # After the content, which the mode may forbid.
-                mode = give_owner(copy.fd, os.fstat(original.fd))
-                os.fchmod(copy.fd, mode)
-        st = os.fstat(source)
+                mode = give_owner(copy.fd, system.fstat(original.fd))
+                system.fchmod(copy.fd, mode)
+        st = system.fstat(source)
         _copy_xattrs(source, target)
-        os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
+        system.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
 
     def _copy_file(self, name: str, path: str, source: int, target: int) -> None:
-        with OwnedFd(os.open(name, _READ, dir_fd=source)) as original:
-            st = os.fstat(original.fd)  # of the open file: the name may mean another one by now
+        with OwnedFd(system.open_fd(name, system.O_READ, dir_fd=source)) as original:
+            st = system.fstat(original.fd)  # of the open file: the name may mean another one by now
             if not stat.S_ISREG(st.st_mode):
                 raise _changed(name)
             if st.st_nlink > 1 and self._linked(name, path, target, st):
                 return
             mode = stat.S_IMODE(st.st_mode)
             # The owner may write it for now: else only root could set attributes.
-            with OwnedFd(os.open(name, _CREATE, mode & 0o777 | 0o200, dir_fd=target)) as copy:
+            with OwnedFd(system.open_fd(name, system.O_NEW, mode & 0o777 | 0o200, dir_fd=target)) as copy:
                 self._copy_data(original.fd, copy.fd, st)
                 others = self._owner != (st.st_uid, st.st_gid)
                 if others:
                     mode = give_owner(copy.fd, st)
                 _copy_xattrs(original.fd, copy.fd)
                 if others or mode & self._unsure or not mode & 0o200:  # after chown, which takes setuid away
-                    os.fchmod(copy.fd, mode)
-                os.utime(copy.fd, ns=(st.st_atime_ns, st.st_mtime_ns))
+                    system.fchmod(copy.fd, mode)
+                system.utime(copy.fd, ns=(st.st_atime_ns, st.st_mtime_ns))
 
     def _copy_special(self, name: str, path: str, source: int, target: int) -> None:
-        st = os.stat(name, dir_fd=source, follow_symlinks=False)
+        st = system.stat(name, dir_fd=source, follow_symlinks=False)
         if stat.S_ISSOCK(st.st_mode):  # its server listens on the original
             return
         if stat.S_ISREG(st.st_mode) or stat.S_ISDIR(st.st_mode):
@@ -109,20 +105,20 @@ class Copier:
             return
         is_link = stat.S_ISLNK(st.st_mode)
         if is_link:
-            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+            system.symlink(system.readlink(name, dir_fd=source), name, dir_fd=target)
         else:
-            os.mknod(name, stat.S_IFMT(st.st_mode) | 0o600, st.st_rdev, dir_fd=target)
-        mode = give_owner(name, st, dir_fd=target)
+            system.mknod(name, stat.S_IFMT(st.st_mode) | 0o600, st.st_rdev, dir_fd=target)
+        mode = give_owner(name, st, target)
         if not is_link:
-            os.chmod(name, mode, dir_fd=target)
-        os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
+            system.chmod(name, mode, dir_fd=target)
+        system.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
     def _linked(self, name: str, path: str, target: int, st: os.stat_result) -> bool:
         """If the file was copied by another name, link that copy to this name and return True."""
         first = self._links.setdefault(inode_of(st), f"{path}/{name}")
         if first == f"{path}/{name}":
             return False
-        os.link(first, name, dst_dir_fd=target, follow_symlinks=False)
+        system.link(first, name, dst_dir_fd=target, follow_symlinks=False)
         return True
 
     def _copy_data(self, reader: int, writer: int, st: os.stat_result) -> None:
@@ -144,25 +140,22 @@ def _changed(name: str) -> OSError:
     return OSError(errno.ESTALE, text, name)
 
 
-def give_owner(target: str | int, st: os.stat_result, **where: Any) -> int:
+def give_owner(target: str | int, st: os.stat_result, folder: int | None = None) -> int:
     """Give a file the owner of another one, as far as this user may. Returns the mode that the file may have then.
 
     Only root may give files away. A file that gets another owner than the original loses setuid or setgid.
     """
     mode = stat.S_IMODE(st.st_mode)
-    if not hasattr(os, "chown"):
-        return mode
-    if not isinstance(target, int):
-        where["follow_symlinks"] = False
+    is_open = isinstance(target, int)
     try:
-        os.chown(target, st.st_uid, st.st_gid, **where)
+        system.chown(target, st.st_uid, st.st_gid, dir_fd=folder, follow_symlinks=is_open)
     except PermissionError:
         if os.geteuid() == 0:
             raise
         if st.st_uid != os.geteuid():
             mode &= ~stat.S_ISUID
         try:
-            os.chown(target, -1, st.st_gid, **where)
+            system.chown(target, -1, st.st_gid, dir_fd=folder, follow_symlinks=is_open)
         except PermissionError:
             mode &= ~stat.S_ISGID
     return mode
@@ -177,54 +170,51 @@ def _umask() -> int:
 
 
 def _copy_between_holes(reader: int, writer: int, size: int) -> None:
-    os.truncate(writer, size)
+    system.ftruncate(writer, size)
     end = 0
     while end < size:
         try:
-            start = os.lseek(reader, end, os.SEEK_DATA)
+            start = system.lseek(reader, end, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:  # a hole up to the end
                 return
             raise
-        end = os.lseek(reader, start, os.SEEK_HOLE)
+        end = system.lseek(reader, start, os.SEEK_HOLE)
         _copy_range(reader, writer, start, end)
 
 
 def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
     """Copy in the kernel, or on the server of a network file system, where that is possible."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError):
         while start < end:
-            copied = os.copy_file_range(reader, writer, min(_CHUNK, end - start), start, start)
+            copied = system.copy_file_range(reader, writer, min(_CHUNK, end - start), start, start)
             if not copied:
                 return  # the file became shorter
             start += copied
     while start < end:
-        data = os.pread(reader, min(_BUFFER, end - start), start)
+        data = system.pread(reader, min(_BUFFER, end - start), start)
         if not data:
             return  # the file became shorter
-        start += os.pwrite(writer, data, start)  # a full disk takes a part, and refuses the rest
+        start += system.pwrite(writer, data, start)  # a full disk takes a part, and refuses the rest
 
 
 def copy_acls(source: str | None, target: str) -> None:
     """Give a directory the access control lists of another one, or none."""
-    for name in _ACLS if hasattr(os, "setxattr") else ():
+    for name in _ACLS:
         with _some_unsupported():
-            os.removexattr(target, name)
+            system.removexattr(target, name)
         with _some_unsupported():
             if source is not None:
-                os.setxattr(target, name, os.getxattr(source, name))
+                system.setxattr(target, name, system.getxattr(source, name))
 
 
 def _copy_xattrs(source: int, target: int) -> None:
-    try:
-        names = os.listxattr(source) if hasattr(os, "listxattr") else ()
-    except OSError as error:
-        if error.errno not in _NO_ATTRIBUTES:
-            raise
-        return
-    for name in names:
+    names = None
+    with _some_unsupported():
+        names = system.listxattr(source)
+    for name in names or ():
         with _some_unsupported(name.startswith("user.")):  # the system sets others itself (security.*)
-            os.setxattr(target, name, os.getxattr(source, name))
+            system.setxattr(target, name, system.getxattr(source, name))
 
 
 @contextmanager

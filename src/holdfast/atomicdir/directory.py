@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from .. import process
+from .. import process, system
 from ..errors import HoldfastError, NotLocked
 from ..locks import base
 from ..locks.lock import Lock
@@ -20,7 +20,7 @@ from ..offload import in_thread
 from . import copying
 from .commit import Site
 from .snapshot import Snapshot
-from .trees import GRACE_S, remove_unused
+from .trees import GRACE_S, remove_unused, stat_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,7 +176,8 @@ class Block:
     def _find(self) -> Path | None:
         if self._site.is_interrupted():
             return None
-        if not os.path.isdir(self._site.path):
+        st = stat_of(self._site.path)
+        if st is None or not stat.S_ISDIR(st.st_mode):
             raise FileNotFoundError(errno.ENOENT, "there is no version of this directory yet", self._site.path)
         return Path(self._site.path)
 
@@ -227,7 +228,7 @@ class _Building:
         self._site, self._new = site, site.random_path("new")
         site.check(self._new)
         try:
-            os.mkdir(self._new)
+            system.mkdir(self._new)
             self._furnish()
         except BaseException:
             remove_unused(self._new)
@@ -237,15 +238,15 @@ class _Building:
     def _furnish(self) -> None:
         """Give the new version its content and its access control lists."""
         old, new = self._site.path, self._new
-        exists = os.path.isdir(old)
-        self._like = os.stat(old if exists else new)
-        os.chmod(new, _MODE_WHILE_BUILT)
-        if exists and self._copies:
+        like = stat_of(old)
+        self._like = like or system.stat(new)
+        system.chmod(new, _MODE_WHILE_BUILT)
+        if like and self._copies:
             copying.Copier().copy(old, new)
-        elif exists:
+        elif like:
             copying.copy_acls(old, new)
-        os.chmod(new, _MODE_WHILE_BUILT)  # an access control list has changed it
-        self._made = os.lstat(new)
+        system.chmod(new, _MODE_WHILE_BUILT)  # an access control list has changed it
+        self._made = system.stat(new, follow_symlinks=False)
 
     def end(self, hold: Hold, failed: bool) -> None:
         if failed:
@@ -260,11 +261,11 @@ class _Building:
 
     def _dress(self) -> None:
         """Give the new version the owner and the mode of the old one, unless the block has set others."""
-        if os.path.islink(self._new) or not os.path.isdir(self._new):
+        now, made, mode = stat_of(self._new), self._made, stat.S_IMODE(self._like.st_mode)
+        if now is None or not stat.S_ISDIR(now.st_mode):
             text = f"the new version is no directory any more; {self._site.path} was left as it was"
             raise NotADirectoryError(errno.ENOTDIR, text, self._new)
-        now, made, mode = os.lstat(self._new), self._made, stat.S_IMODE(self._like.st_mode)
         if (now.st_uid, now.st_gid) == (made.st_uid, made.st_gid) != (self._like.st_uid, self._like.st_gid):
             mode = copying.give_owner(self._new, self._like)
         if now.st_mode == made.st_mode:
-            os.chmod(self._new, mode)
+            system.chmod(self._new, mode)

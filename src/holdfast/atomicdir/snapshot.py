@@ -10,7 +10,6 @@ it opens its own. Where directories cannot be locked (NFS, SMB), `snapshot` rais
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -74,7 +73,7 @@ class Snapshot:
     def _open(self) -> bool:
         """False: the directory does not exist at this moment. A writer may be between two renames."""
         site = self._atomic._site()
-        mount = mount_at(os.stat(site.parent).st_dev, site.parent)
+        mount = mount_at(system.stat(site.parent).st_dev, site.parent)
         if mount.ranged or mount.refusal:
             where = f"{mount.where} ({mount.kind}), where directories cannot be locked"
             raise Unsupported(f"{site.path}: no snapshot on {where}. Use read().", path=site.path)

@@ -66,7 +66,7 @@ def write(path: str, state: State, *, sync: bool, owner: os.stat_result | None) 
     files.create_file(private, content.encode() + b"\n", 0o644, sync=sync)
     try:
         if owner is not None and hasattr(os, "geteuid") and os.geteuid() == 0 != owner.st_uid:
-            os.chown(private, owner.st_uid, owner.st_gid)
+            system.chown(private, owner.st_uid, owner.st_gid)
         # ext4 begins to write a file that replaces another by a rename: 0.2 to 1.7 ms instead of 0.08 ms.
         system.exchange(private, path, None)
     except OSError:  # the system cannot, or this is the first state file

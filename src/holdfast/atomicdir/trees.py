@@ -19,7 +19,14 @@ from ..files import OwnedFd, sync_directory, try_lock
 from ..paths import mounts_in
 
 GRACE_S = 0.2  # a reader without a lock can read a replaced version for this long after it has opened it
-_ITSELF = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+def stat_of(path: str) -> os.stat_result | None:
+    """What a path names, without following a symlink. None: nothing."""
+    try:
+        return system.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def sync(directory: str) -> None:
@@ -27,7 +34,7 @@ def sync(directory: str) -> None:
     folders = [directory]
     try:
         for folder in folders:
-            with os.scandir(folder) as entries:
+            with system.scandir(folder) as entries:
                 for entry in entries:
                     if entry.is_file(follow_symlinks=False):
                         _sync_file(entry.path)
@@ -45,13 +52,13 @@ def _sync_file(path: str) -> None:
         with OwnedFd(system.open_fd(path, system.O_READ)) as file:
             system.fsync(file.fd)
         return
-    mode = os.lstat(path).st_mode  # Windows syncs only a file that is open for writing
-    os.chmod(path, mode | stat.S_IWRITE)
+    mode = system.stat(path, follow_symlinks=False).st_mode  # Windows syncs only a file that is open for writing
+    system.chmod(path, mode | stat.S_IWRITE)
     try:
         with OwnedFd(system.open_fd(path, system.O_EXISTING)) as file:
             system.fsync(file.fd)
     finally:
-        os.chmod(path, mode)
+        system.chmod(path, mode)
 
 
 def remove(directory: str) -> None:
@@ -73,7 +80,7 @@ def _make_writable(directory: str) -> None:
     if not system.HAS_FOLDERS:  # Windows does not remove a read-only file
         for folder, _, names in os.walk(directory):
             for name in names:
-                os.chmod(os.path.join(folder, name), stat.S_IWRITE)
+                system.chmod(os.path.join(folder, name), stat.S_IWRITE)
         return
     _allow_owner(directory, None)
     for _, names, _, fd in os.fwalk(directory):
@@ -84,11 +91,11 @@ def _make_writable(directory: str) -> None:
 
 def _allow_owner(name: str, folder: int | None) -> None:
     if not hasattr(os, "O_PATH"):
-        os.chmod(name, stat.S_IRWXU, dir_fd=folder, follow_symlinks=False)
+        system.chmod(name, stat.S_IRWXU, dir_fd=folder, follow_symlinks=False)
         return
     # An O_PATH descriptor needs no right to read, but fchmod refuses it.
-    with OwnedFd(os.open(name, _ITSELF | os.O_CLOEXEC, dir_fd=folder)) as entry:
-        os.chmod(f"/proc/self/fd/{entry.fd}", stat.S_IRWXU)
+    with OwnedFd(system.open_fd(name, system.O_FOLDER | os.O_NOFOLLOW, dir_fd=folder)) as entry:
+        system.chmod(f"/proc/self/fd/{entry.fd}", stat.S_IRWXU)
 
 
 def remove_unused(path: str) -> None:

@@ -5,11 +5,14 @@ attribute look-up. Callers write `system.unlink(path)`, never `from system impor
 to observe, delay or fail every call of a lock, or to kill its process there.
 
     open_fd, close, read, write                       descriptors
-    pread, pwrite, ftruncate, fstat, fchmod, touch
+    pread, pwrite, lseek, ftruncate, fstat, fchmod
     fsync, fdatasync, sync_file_system                durability
     stat, access, readlink, unlink, link, rename      names
-    listdir, mkdir, rmdir, mkfifo
-    link_open_file, rename_new, exchange, clone       EOPNOTSUPP on platforms that do not have them
+    listdir, scandir, mkdir, rmdir, symlink
+    chmod, utime, touch                               modes and times. `touch` sets the times to now
+    chown, mkfifo, mknod, copy_file_range, clone      EOPNOTSUPP on platforms that do not have them
+    link_open_file, rename_new, exchange
+    getxattr, setxattr, listxattr, removexattr
     is_removed, name_of_open, generation              the identity of an open file
     lock, lock_range, lock_past_end                   kernel locks on a file. `op` is EX or SH, with NB to try, or UN
     set_range, range_locked, lock_byte, unlock_byte   kernel locks on a part of a file

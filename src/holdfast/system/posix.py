@@ -34,11 +34,15 @@ open_fd, close = os.open, os.close
 # Not those of os: eventlet replaces them by functions that wait where these raise BlockingIOError.
 read, write = unpatched.read, unpatched.write
 pread, pwrite, ftruncate, fstat, fchmod = os.pread, os.pwrite, os.ftruncate, os.fstat, os.fchmod
+lseek, chmod, chown, utime = os.lseek, os.chmod, os.chown, os.utime
 fsync, fdatasync = os.fsync, getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 stat, access, readlink, unlink, rename = os.stat, os.access, os.readlink, os.unlink, os.rename
-listdir, mkdir, rmdir = os.listdir, os.mkdir, os.rmdir
+listdir, scandir, mkdir, rmdir, symlink, mknod = os.listdir, os.scandir, os.mkdir, os.rmdir, os.symlink, os.mknod
 link = getattr(os, "link", _unsupported)  # Python on Android has none
 mkfifo = getattr(os, "mkfifo", _unsupported)
+copy_file_range = getattr(os, "copy_file_range", _unsupported)  # macOS has none, and no such extended attributes
+getxattr, setxattr = getattr(os, "getxattr", _unsupported), getattr(os, "setxattr", _unsupported)
+listxattr, removexattr = getattr(os, "listxattr", _unsupported), getattr(os, "removexattr", _unsupported)
 lock = fcntl.flock
 
 _KINDS = {SH: fcntl.F_RDLCK, EX: fcntl.F_WRLCK, UN: fcntl.F_UNLCK}

@@ -51,7 +51,8 @@ O_FOLDER = O_SYNCABLE_FOLDER = os.O_RDONLY
 
 write, ftruncate, fstat, fsync, fdatasync = os.write, os.ftruncate, os.fstat, os.fsync, os.fsync
 stat, access, readlink, listdir, mkdir, rmdir = os.stat, os.access, os.readlink, os.listdir, os.mkdir, os.rmdir
-mkfifo = Watch = _unsupported
+scandir, symlink, lseek, chmod, utime = os.scandir, os.symlink, os.lseek, os.chmod, os.utime
+chown = mkfifo = mknod = copy_file_range = getxattr = setxattr = listxattr = removexattr = Watch = _unsupported
 WATCH_WRITING = WATCH_CLOSING = 0
 
 HAS_FIFOS = False
