@@ -60,12 +60,10 @@ def shape_of(node: Any, nodes: dict[str, Any]) -> Any:
     if isinstance(node, ast.ClassDef):
         methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
         return {item.name: signature_of(item) for item in methods if item.name == "__init__" or item.name[0] != "_"}
-    if isinstance(node, ast.Name) and node.id == "_unsupported":
+    if ast.unparse(node) in ("_unsupported", "None"):
         return ABSENT
     if isinstance(node, ast.Name) and node.id in nodes:
         return shape_of(nodes[node.id], nodes)
-    if isinstance(node, ast.Constant) and node.value is None:
-        return ABSENT
     known = standard_function(node)
     try:
         return CONSTANT if known is None else without_defaults(inspect.signature(known))
