@@ -26,10 +26,8 @@ READS = {
     "fstat": ("content", "links"),
     "is_removed": ("links",),
     "close": ("links",),
-    "range_taken": ("range",),
     "removal_marked": ("removal",),
     "liveness_locked": ("liveness",),
-    "slot_taken": ("slots",),
     "slots_taken": ("slots",),
 }
 WRITES = {

@@ -160,4 +160,4 @@ def test_a_typed_program_passes_mypy_strict(tmp_path):
     revealed = [line for line in done.stdout.splitlines() if "Revealed type" in line]
     assert done.stderr == ""
     assert [line.partition(":")[0] for line in errors] == ["wrong.py", "wrong.py"], done.stdout
-    assert "KernelHold" in revealed[0] and "SemaphoreHold" in revealed[1]
+    assert "hold.Hold" in revealed[0] and "hold.Hold" in revealed[1]
