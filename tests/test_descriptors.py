@@ -85,7 +85,7 @@ def open_as(path: str, number: int) -> None:
         os.close(fd)
 
 
-def test_of_two_threads_that_close_one_does(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exactly_one_of_two_threads_closes_a_descriptor(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = OwnedFd(os.open(path, os.O_RDWR | os.O_CREAT))
     number = file.fd
     real, closed = system.close, []
@@ -273,7 +273,7 @@ def test_a_descriptor_that_was_handed_over_by_an_inherited_one_is_closed_in_a_fo
         assert in_child(lambda: is_open(mine.fd)) is False
 
 
-def test_a_hold_and_its_standing_lock_in_one_cycle_are_closed(path: str) -> None:
+def test_a_hold_and_its_store_lock_in_one_cycle_are_closed(path: str) -> None:
     before = descriptors()
     lock = StoreLock(path, timeout=None, mode=0o644)
     cycle: list[object] = [lock, lock.acquire()]

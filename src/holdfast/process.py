@@ -86,11 +86,6 @@ def current_task() -> object | None:
     return None
 
 
-def caller() -> object:
-    """The running task, or the running thread."""
-    return current_task() or current_thread()
-
-
 def owner() -> tuple[object, Task | None]:
     """The running thread and the running task, as the registry of holds has them.
 
@@ -133,45 +128,45 @@ class Turn:
 
 
 class Line:
-    """The waiters of this process for one path, in order of arrival. At most `width` are admitted at a time."""
+    """The waiters of this process for one path, in order of arrival. At most `width` are admitted at a time.
+
+    The references are weak: if an interrupt keeps a waiter from leaving, `LinePlace.__del__` leaves for it.
+    """
 
     __slots__ = ("entering", "inside", "waiting", "width")
-
-    # Weak references: if an interrupt keeps a waiter from leaving, `LinePlace.__del__` leaves for it.
 
     def __init__(self, width: int) -> None:
         self.width = width
         self.inside: set[weakref.ref[LinePlace]] = set()
-        self.entering: weakref.ref[LinePlace] | None = None  # admitted, and has no ticket yet: nobody may overtake it
+        self.entering: weakref.ref[LinePlace] | None = None  # admitted, but without a ticket: no other may overtake it
         self.waiting: deque[weakref.ref[LinePlace]] = deque()
 
     def admit(self) -> None:
-        """Admit waiters while there is room. A waiter whose event loop was closed is passed over."""
-        for reference in [one for one in self.inside if is_gone(one)]:
-            self.inside.discard(reference)
-            if self.entering is reference:
-                self.entering = None
+        """Admit waiters while there is room. A waiter that is gone, or whose event loop was closed, is dropped."""
+        for reference in list(self.inside):
+            if not _can_run(reference()):
+                self.inside.discard(reference)
+        if self.entering not in self.inside:
+            self.entering = None
         while self.waiting and self.entering is None and len(self.inside) < self.width:
             reference = self.waiting.popleft()
             place = reference()
-            if place is None or place.notification.is_dead():
-                continue
-            self.inside.add(reference)
-            self.entering = reference
-            place.admitted = True
-            place.notification.notify()
+            if place is not None and _can_run(place):
+                self.inside.add(reference)
+                self.entering = reference
+                place.admitted = True
+                place.notification.notify()
 
 
-def is_gone(reference: weakref.ref[LinePlace]) -> bool:
-    place = reference()
-    return place is None or place.notification.is_dead()
+def _can_run(place: LinePlace | None) -> bool:
+    return place is not None and not place.notification.is_dead()
 
 
 class LinePlace:
-    """One waiter's place in a line.
+    """The place of one waiter in a line.
 
-    Call `join` first, `settle` once admitted and when others may follow, and `leave` in any case in the end, also if
-    an interrupt came before or in the middle of joining.
+    The waiter calls `join`, then `admit_others` once it is admitted and has its ticket, and `leave` in any case, even
+    if an interrupt came before or during `join`.
     """
 
     __slots__ = ("__weakref__", "_line", "_me", "_path", "_registry", "admitted", "notification")
@@ -198,18 +193,16 @@ class LinePlace:
         """Does it belong to the parent of this process, whose wait a forked child unwinds?"""
         return self._registry is not registry
 
-    def admit_again(self) -> None:
-        """Admit waiters again: one whose event loop was closed never leaves the line by itself."""
-        line = self._line
-        if line is not None:
-            with self._registry.mutex:
-                line.admit()
+    def admit_others(self) -> None:
+        """Admit the next waiters.
 
-    def settle(self) -> None:
+        A waiter that is not admitted yet calls it, too: a waiter whose event loop was closed does not leave by itself.
+        """
         line = self._line
         with self._registry.mutex:
-            if line is not None and line.entering is self._me:
-                line.entering = None
+            if line is not None:
+                if line.entering is self._me:
+                    line.entering = None
                 line.admit()
 
     def leave(self) -> None:
@@ -222,12 +215,9 @@ class LinePlace:
                 return
             # Each step can be repeated: an interrupt may come between any two.
             line.inside.discard(me)
-            if line.entering is me:
-                line.entering = None
-            if line.inside or line.waiting:
-                if me in line.waiting:
-                    line.waiting.remove(me)
-                line.admit()
+            if me in line.waiting:
+                line.waiting.remove(me)
+            line.admit()
             if not line.inside and not line.waiting and lines.get(self._path) is line:
                 del lines[self._path]
             self._line = None

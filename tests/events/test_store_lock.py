@@ -56,7 +56,7 @@ def test_the_file_stays_open(lock: StoreLock, path: str) -> None:
     del lock
 
 
-def test_it_is_closed_with_the_object(path: str) -> None:
+def test_dropping_the_lock_object_closes_the_file(path: str) -> None:
     lock = StoreLock(path, timeout=None, mode=0o644)
     lock.acquire().release()
     assert open_files(path) == 1
@@ -64,7 +64,7 @@ def test_it_is_closed_with_the_object(path: str) -> None:
     assert open_files(path) == 0
 
 
-def test_others_exclude_it(lock: StoreLock, path: str) -> None:
+def test_a_lock_on_the_same_path_excludes_the_store_lock(lock: StoreLock, path: str) -> None:
     with Lock(path, keep=True):
         assert not lock.take() and lock.try_acquire() is None
         with pytest.raises(Busy):
@@ -86,7 +86,7 @@ def test_a_file_that_was_replaced_is_opened_anew(way: str, lock: StoreLock, path
     lock.give_back(take(lock))
 
 
-def test_who_loses_it_is_told(lock: StoreLock, path: str) -> None:
+def test_give_back_raises_lock_lost_after_the_file_was_removed(lock: StoreLock, path: str) -> None:
     file = take(lock)
     os.unlink(path)
     with pytest.raises(LockLost):
@@ -95,7 +95,7 @@ def test_who_loses_it_is_told(lock: StoreLock, path: str) -> None:
     lock.acquire().release()
 
 
-def test_waiters_are_woken(lock: StoreLock, path: str, start_peer: Callable[..., Peer]) -> None:
+def test_give_back_and_release_wake_a_waiter(lock: StoreLock, path: str, start_peer: Callable[..., Peer]) -> None:
     for takes in (True, False):
         peer = start_peer(path=path)
         peer.do("look_only_when_told()")
@@ -112,7 +112,9 @@ def test_waiters_are_woken(lock: StoreLock, path: str, start_peer: Callable[...,
         lock.acquire().release()
 
 
-def test_who_queues_comes_first(lock: StoreLock, path: str, start_peer: Callable[..., Peer]) -> None:
+def test_a_waiter_in_the_queue_comes_before_a_newcomer(
+    lock: StoreLock, path: str, start_peer: Callable[..., Peer]
+) -> None:
     hold = lock.acquire()
     peer = start_peer(path=path)
     peer.begin("hold = Lock(path, keep=True).acquire()")
@@ -123,7 +125,7 @@ def test_who_queues_comes_first(lock: StoreLock, path: str, start_peer: Callable
     peer.do("hold.release()")
 
 
-def test_a_forked_child_has_nothing_of_it(lock: StoreLock, path: str) -> None:
+def test_a_forked_child_does_not_hold_the_store_lock(lock: StoreLock, path: str) -> None:
     def child() -> list[object]:
         return [open_files(path), lock.take(), lock.try_acquire() is None]
 
@@ -136,7 +138,7 @@ def test_a_forked_child_has_nothing_of_it(lock: StoreLock, path: str) -> None:
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_taken_again_before_it_was_put_away(
+def test_giving_a_file_back_leaves_the_lock_of_another_thread_alone(
     lock: StoreLock, path: str, monkeypatch: pytest.MonkeyPatch, queued: bool
 ) -> None:
     """By another thread, as soon as it was unlocked. That thread's file is not ours to put away."""

@@ -79,7 +79,7 @@ def test_async_with_lock_and_with_hold(run, path):
     run(main)
 
 
-def test_one_try_gives_none_or_busy(run, path):
+def test_one_try_returns_none_or_raises_busy(run, path):
     async def main():
         lock = holdfast.Lock(path)
         held = await lock.atry_acquire()
@@ -249,7 +249,7 @@ def test_200_tasks_are_served_in_the_order_in_which_they_came(run, path, kind):
 # Deadlocks.
 
 
-def test_a_task_that_waits_for_itself_is_told(run, path):
+def test_a_task_that_would_wait_for_itself_gets_would_deadlock(run, path):
     async def main():
         lock = holdfast.Lock(path)
         async with lock:
@@ -277,7 +277,7 @@ def test_a_task_may_wait_for_another_task_of_its_thread(run, path):
     run(main)
 
 
-def test_a_blocking_acquire_below_a_task_that_holds_is_told(run, path):
+def test_a_blocking_acquire_below_a_task_that_holds_gets_would_deadlock(run, path):
     """It would stop the loop, and with it the task that has the lock."""
 
     async def main():
@@ -292,7 +292,7 @@ def test_a_blocking_acquire_below_a_task_that_holds_is_told(run, path):
     run(main)
 
 
-def test_a_task_below_which_the_thread_holds_is_told(run, path):
+def test_a_task_whose_thread_holds_the_lock_gets_would_deadlock(run, path):
     """The code that called the loop cannot release before the loop ends."""
 
     async def main():
@@ -401,7 +401,7 @@ async def by_task(attempt):
 @pytest.mark.parametrize(
     ("backend", "cancelled_attempt"), [("asyncio", by_scope), ("asyncio", by_task), ("trio", by_scope)]
 )
-def test_cancelled_at_any_await_it_leaves_nothing(
+def test_an_acquire_that_is_cancelled_at_any_await_leaves_nothing(
     backend, cancelled_attempt, kind, moment, path, tmp_path, monkeypatch
 ):
     async def main():
@@ -435,7 +435,7 @@ def test_a_kept_file_stays_after_a_cancelled_wait(run, path, monkeypatch, tmp_pa
     assert os.listdir(tmp_path) == ["x.lock"]
 
 
-def test_a_cancelled_waiter_in_the_middle_holds_nobody_up(run, path):
+def test_a_cancelled_waiter_in_the_middle_does_not_delay_the_others(run, path):
     served = []
 
     async def main():

@@ -79,7 +79,7 @@ def test_an_event_tells_the_waiter_that_a_permit_came_free_by_a_kill(start_peer,
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
-def test_the_next_holder_removes_what_a_killed_one_left(start_peer, path, shared):
+def test_the_next_holder_removes_the_file_of_a_killed_holder(start_peer, path, shared):
     holder = start_peer(path=path)
     holder.do("hold = Lock(path).acquire()")
     holder.kill()
@@ -91,7 +91,7 @@ def test_the_next_holder_removes_what_a_killed_one_left(start_peer, path, shared
     assert_nothing_left(path)
 
 
-def test_the_next_user_removes_what_a_killed_semaphore_left(start_peer, path):
+def test_the_next_user_removes_the_semaphore_file_of_a_killed_holder(start_peer, path):
     holder = start_peer(path=path)
     holder.do("holds = [Semaphore(path, 3).acquire() for _ in range(3)]")
     holder.kill()
@@ -105,7 +105,7 @@ def test_the_next_user_removes_what_a_killed_semaphore_left(start_peer, path):
 
 @pytest.mark.parametrize("way", ["blocking", "asyncio"])
 @pytest.mark.parametrize("victim", [0, 1, 2], ids=["head", "middle", "last"])
-def test_a_killed_waiter_blocks_nobody(start_peer, path, victim, way):
+def test_a_killed_waiter_does_not_block_the_others(start_peer, path, victim, way):
     with Lock(path):
         waiters = queue_up(start_peer, path, 3, way)
         waiters.pop(victim).kill()
@@ -117,7 +117,7 @@ def test_a_killed_waiter_blocks_nobody(start_peer, path, victim, way):
     assert_nothing_left(path)
 
 
-def test_the_next_in_the_queue_learns_that_the_head_was_killed_after_the_lock_came_free(start_peer, path):
+def test_the_next_waiter_acquires_when_the_first_was_killed_after_the_lock_came_free(start_peer, path):
     """The head is stopped, so that it cannot take the free lock, and then killed: the kill is the only event."""
     with Lock(path):
         head, second = queue_up(start_peer, path, 2)
@@ -132,7 +132,7 @@ def test_the_next_in_the_queue_learns_that_the_head_was_killed_after_the_lock_ca
 
 
 @pytest.mark.parametrize("way", ["blocking", "asyncio"])
-def test_a_stopped_head_holds_up_the_others_for_some_seconds_only(start_peer, path, way):
+def test_a_stopped_first_waiter_delays_the_others_for_a_few_seconds_at_most(start_peer, path, way):
     second = start_peer(path=path, way=way)
     second.do("__import__('anyio')")
     with Lock(path):
@@ -186,7 +186,7 @@ def use(lock, way):
         ("try", {"shared": True}),
     ],
 )
-def test_the_next_user_clears_away_a_queue_of_the_dead(start_peer, path, way, options):
+def test_the_next_user_removes_a_queue_of_dead_waiters(start_peer, path, way, options):
     kill_all_who_want(start_peer, path)
 
     use(Lock(path, **options), way)
@@ -195,7 +195,7 @@ def test_the_next_user_clears_away_a_queue_of_the_dead(start_peer, path, way, op
 
 
 @pytest.mark.parametrize(("way", "timeout"), [("blocking", None), ("timeout", 10), ("try", None)])
-def test_the_next_user_of_a_semaphore_clears_away_a_queue_of_the_dead(start_peer, path, way, timeout):
+def test_the_next_user_of_a_semaphore_removes_a_queue_of_dead_waiters(start_peer, path, way, timeout):
     kill_all_who_want(start_peer, path, "Semaphore(path, 1)")
 
     use(Semaphore(path, 1, timeout=timeout), way)
@@ -203,7 +203,7 @@ def test_the_next_user_of_a_semaphore_clears_away_a_queue_of_the_dead(start_peer
     assert_nothing_left(path)
 
 
-def test_a_queue_of_the_dead_is_no_reason_to_report_busy_to_many_at_once(start_peer, path):
+def test_a_queue_of_dead_waiters_makes_no_concurrent_try_busy(start_peer, path):
     kill_all_who_want(start_peer, path)
     peers = [start_peer(path=path) for _ in range(4)]
     begin_together(peers, "hold = Lock(path, shared=True).try_acquire()")
@@ -214,7 +214,7 @@ def test_a_queue_of_the_dead_is_no_reason_to_report_busy_to_many_at_once(start_p
     assert_nothing_left(path)
 
 
-def test_a_killed_holder_is_named_by_nobody(start_peer, path):
+def test_status_does_not_name_a_killed_holder(start_peer, path):
     holder = start_peer(path=path)
     holder.do("hold = Lock(path).acquire()")
     assert [found.pid for found in Lock(path).status().holders] == [holder.pid]

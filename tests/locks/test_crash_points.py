@@ -72,7 +72,7 @@ ALONE = {
     ("kind", "after"),
     [(kind, after) for kind in KINDS for after in KINDS if (kind == "semaphore") == (after == "semaphore")],
 )
-def test_death_of_one_that_is_alone(kind: str, after: str, tmp_path: Path) -> None:
+def test_a_death_without_competitors_leaves_a_usable_lock(kind: str, after: str, tmp_path: Path) -> None:
     def scenario(run: Run) -> Callable[[], None]:
         def use() -> None:
             Oracle(run).use(KINDS[kind](run.path).acquire())
@@ -83,7 +83,7 @@ def test_death_of_one_that_is_alone(kind: str, after: str, tmp_path: Path) -> No
     assert ALONE[kind] <= deaths(explore(scenario, tmp_path, preemptions=0, kills=1))
 
 
-def test_death_with_a_kept_file(tmp_path: Path) -> None:
+def test_a_death_with_a_kept_file_leaves_a_usable_lock(tmp_path: Path) -> None:
     def make(path: str, **options: Any) -> Lock:
         return Lock(path, keep=True, **options)
 
@@ -142,21 +142,27 @@ QUEUE = {"mkdir", "mkfifo", "listdir", "rmdir"}
 
 @pytest.mark.parametrize("preemptions", FURTHER)
 @pytest.mark.parametrize(("victim", "other"), PAIRS)
-def test_death_beside_another(victim: str, other: str, preemptions: int, tmp_path: Path) -> None:
+def test_a_death_beside_another_process_leaves_a_usable_lock(
+    victim: str, other: str, preemptions: int, tmp_path: Path
+) -> None:
     died = deaths(explore(beside(victim, other), tmp_path, preemptions=preemptions, kills=1))
     assert died >= ALONE[victim] | (QUEUE if other == "exclusive" else set())
 
 
 @pytest.mark.parametrize("preemptions", FURTHER)
 @pytest.mark.parametrize("kind", ["exclusive", "shared", "unfair"])
-def test_death_of_one_with_a_deadline(kind: str, preemptions: int, tmp_path: Path) -> None:
+def test_the_death_of_a_process_with_a_deadline_leaves_a_usable_lock(
+    kind: str, preemptions: int, tmp_path: Path
+) -> None:
     """It may also die while it gives up."""
     explore(beside(kind, "exclusive", timeout=10), tmp_path, preemptions=preemptions, kills=1)
 
 
 @pytest.mark.parametrize("preemptions", SLOW_FURTHER)
 @pytest.mark.parametrize("timeout", [None, 10])
-def test_death_beside_another_at_a_semaphore(timeout: float | None, preemptions: int, tmp_path: Path) -> None:
+def test_a_death_beside_another_process_leaves_a_usable_semaphore(
+    timeout: float | None, preemptions: int, tmp_path: Path
+) -> None:
     scenario = beside("semaphore", "semaphore", timeout=timeout)
     died = deaths(explore(scenario, tmp_path, preemptions=preemptions, kills=1))
     assert died >= ALONE["semaphore"] | (QUEUE if preemptions else set())
@@ -201,7 +207,9 @@ def line_of_three(make: Callable[..., Any], victim: int) -> Any:
 @pytest.mark.parametrize("preemptions", SLOW_FURTHER)
 @pytest.mark.parametrize("victim", [0, 1, 2], ids=["the holder", "the first in the queue", "the second"])
 @pytest.mark.parametrize("kind", ["exclusive", "semaphore"])
-def test_death_in_a_line(kind: str, victim: int, preemptions: int, tmp_path: Path) -> None:
+def test_a_death_in_the_queue_does_not_block_the_others(
+    kind: str, victim: int, preemptions: int, tmp_path: Path
+) -> None:
     died = deaths(explore(line_of_three(KINDS[kind], victim), tmp_path, preemptions=preemptions, kills=1))
     assert "close" in died and died & {"pause", "stay"}
     if victim:
@@ -218,7 +226,9 @@ def test_death_in_a_line(kind: str, victim: int, preemptions: int, tmp_path: Pat
     ],
     ids=["writers", "readers-and-writers", "semaphore"],
 )
-def test_several_deaths_in_a_crowd(kinds: tuple[str, ...], seeds: range, tmp_path: Path) -> None:
+def test_several_deaths_among_many_processes_leave_a_usable_lock(
+    kinds: tuple[str, ...], seeds: range, tmp_path: Path
+) -> None:
     def scenario(run: Run) -> Callable[[], None]:
         oracle = Oracle(run)
 

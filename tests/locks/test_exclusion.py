@@ -1,4 +1,4 @@
-"""Nobody is let in beside somebody else, and nothing is lost, while every tenth holder is killed.
+"""No two processes hold the lock at once, and no update is lost, while every tenth holder is killed.
 
 Eight processes do a step of work under a lock: read a number, let others run, write the next number. Two of them at
 once would write the same number twice. Run as a script, this file is the parent of the eight: it starts a new one for
@@ -8,7 +8,7 @@ each that was killed. Memory that all of them map outlives them and keeps the bo
     intent[worker]      the number it was about to write when it was last seen; 0: none
     written[worker]     how many numbers it knows that it wrote, and which
 
-A number that is in nobody's list, and that no killed worker was about to write, was lost.
+A number that is in no list, and that no killed worker was about to write, was lost.
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ def record(tmp_path) -> str:
 @pytest.mark.parametrize("fair", [True, False], ids=["fair", "unfair"])
 @pytest.mark.parametrize("keep", [False, True], ids=["ephemeral", "kept"])
 @pytest.mark.parametrize("shares", [False, True], ids=["exclusive", "mixed"])
-def test_nothing_is_lost_while_every_tenth_holder_is_killed(path, record, shares, keep, fair):
-    acquisitions = 2_000  # many times as many in `test_nothing_is_lost_in_the_long_run`
+def test_no_update_is_lost_while_every_tenth_holder_is_killed(path, record, shares, keep, fair):
+    acquisitions = 2_000  # many times as many in `test_no_update_is_lost_in_the_long_run`
     outcome = carry_out(Plan(path, record, acquisitions, shares=shares, keep=keep, fair=fair))
 
     check(outcome)
@@ -260,7 +260,7 @@ def test_nothing_is_lost_while_every_tenth_holder_is_killed(path, record, shares
     assert_nothing_left(path)
 
 
-def test_nothing_is_lost_when_everybody_uses_the_lock_in_another_way(path, record):
+def test_no_update_is_lost_when_every_process_uses_the_lock_in_another_way(path, record):
     outcome = carry_out(Plan(path, record, acquisitions=4_000, shares=True, keep=None, fair=None))
 
     check(outcome)
@@ -271,7 +271,7 @@ def test_nothing_is_lost_when_everybody_uses_the_lock_in_another_way(path, recor
 
 
 @pytest.mark.parametrize("fair", [True, False], ids=["fair", "unfair"])
-def test_nothing_is_lost_when_everybody_only_tries(path, record, fair):
+def test_no_update_is_lost_when_every_process_only_tries(path, record, fair):
     outcome = carry_out(Plan(path, record, acquisitions=1_000, fair=fair, ways=("try",)))
 
     check(outcome)
@@ -280,7 +280,7 @@ def test_nothing_is_lost_when_everybody_only_tries(path, record, fair):
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["ephemeral", "kept"])
-def test_nothing_is_lost_when_anybody_is_killed_anywhere(path, record, keep):
+def test_no_update_is_lost_when_processes_are_killed_anywhere(path, record, keep):
     killed = 0
     while killed <= 100:  # where the parent gets little of the processor it kills few
         outcome = carry_out(Plan(path, record, acquisitions=5_000, keep=keep, kills="anywhere"))
@@ -298,7 +298,7 @@ def test_nothing_is_lost_when_anybody_is_killed_anywhere(path, record, keep):
 @pytest.mark.parametrize(
     ("shares", "kills"), [(False, "holders"), (True, "holders"), (False, "anywhere")], ids=["exclusive", "mixed", "any"]
 )
-def test_nothing_is_lost_in_the_long_run(path, record, shares, kills, keep, fair):
+def test_no_update_is_lost_in_the_long_run(path, record, shares, kills, keep, fair):
     check(carry_out(Plan(path, record, acquisitions=20_000, shares=shares, kills=kills, keep=keep, fair=fair, seed=1)))
 
     with Lock(path, timeout=10):

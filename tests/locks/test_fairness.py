@@ -96,7 +96,7 @@ def arrived(lock) -> int:
     return len(tickets) + (0 if line is None else len(line.waiting))
 
 
-def test_a_newcomer_does_not_pass_those_who_wait(path):
+def test_a_newcomer_does_not_pass_the_queue(path):
     """Not even when the lock is free at this moment."""
     lock = holdfast.Lock(path)
     ticket = queues.Queue(path + ".queue", 0o644)
@@ -122,7 +122,7 @@ class Clock:
         return self.now
 
 
-def test_who_waited_long_does_not_slip_in_between_two_holders(path, monkeypatch):
+def test_a_lock_that_is_free_during_a_hand_over_is_not_taken_out_of_turn(path, monkeypatch):
     """A waiter looks at the lock itself now and then, in case the first in the queue has been stopped. A lock that
     is free for a moment because it changes hands is no sign of that."""
     clock = Clock()
@@ -164,7 +164,7 @@ def test_a_first_waiter_that_does_not_move_is_passed(path, monkeypatch):
     first.leave()
 
 
-def test_a_killed_waiter_holds_nobody_up(path, tmp_path):
+def test_a_killed_waiter_does_not_delay_the_queue(path, tmp_path):
     lock, log = holdfast.Lock(path), tmp_path / "log"
     with peers(3) as (first, second, third):
         hold = lock.acquire()
@@ -180,7 +180,7 @@ def test_a_killed_waiter_holds_nobody_up(path, tmp_path):
     assert os.listdir(tmp_path) == ["log"]
 
 
-def test_a_dead_queue_makes_nobody_wait(path, tmp_path):
+def test_a_queue_of_dead_waiters_delays_no_acquire(path, tmp_path):
     lock = holdfast.Lock(path)
     with peers() as (waiter,):
         with lock:
@@ -238,7 +238,7 @@ def test_readers_in_a_row_are_served_together(path):
     assert writer.result() == 0
 
 
-def test_one_who_reads_may_read_again_although_a_writer_waits(path):
+def test_a_reader_may_share_again_while_a_writer_waits(path):
     """Behind the writer it would wait for itself."""
     lock = holdfast.Lock(path, shared=True)
     with lock:

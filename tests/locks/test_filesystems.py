@@ -155,7 +155,7 @@ def path(place):
     assert_nothing_left(path)
 
 
-def test_the_file_system_is_the_one_that_is_meant(place, path):
+def test_the_test_directory_is_on_the_intended_file_system(place, path):
     kind, where = place
     with open("/proc/self/mountinfo") as table:
         mount = paths.find_mount(table.read(), os.stat(where).st_dev, where)
@@ -188,7 +188,7 @@ def test_nothing_is_lost(path, start_peer, tmp_path, keep):
         os.unlink(path)
 
 
-def test_the_next_holder_removes_what_a_killed_one_left(path, start_peer):
+def test_the_next_holder_removes_the_file_of_a_killed_holder(path, start_peer):
     peer = start_peer(path=path)
     peer.do("hold = Lock(path).acquire()")
     peer.kill()
@@ -240,7 +240,7 @@ def test_an_event_hands_the_lock_over(path, start_peer, keep):
         os.unlink(path)
 
 
-def test_a_killed_waiter_blocks_nobody(path, start_peer):
+def test_a_killed_waiter_does_not_block_the_others(path, start_peer):
     head, second = start_peer(path=path), start_peer(path=path)
     second.do("look_only_when_told()")
     with Lock(path):
@@ -282,7 +282,7 @@ def test_lock_files_lose_nothing(path, start_peer, tmp_path, durable):
     assert record.read_text() == "180"
 
 
-def test_the_waiter_for_a_lock_file_is_told_of_a_release_and_of_a_kill(path, start_peer):
+def test_a_waiter_for_a_lock_file_wakes_after_a_release_and_after_a_kill(path, start_peer):
     holder, waiter = start_peer(path=path), start_peer(path=path)
     waiter.do("look_only_when_told()")
     for end in (lambda: holder.do("hold.release()"), holder.kill):

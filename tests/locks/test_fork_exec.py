@@ -117,7 +117,7 @@ def test_forgetting_the_hold_in_a_child_neither_releases_nor_warns(start_peer, p
     assert_free(kind, path)
 
 
-def test_a_child_waits_for_its_parent_like_anybody_else(start_peer, path):
+def test_a_child_waits_for_its_parent_like_any_other_process(start_peer, path):
     """Neither does it think that it has the lock already, nor that it would wait for itself."""
     parent = start_peer(path=path)
     parent.do("hold = Lock(path).acquire()")
@@ -301,7 +301,7 @@ def test_a_program_started_while_a_thread_queues_inherits_nothing(start_peer, pa
 
 
 @each_kind
-def test_a_holder_that_becomes_another_program_lets_go(start_peer, path, kind):
+def test_a_holder_that_executes_another_program_releases_the_lock(start_peer, path, kind):
     parent = start_peer(path=path)
     parent.do(f"hold = {LOCKS[kind]}.acquire()")
 

@@ -234,7 +234,7 @@ def hand_over(make: Callable[[Run, float | None], Any], timeouts: list[int]) -> 
 
 
 @pytest.mark.parametrize("preemptions", FURTHER)
-def test_a_hold_that_lasted_leaves_its_file_to_the_waiter_or_to_nobody(preemptions: int, tmp_path: Path) -> None:
+def test_a_long_hold_leaves_its_file_only_to_a_waiter(preemptions: int, tmp_path: Path) -> None:
     """As above, but the holder did not come through the queue."""
     timeouts: list[int] = []
 
@@ -286,7 +286,7 @@ def test_a_waiter_that_gives_up_during_the_hand_over_leaves_no_file(
     [(EXCLUSIVE, EXCLUSIVE, EXCLUSIVE), (SHARED, EXCLUSIVE, SHARED), (EXCLUSIVE, SHARED, EXCLUSIVE)],
     ids=["writers", "reader-behind-writer", "writer-behind-reader"],
 )
-def test_who_queued_first_is_served_first(
+def test_waiters_are_served_in_the_order_of_their_tickets(
     holder: dict[str, Any], first: dict[str, Any], second: dict[str, Any], preemptions: int, tmp_path: Path
 ) -> None:
     """A reader that could share with the holder still waits for the writer before it."""
@@ -322,7 +322,7 @@ def test_who_queued_first_is_served_first(
     assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 20
 
 
-def test_a_look_at_the_queue_costs_nobody_a_wake_up(tmp_path: Path) -> None:
+def test_a_look_at_the_queue_loses_no_wake_up(tmp_path: Path) -> None:
     """Whoever tries looks whether the tickets in the queue are alive, while their owners may just be making them."""
 
     def scenario(run: Run) -> Callable[[], None]:
@@ -352,7 +352,7 @@ def test_a_look_at_the_queue_costs_nobody_a_wake_up(tmp_path: Path) -> None:
     assert explore(scenario, tmp_path, preemptions=2)["runs"] > 50
 
 
-def test_those_who_look_at_a_dead_ticket_do_not_take_each_other_for_its_owner(tmp_path: Path) -> None:
+def test_processes_that_examine_a_dead_ticket_do_not_take_each_other_for_its_owner(tmp_path: Path) -> None:
     def scenario(run: Run) -> Callable[[], None]:
         os.mkdir(run.path + ".queue")
         os.mkfifo(run.path + ".queue/000000000001")
@@ -370,7 +370,7 @@ def test_those_who_look_at_a_dead_ticket_do_not_take_each_other_for_its_owner(tm
 
 
 @pytest.mark.parametrize("preemptions", FURTHER)
-def test_a_file_that_is_replaced_again_and_again_costs_nobody_a_wake_up(preemptions: int, tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_again_and_again_loses_no_wake_up(preemptions: int, tmp_path: Path) -> None:
     """A waiter watches the file that it has open, not the one that had the name a moment before."""
 
     def scenario(run: Run) -> Callable[[], None]:
@@ -411,7 +411,7 @@ def test_a_file_that_is_replaced_again_and_again_costs_nobody_a_wake_up(preempti
         pytest.param(True, True, id="shared-container"),
     ],
 )
-def test_asking_for_the_status_disturbs_nobody(
+def test_status_disturbs_no_acquire(
     shared: bool, container: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container, whose /proc does not show everybody, it has to ask with a lock of its own."""
@@ -431,7 +431,7 @@ def test_asking_for_the_status_disturbs_nobody(
 
 
 @pytest.mark.parametrize("container", [False, True], ids=["host", "container"])
-def test_asking_for_the_status_removes_nothing(container: bool, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_removes_nothing(container: bool, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who use the lock keep its file, perhaps for flock(1); whoever asks need not know that."""
     Lock(path, keep=True).acquire().release()
     monkeypatch.setattr(status, "sees_everybody", lambda: not container)
@@ -552,7 +552,7 @@ def test_a_permit_tried_in_vain_leaves_no_file(tmp_path: Path) -> None:
     assert explore(scenario, tmp_path, preemptions=2)["runs"] > 50
 
 
-def test_a_number_that_nobody_uses_any_more_is_replaced_by_two_at_once(tmp_path: Path) -> None:
+def test_two_processes_can_replace_an_unused_number_of_permits_at_once(tmp_path: Path) -> None:
     """A crash left a file with another number. Neither of those who agree on the new one is told that it is in use."""
 
     def scenario(run: Run) -> Callable[[], None]:

@@ -64,7 +64,7 @@ def interrupted(step: str, acquire, *args, **options):
     ],
 )
 @pytest.mark.parametrize("waited_before", [False, True])
-def test_interrupted_it_leaves_nothing(kind, timeout, step, met, waited_before, tmp_path, monkeypatch):
+def test_an_interrupted_wait_leaves_nothing(kind, timeout, step, met, waited_before, tmp_path, monkeypatch):
     """`met` obstacles are gone before the wait begins, so that it is the next one which is waited for."""
     if waited_before:
         wait_once(tmp_path / "before")
@@ -102,7 +102,7 @@ def wait_once(path):
     releaser.result()
 
 
-def test_interrupted_while_it_polls_it_leaves_nothing(tmp_path, monkeypatch):
+def test_an_interrupted_poll_leaves_nothing(tmp_path, monkeypatch):
     def no_watch(path, *_):
         raise OSError(errno.EMFILE, "too many watches", path)
 

@@ -143,7 +143,7 @@ def lock_files_open(path: str) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore:a hold on")
 @pytest.mark.parametrize("kind", KINDS)
-def test_acquiring(kind: str, path: str, closed_twice: list[int]) -> None:
+def test_an_interrupt_anywhere_in_an_acquire_leaves_nothing(kind: str, path: str, closed_twice: list[int]) -> None:
     make = KINDS[kind]
     lock = make(path)
     assert_free(make, path)
@@ -165,7 +165,7 @@ def test_acquiring(kind: str, path: str, closed_twice: list[int]) -> None:
 
 @pytest.mark.filterwarnings("ignore:a hold on")
 @pytest.mark.parametrize("kind", KINDS)
-def test_finding_it_busy(kind: str, path: str, closed_twice: list[int]) -> None:
+def test_an_interrupt_anywhere_in_a_busy_attempt_leaves_nothing(kind: str, path: str, closed_twice: list[int]) -> None:
     make = KINDS[kind]
     holder = (Lock(path) if kind == "shared" else make(path)).acquire()
     lock = make(path)
@@ -247,7 +247,9 @@ def left_by(
 @pytest.mark.filterwarnings("ignore:a hold on")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
-def test_in_a_with_block(kind: str, raises: type[BaseException], path: str, closed_twice: list[int]) -> None:
+def test_an_interrupt_anywhere_in_a_with_block_leaves_nothing(
+    kind: str, raises: type[BaseException], path: str, closed_twice: list[int]
+) -> None:
     """At the latest when the lock object is gone, nobody has the lock. A TimeoutError is what alarms raise, and an
     OSError like those of the system."""
     make = KINDS[kind]
@@ -308,7 +310,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="handlers run elsewhere, too")
 @pytest.mark.parametrize("fair", [True, False])
 @pytest.mark.parametrize("kind", ["exclusive", "semaphore", "file"])
-def test_in_a_wait(kind: str, fair: bool, path: str, closed_twice: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_anywhere_in_a_wait_leaves_nothing(
+    kind: str, fair: bool, path: str, closed_twice: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever waits afterwards does not wait for a place in a line that nobody leaves."""
     monkeypatch.setattr(BaseLock, "_timed_out", lambda lock, timeout: holdfast.Timeout("", path=lock.path))
     make = KINDS[kind]

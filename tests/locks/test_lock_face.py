@@ -70,7 +70,7 @@ def test_zero_means_one_try(path, held):
     holdfast.Lock(path).acquire(timeout=0).release()
 
 
-def test_seconds_are_waited_and_no_more(path, held):
+def test_acquire_waits_for_its_timeout_and_no_longer(path, held):
     before = time.monotonic()
     with pytest.raises(holdfast.Timeout) as caught:
         holdfast.Lock(path).acquire(timeout=0.1)
@@ -79,7 +79,7 @@ def test_seconds_are_waited_and_no_more(path, held):
     held.check()
 
 
-def test_acquire_overrules_the_timeout_of_the_lock(path, held):
+def test_the_timeout_of_acquire_overrides_that_of_the_lock(path, held):
     with pytest.raises(holdfast.Busy):
         holdfast.Lock(path, timeout=PATIENCE).acquire(timeout=0)
     with pytest.raises(holdfast.Timeout, match=r"within 0\.01 s"):
@@ -95,7 +95,7 @@ def test_infinity_is_no_timeout(path, held):
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), float("-inf"), "5"])
-def test_nonsense_is_refused_before_anything_is_tried(path, timeout):
+def test_an_invalid_timeout_is_refused_before_the_first_attempt(path, timeout):
     with pytest.raises(ValueError, match="timeout is seconds"):
         holdfast.Lock(path, timeout=timeout)
     with pytest.raises(ValueError, match="timeout is seconds"):
@@ -155,7 +155,7 @@ def test_a_caught_error_survives_a_pickle(path, held):
 # Holds.
 
 
-def test_a_hold_tells_about_itself(path):
+def test_a_hold_describes_itself(path):
     before = time.time()
     with holdfast.Lock(path) as hold:
         assert before <= hold.acquired_at <= time.time()
@@ -181,7 +181,7 @@ def test_releasing_twice_raises_and_spares_the_next_holder(path):
         assert in_thread(holdfast.Lock(path).try_acquire) is None
 
 
-def test_of_many_threads_that_release_one_does(path):
+def test_exactly_one_of_many_threads_releases_a_hold(path):
     hold = holdfast.Lock(path).acquire()
     barrier = threading.Barrier(8)
 
@@ -205,7 +205,7 @@ def test_another_thread_may_release(path):
     lock.acquire(timeout=0).release()
 
 
-def test_a_hold_that_outlived_its_thread_is_nobody_elses(path):
+def test_a_hold_that_outlives_its_thread_belongs_to_no_other_thread(path):
     """Thread numbers are used again: a new thread with the old number is not the one that acquired."""
     lock = holdfast.Lock(path)
 
@@ -281,7 +281,7 @@ def test_a_removed_file_means_a_lost_hold(path, tmp_path):
     leftovers.check()
 
 
-def test_a_loser_leaves_the_file_of_its_successor(path):
+def test_a_lost_hold_leaves_the_file_of_the_next_holder(path):
     loser = holdfast.Lock(path).acquire()
     os.unlink(path)
     with holdfast.Lock(path) as successor:
@@ -481,7 +481,7 @@ def test_every_spelling_of_a_held_path_would_deadlock(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["alias", "hard link", "link", "link to link", "real"]
 
 
-def test_an_exclusive_acquire_of_what_one_shares_would_deadlock(path):
+def test_an_exclusive_acquire_by_a_sharer_would_deadlock(path):
     with holdfast.Lock(path, shared=True):
         with pytest.raises(holdfast.WouldDeadlock):
             holdfast.Lock(path).acquire()
@@ -601,7 +601,7 @@ def as_another_user(program: str, path: Path, uid: int = 65534) -> str:
 
 
 @pytest.mark.parametrize("through_link", [False, True])
-def test_a_file_that_one_may_only_read_can_be_locked(open_directory, through_link):
+def test_a_read_only_file_can_be_locked(open_directory, through_link):
     path = open_directory / "x.lock"
     path.touch(0o644)
     if through_link:
@@ -615,7 +615,7 @@ def test_a_file_that_one_may_only_read_can_be_locked(open_directory, through_lin
     assert path.exists()  # the directory does not let them remove it
 
 
-def test_one_who_may_only_read_is_excluded_and_can_wait(open_directory):
+def test_a_user_with_read_permission_only_is_excluded_and_can_wait(open_directory):
     path = open_directory / "x.lock"
     held = holdfast.Lock(path, keep=True).acquire()
     assert as_another_user("print(holdfast.Lock(path).try_acquire())", path) == "None\n"
@@ -656,7 +656,7 @@ def test_another_users_file_in_a_sticky_directory_can_be_locked(open_directory):
     assert path.exists()  # the sticky bit does not let them remove it
 
 
-def test_a_file_that_one_may_not_open_is_a_permission_error(open_directory):
+def test_a_file_that_cannot_be_opened_raises_permission_error(open_directory):
     path = open_directory / "x.lock"
     path.touch(0o600)
     path.chmod(0o600)
@@ -736,7 +736,7 @@ def hold_on(cpu: int, lock: holdfast.Lock, held: ExitStack) -> holdfast.Lock:
     return lock
 
 
-def test_status_says_since_when(path):
+def test_status_shows_since_when_the_lock_is_held(path):
     with holdfast.Lock(path) as hold:
         assert abs(holdfast.Lock(path).status().since - hold.acquired_at) < 1
 
@@ -917,12 +917,12 @@ def test_a_description_can_be_sent_to_another_process(lock):
     ]
 
 
-def test_releasing_the_lock_instead_of_the_hold_says_what_to_do(path):
+def test_lock_release_raises_an_error_that_names_the_hold(path):
     with pytest.raises(AttributeError, match=r"release what acquire\(\) returned"):
         holdfast.Lock(path).release()
 
 
-def test_a_hold_that_is_not_kept_is_complained_about_where_people_look(path, caplog):
+def test_a_dropped_hold_is_reported_in_the_log(path, caplog):
     with pytest.warns(ResourceWarning, match="keep what"):
         holdfast.Lock(path).acquire()
     assert "was never released" in caplog.text
@@ -936,7 +936,7 @@ def test_a_released_hold_cannot_be_entered(path):
 
 
 @pytest.mark.parametrize("timeout", [True, False])
-def test_the_flag_of_other_locks_is_no_timeout(path, timeout):
+def test_a_boolean_is_not_a_timeout(path, timeout):
     with pytest.raises(ValueError, match="timeout is seconds"):
         holdfast.Lock(path).acquire(timeout)
 
@@ -952,7 +952,7 @@ def test_a_timeout_carries_the_status(path):
     assert [holder.pid for holder in caught.value.status.holders] == [os.getpid()]
 
 
-def test_a_name_that_cannot_have_a_queue_is_waited_for_without(path):
+def test_a_lock_whose_queue_cannot_be_made_is_waited_for_without_one(path):
     Path(path + ".queue").touch()
     hold = in_thread(holdfast.Lock(path).acquire)
     with pytest.raises(holdfast.Timeout):
@@ -983,7 +983,7 @@ def test_a_thread_that_leaves_a_block_releases_its_own_hold(path):
     exclusive.try_acquire().release()
 
 
-def test_a_hold_that_was_released_in_its_block_costs_no_other_thread_its_own(path):
+def test_a_hold_released_inside_its_block_leaves_the_holds_of_other_threads_alone(path):
     lock = holdfast.Lock(path, shared=True)
     entered, leave = threading.Event(), threading.Event()
 

@@ -187,7 +187,7 @@ FOREIGN = [(kind, number) for kind in CONTENTS for number in NUMBERS]
 
 @pytest.mark.parametrize("foreign_queue", FOREIGN, indirect=True, ids="-".join)
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-def test_foreign_content_of_a_queue_holds_up_nobody(kind: str, path: str, foreign_queue: None) -> None:
+def test_foreign_files_in_a_queue_directory_delay_no_waiter(kind: str, path: str, foreign_queue: None) -> None:
     make = KINDS[kind]
     make(path).acquire(timeout=30).release()
     with make(path):
@@ -349,7 +349,7 @@ def test_without_stable_inode_numbers_an_acquire_ends_in_time(
 # The line in memory.
 
 
-def test_a_closed_event_loop_in_the_line_holds_up_nobody(path: str) -> None:
+def test_a_waiter_whose_event_loop_was_closed_delays_no_other(path: str) -> None:
     loop = asyncio.new_event_loop()
     hold = in_another_thread(Lock(path, fair=False).acquire)
     waiters = [loop.create_task(Lock(path, fair=False).aacquire()) for _ in range(2)]  # one inside, one in the line
@@ -426,7 +426,7 @@ def test_a_waiter_with_a_timeout_gets_a_lock_that_is_taken_in_a_tight_loop(
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("timeout", [0, 0.01])
-def test_the_error_of_a_wait_is_put_together_in_a_thread(
+def test_the_error_of_a_wait_is_composed_in_a_thread(
     path: str, rival: Any, backend: str, timeout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop_went_on = threading.Event()
@@ -532,7 +532,7 @@ def test_a_lock_that_comes_free_between_two_looks_is_kept(path: str, monkeypatch
 # What status says.
 
 
-def test_a_foreign_byte_range_is_no_holder(path: str, start_peer: Callable[..., Peer]) -> None:
+def test_a_byte_range_lock_of_another_program_is_not_a_holder(path: str, start_peer: Callable[..., Peer]) -> None:
     Path(path).touch()
     peer = start_peer(path=path)
     for take in ("fcntl.lockf(file, fcntl.LOCK_EX)", "system.lock_range(file.fileno(), system.EX_NB)"):
@@ -555,7 +555,7 @@ def test_a_semaphore_with_a_free_permit_is_free(path: str) -> None:
 
 
 @needs_users
-def test_a_semaphore_that_may_only_be_read_says_so(sticky: Path) -> None:
+def test_a_read_only_semaphore_file_raises_permission_error_with_the_remedy(sticky: Path) -> None:
     path = str(sticky / "x")
     with Semaphore(path, 2):
 
@@ -591,7 +591,7 @@ def test_a_socket_is_not_a_lock_file(kind: str, path: str) -> None:
 )
 @pytest.mark.parametrize("timeout", [None, 60])
 @pytest.mark.parametrize("first", [True, False], ids=["patched first", "imported first"])
-def test_greenlets_run_while_one_waits(patch: str, timeout: float | None, first: bool, path: str) -> None:
+def test_other_greenlets_run_while_a_greenlet_waits(patch: str, timeout: float | None, first: bool, path: str) -> None:
     """The greenlet that would release the lock is in the same thread as the one that waits for it."""
     library = patch.split()[1].strip(";")
     if find_spec(library) is None:  # not imported: eventlet would warn of every fork of the other tests
@@ -668,7 +668,7 @@ def test_the_bursts_of_the_first_waiter_become_rare() -> None:
     assert queues.RECHECK_S >= 1
 
 
-def test_a_try_gives_a_process_that_removes_the_file_time_to_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_try_waits_for_a_process_that_is_removing_the_file(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a process may lose its processor in the middle, for some time slices. The pauses are counted, not slept."""
     pauses: list[float] = []
     monkeypatch.setattr(local, "monotonic", lambda: 0.0)

@@ -23,7 +23,7 @@ def read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def test_as_many_as_there_are_permits(path):
+def test_a_semaphore_has_as_many_holders_as_permits(path):
     semaphore = holdfast.Semaphore(path, 3)
     holds = [semaphore.try_acquire() for _ in range(3)]
     assert all(holds)
@@ -37,7 +37,7 @@ def test_as_many_as_there_are_permits(path):
         hold.release()
 
 
-def test_the_file_says_the_number_and_goes_with_the_last_one(path, tmp_path):
+def test_the_file_contains_the_number_and_the_last_holder_removes_it(path, tmp_path):
     leftovers = Leftovers(tmp_path)
     semaphore = holdfast.Semaphore(path, 12)
     first, second = semaphore.acquire(), semaphore.acquire()
@@ -50,7 +50,7 @@ def test_the_file_says_the_number_and_goes_with_the_last_one(path, tmp_path):
 
 
 @pytest.mark.parametrize("permits", [0, -1, 2.0, "2", None, 1 << 21])
-def test_a_number_that_makes_no_sense_is_refused(path, permits):
+def test_an_impossible_number_of_permits_is_refused(path, permits):
     with pytest.raises(ValueError, match="permits is a number"):
         holdfast.Semaphore(path, permits)
 
@@ -72,7 +72,7 @@ def test_a_file_with_other_content_is_refused_and_untouched(path, tmp_path, cont
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-def test_another_number_is_an_error_that_says_both(path, tmp_path):
+def test_another_number_of_permits_raises_an_error_with_both_numbers(path, tmp_path):
     with peers() as (peer,):
         peer.acquire(path, permits=4)
         leftovers = Leftovers(tmp_path)
@@ -88,7 +88,7 @@ def test_another_number_is_an_error_that_says_both(path, tmp_path):
         assert read(path) == b"permits=7\n"
 
 
-def test_what_a_crash_left_is_replaced_by_another_number(path, tmp_path):
+def test_a_semaphore_file_left_by_a_crash_can_get_another_number(path, tmp_path):
     with peers() as (peer,):
         peer.acquire(path, permits=2)
         peer.kill()

@@ -276,7 +276,7 @@ AMOUNTS = [
 @pytest.mark.usefixtures("pool")
 @pytest.mark.parametrize(("examples", "steps"), AMOUNTS)
 @pytest.mark.parametrize("machine", [LockMachine, SemaphoreMachine])
-def test_whatever_processes_do_the_model_knows_what_comes_of_it(
+def test_random_operations_have_the_results_that_the_model_predicts(
     machine: type[Machine], examples: int, steps: int
 ) -> None:
     run_state_machine_as_test(

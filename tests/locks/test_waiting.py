@@ -113,7 +113,7 @@ def test_an_async_wait_on_a_local_file_system_never_polls(path, backend):
     anyio.run(main, backend=backend)
 
 
-def test_the_event_of_a_crash_wakes(path, monkeypatch):
+def test_the_event_of_a_crash_wakes_a_waiter(path, monkeypatch):
     """Without the safety look, which would hide a missing event."""
     monkeypatch.setattr(watch, "RECHECK_S", 3600.0)
     lock = holdfast.Lock(path)
@@ -126,7 +126,7 @@ def test_the_event_of_a_crash_wakes(path, monkeypatch):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_events_of_release_and_removal_wake(path, monkeypatch, shared):
+def test_the_events_of_release_and_removal_wake_a_waiter(path, monkeypatch, shared):
     monkeypatch.setattr(watch, "RECHECK_S", 3600.0)
     lock = holdfast.Lock(path)
     for end in ("release", "lose"):
@@ -142,7 +142,7 @@ def test_the_events_of_release_and_removal_wake(path, monkeypatch, shared):
         hold.release()
 
 
-def test_all_events_are_taken_off_however_many_there_are(path):
+def test_drain_reads_all_events(path):
     """More than one read of the kernel's queue takes."""
     Path(path).touch()
     watching = system.Watch(path, OwnedFd)
@@ -383,7 +383,7 @@ def pretend(monkeypatch):
         ("fuse.sshfs", "rw", "sshfs"),
     ],
 )
-def test_a_file_system_that_grants_twice_is_refused(pretend, kind, options, names):
+def test_a_file_system_that_grants_one_lock_twice_is_refused(pretend, kind, options, names):
     directory = pretend(kind, options)
     for lock in (holdfast.Lock(directory / "x"), holdfast.Semaphore(directory / "y", 2)):
         for acquire in (lock.acquire, lock.try_acquire):
@@ -464,7 +464,7 @@ def test_a_file_that_is_replaced_again_and_again_is_reported(path, kind, monkeyp
     assert path in record.getMessage() and "100 times" in record.getMessage()
 
 
-def test_fewer_replacements_are_not_worth_a_word(path, monkeypatch, caplog):
+def test_fewer_replacements_are_not_reported(path, monkeypatch, caplog):
     plain = system.lock
     replaced = []
 

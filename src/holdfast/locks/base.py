@@ -202,14 +202,11 @@ class BaseLock(Generic[HoldType]):
         than it was entered by: an asynchronous generator that nobody finished is closed by a new one. Then the last
         hold will do, because the holds of a lock are as good as each other.
         """
+        caller = process.current_task() or process.current_thread()
         holds = [last, *reversed(self._entered)]
-        for wanted in (process.caller(), None):
-            for hold in holds:
-                if hold._owner() is wanted:
-                    return hold if hold is last else self._exchange(last, hold)
-        return last
-
-    def _exchange(self, last: Hold, own: Hold) -> Hold:
+        own = next((hold for owner in (caller, None) for hold in holds if hold._owner() is owner), last)
+        if own is last:
+            return last
         try:
             self._entered.remove(own)
         except ValueError:  # another thread that leaves its block has just taken it

@@ -180,9 +180,6 @@ class FileEngine(local.LocalEngine):
 
     # Waiting.
 
-    def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> Steps[FileGrant]:
-        return local.steps(self, found, deadline, waits, asynchronous)  # type: ignore[return-value]
-
     def is_free(self) -> bool:
         found = self.examine()
         return found is None or found.stale

@@ -29,8 +29,8 @@ class FileGrant(LocalGrant):
     """The lock file that this process has published."""
 
     __slots__ = (
-        *("__weakref__", "_called_at", "_engine", "_lost", "_renewing"),
-        *("acquired_at", "content", "entry", "key", "renewed_hold", "token"),
+        *("__weakref__", "_engine", "_lost", "_renewing"),
+        *("acquired_at", "called_at", "content", "entry", "key", "renewed_hold", "token"),
     )
 
     shared = False
@@ -45,7 +45,7 @@ class FileGrant(LocalGrant):
         self.key = inode_of(entry.st)
         self.acquired_at = time.time()
         self.renewed_hold = None
-        self._called_at = 0.0
+        self.called_at = 0.0
         self._lost = False
         self._renewing: LockType | None = None  # held by a thread that renews; made by the first one
 
@@ -53,9 +53,6 @@ class FileGrant(LocalGrant):
         """Return the descriptor that carries the liveness byte."""
         assert self.entry.file is not None
         return self.entry.file.fd
-
-    def came_through_queue_at(self, moment: float) -> None:
-        self._called_at = moment
 
     def is_good(self) -> bool:
         if not self._lost:
@@ -76,9 +73,9 @@ class FileGrant(LocalGrant):
             raise
         finally:
             self._close()
-            if self._called_at:
+            if self.called_at:
                 location = self._engine.location
-                process.registry.note_turn(location.file, self._called_at)
+                process.registry.note_turn(location.file, self.called_at)
                 remove_queue(location.queue)
 
     def _remove(self) -> bool:
@@ -112,7 +109,7 @@ class FileGrant(LocalGrant):
     def leave_standing(self) -> None:
         """Close the lock file without removing it. From now on it is held in the name of another process."""
         self._close()
-        if self._called_at:
+        if self.called_at:
             remove_queue(self._engine.location.queue)
 
     def renew(self) -> None:

@@ -43,14 +43,14 @@ BURSTS: tuple[tuple[float, float, float], ...] = (
 class FirstWaiter:
     """One wait for the lock itself."""
 
-    __slots__ = ("_asynchronous", "_bursts", "_deadline", "_engine", "_waiting")
+    __slots__ = ("_asynchronous", "_began", "_deadline", "_engine", "_next_burst", "_waiting")
 
     def __init__(self, engine: PathLock, deadline: float | None, asynchronous: bool) -> None:
         self._engine = engine
         self._deadline = deadline
         self._asynchronous = asynchronous
         self._waiting = Waiting(engine.location.file)
-        self._bursts = _Bursts()
+        self._began = self._next_burst = monotonic()
 
     def steps(self) -> Steps[OpenFile]:
         engine, deadline = self._engine, self._deadline
@@ -101,14 +101,14 @@ class FirstWaiter:
             yield Granted(file.set_lock, file.fd, wait_op)
             return True
         polls = wait_op and file.mount.events  # the slots of a semaphore are ours alone: no other program takes them
-        seconds = self._bursts.due() if polls else 0.0
+        seconds = self._burst_length() if polls else 0.0
         if seconds:
             taken = yield from self._burst(file, sooner(monotonic() + seconds, self._deadline))
             if taken:
                 return True
         if file.mount.events and self._waiting.begin():
             return False  # registered: attempt once more, and only then sleep
-        yield self._waiting.step(sooner(self._bursts.next, self._deadline) if polls else self._deadline)
+        yield self._waiting.step(sooner(self._next_burst, self._deadline) if polls else self._deadline)
         self._waiting.drain()
         return False
 
@@ -129,21 +129,11 @@ class FirstWaiter:
                 return False
             yield Pause(now)
 
-
-class _Bursts:
-    """When to attempt in a burst: see `BURSTS`."""
-
-    __slots__ = ("_began", "next")
-
-    def __init__(self) -> None:
-        self._began = self.next = monotonic()
-
-    def due(self) -> float:
-        """How many seconds to attempt for. 0: not yet."""
+    def _burst_length(self) -> float:
+        """How many seconds to attempt for now. 0: the next burst is not due yet. See `BURSTS`."""
         now = monotonic()
-        if now < self.next:
+        if now < self._next_burst:
             return 0.0
-        waited = now - self._began
-        burst, pause = next((burst, pause) for before, burst, pause in BURSTS if waited < before)
-        self.next = now + burst + pause
-        return burst
+        length, pause = next((length, pause) for before, length, pause in BURSTS if now - self._began < before)
+        self._next_burst = now + length + pause
+        return length

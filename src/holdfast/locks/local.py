@@ -19,6 +19,8 @@ from .queue import Queue, remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .lock_path import Location
 
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
@@ -34,9 +36,7 @@ class LocalGrant(Grant):
 
     __slots__ = ()
 
-    def came_through_queue_at(self, moment: float) -> None:
-        """Called when a waiter got the lock in its turn, with the monotonic time."""
-        raise NotImplementedError
+    called_at: float  # when a waiter in the queue acquired it, on the monotonic clock; 0.0: without the queue
 
 
 class LocalEngine(Engine):
@@ -54,6 +54,9 @@ class LocalEngine(Engine):
 
     def file_was_replaced(self, retries: int) -> None:
         """Called for every REPLACED, with their number in a row."""
+
+    def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> wait.Steps[Any]:
+        return steps(self, found, deadline, waits, asynchronous)
 
     def is_free(self) -> bool:
         """Could the first waiter have the lock at this moment?"""
@@ -87,7 +90,7 @@ def steps(
         if grant is None and registry is process.registry:
             engine.gave_up()
     if queue is not None:
-        grant.came_through_queue_at(monotonic())
+        grant.called_at = monotonic()  # type: ignore[misc]  # a slot of each subclass
     return grant
 
 
@@ -141,9 +144,9 @@ def _wait_in_line(
             wait.check_deadline(deadline)
             yield wait.Notified(notification, wait.sooner(monotonic() + wait.RECHECK_S, deadline))
             if not place.admitted:
-                place.admit_again()
+                place.admit_others()
         joined = queue is not None and queue.join()
-        place.settle()
+        place.admit_others()
         if queue is not None and joined:
             grant = yield from queue.wait(engine, deadline)
         if grant is None:

@@ -68,13 +68,9 @@ class OpenFile(OwnedFd, local.LocalGrant):
     st: os.stat_result  # what it was when it was opened
     acquired_at: float
     came_through_queue: bool  # with a ticket or in its turn. Its holder leaves the file to the next waiter
-    called_at: float  # when a waiter got it, on the monotonic clock; 0: it did not wait, or without a queue
 
     def fileno(self) -> int:
         return self.fd
-
-    def came_through_queue_at(self, moment: float) -> None:
-        self.called_at = moment
 
     def is_good(self) -> bool:
         return named(self.engine.name, self.key) is not None
@@ -349,9 +345,6 @@ class PathLock(local.LocalEngine):
             pass  # not ours, or locked from end to end by another program
 
     # Waiting for it.
-
-    def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> Steps[OpenFile]:
-        return local.steps(self, found, deadline, waits, asynchronous)  # type: ignore[return-value]
 
     def held_by_caller(self, *, asynchronous: bool, ended: bool = False) -> list[process.Entry]:
         if not process.registry.holds:

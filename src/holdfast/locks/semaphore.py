@@ -56,7 +56,11 @@ class Permits(Kind):
 
     def take(self, file: OpenFile) -> bool | Outcome:
         try:
-            return self._take_slot(file)
+            content = system.pread(file.fd, _MAX_BYTES + 1, 0)
+        except PermissionError:  # CIFS: a process that has locked all of the file keeps others from reading it
+            return BUSY
+        try:
+            return self._take_slot(file, content) if content else self._take_new(file)
         except OSError as error:
             if error.errno != errno.EBADF:
                 raise
@@ -64,14 +68,7 @@ class Permits(Kind):
             text = "users of a semaphore must be able to write its file; make it with mode=0o666"
             raise PermissionError(errno.EACCES, text, file.engine.name) from None
 
-    def _take_slot(self, file: OpenFile) -> bool | Outcome:
-        try:
-            content = system.pread(file.fd, _MAX_BYTES + 1, 0)
-        except PermissionError:  # CIFS: a process that has locked all of the file keeps others from reading it
-            return BUSY
-        return self._take_slot_of(file, content) if content else self._take_new(file)
-
-    def _take_slot_of(self, file: OpenFile, content: bytes) -> bool | Outcome:
+    def _take_slot(self, file: OpenFile, content: bytes) -> bool | Outcome:
         number = parse(content)
         if number is None:
             raise not_a_lock_file(file.engine.name)
@@ -97,7 +94,7 @@ class Permits(Kind):
                     _write_number(file, content)
                 if file.mount.ranged:  # on an SMB server a shared lock does not take the place of an exclusive one
                     system.lock_range(file.fd, system.UN)
-                taken = self._take_slot_of(file, content)
+                taken = self._take_slot(file, content)
         finally:
             if taken is not True:
                 self.unlock(file)
