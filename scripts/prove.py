@@ -152,9 +152,10 @@ that touch nothing in common need not be tried in both orders ([tests/footprints
 compares it with the full search on small examples: both show every process the same.
 
 What this does not show: faults that need more preemptions than the bound, or more processes. The bounds are two or
-three preemptions for two processes, and one or two for three. Beyond them there are random schedules. Twenty thousand
-acquisitions for each kind of lock with real processes and SIGKILL, where it once were fifty thousand, keep the whole
-within 45 minutes on two processors.""".splitlines()
+three preemptions for two processes, and one or two for three. Beyond them there are random schedules. To end within
+45 minutes on two processors, two bounds are lower than they were: the long run of each kind of lock among real
+processes makes 20,000 acquisitions instead of 50,000, and a kill beside a stale lock file is combined with one
+preemption instead of two.""".splitlines()
 
 
 def main(wanted: str) -> int:
