@@ -518,3 +518,23 @@ def test_an_attempt_does_not_sleep_while_another_process_keeps_the_removal_byte(
     finally:
         os.close(remover)
     lock.acquire(timeout=60).release()
+
+
+def test_a_holder_that_dies_while_its_lock_is_broken_is_not_taken_for_another_kind_of_lock(
+    path: str, start_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = start_peer(path=path)
+    holder.do("hold = holdfast.LockFile(path, durable=False).acquire()")
+    lock, busy = system.lock, []
+
+    def die_after_it_was_busy(fd: int, op: int) -> None:
+        try:
+            lock(fd, op)
+        except BlockingIOError:
+            busy.append(fd)
+            holder.kill()
+            raise
+
+    monkeypatch.setattr(system, "lock", die_after_it_was_busy)
+    LockFile(path).break_()
+    assert busy and not os.path.exists(path)
