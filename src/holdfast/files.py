@@ -144,12 +144,19 @@ def write_at(fd: int, content: bytes, at: int) -> None:
         done += system.pwrite(fd, content[done:], at + done)
 
 
-def create_file(path: str, content: bytes, mode: int, *, sync: bool = False) -> None:
-    """Write a new file. FileExistsError: the name is taken. `sync` waits for the content, not for the name."""
+def create_file(
+    path: str, content: bytes, mode: int, *, sync: bool = False, owner: tuple[int, int] | None = None
+) -> None:
+    """Write a new file, and give it to `owner`, a user and a group. FileExistsError: the name is taken.
+
+    `sync` waits for the content, not for the name.
+    """
     with OwnedFd(system.open_fd(path, system.O_NEW, mode)) as file:
         try:
             if content:
                 write_all(file.fd, content)
+            if owner is not None:
+                system.chown(file.fd, *owner)  # not by its name, which another user may have replaced by a link
             if sync:
                 system.fsync(file.fd)
         except BaseException:

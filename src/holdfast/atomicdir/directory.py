@@ -20,7 +20,7 @@ from ..offload import in_thread
 from . import copying
 from .commit import Site
 from .snapshot import Snapshot
-from .trees import GRACE_S, remove_unused, stat_of
+from .trees import GRACE_S, remove_unused, set_mode, stat_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -240,12 +240,12 @@ class _Building:
         old, new = self._site.path, self._new
         like = stat_of(old)
         self._like = like or system.stat(new)
-        system.chmod(new, _MODE_WHILE_BUILT)
+        set_mode(new, _MODE_WHILE_BUILT)
         if like and self._copies:
             copying.Copier().copy(old, new)
         elif like:
             copying.copy_acls(old, new)
-        system.chmod(new, _MODE_WHILE_BUILT)  # an access control list has changed it
+        set_mode(new, _MODE_WHILE_BUILT)  # an access control list has changed it
         self._made = system.stat(new, follow_symlinks=False)
 
     def end(self, hold: Hold, failed: bool) -> None:
@@ -268,4 +268,4 @@ class _Building:
         if (now.st_uid, now.st_gid) == (made.st_uid, made.st_gid) != (self._like.st_uid, self._like.st_gid):
             mode = copying.give_owner(self._new, self._like)
         if now.st_mode == made.st_mode:
-            system.chmod(self._new, mode)
+            set_mode(self._new, mode)

@@ -82,20 +82,22 @@ def _make_writable(directory: str) -> None:
             for name in names:
                 system.chmod(os.path.join(folder, name), stat.S_IWRITE)
         return
-    _allow_owner(directory, None)
+    set_mode(directory, stat.S_IRWXU)
     for _, names, _, fd in os.fwalk(directory):
         for name in names:
             with suppress(NotADirectoryError):  # a symlink to a directory
-                _allow_owner(name, fd)
+                set_mode(name, stat.S_IRWXU, fd)
 
 
-def _allow_owner(name: str, folder: int | None) -> None:
+def set_mode(name: str, mode: int, folder: int | None = None) -> None:
+    """Set the mode of a directory. A symlink that another user puts in its place is not followed."""
     if not hasattr(os, "O_PATH"):
-        system.chmod(name, stat.S_IRWXU, dir_fd=folder, follow_symlinks=False)
+        options = {"dir_fd": folder, "follow_symlinks": False} if system.HAS_FOLDERS else {}
+        system.chmod(name, mode, **options)
         return
     # An O_PATH descriptor needs no right to read, but fchmod refuses it.
     with OwnedFd(system.open_fd(name, system.O_FOLDER | os.O_NOFOLLOW, dir_fd=folder)) as entry:
-        system.chmod(f"/proc/self/fd/{entry.fd}", stat.S_IRWXU)
+        system.chmod(f"/proc/self/fd/{entry.fd}", mode)
 
 
 def remove_unused(path: str) -> None:
