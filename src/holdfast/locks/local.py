@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .lock_path import Location
+    from .location import Location
 
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32

@@ -33,7 +33,7 @@ from . import local
 from .base import would_deadlock
 from .engine import BUSY, QUEUED, REMOVING, REPLACED, Outcome
 from .first_waiter import FirstWaiter
-from .lock_path import LockPath, not_a_lock_file
+from .location import LockPath, not_a_lock_file
 from .queue import remove_queue
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..status import Status
     from ..wait import Steps
     from .base import StrPath
-    from .lock_path import Location
+    from .location import Location
 
 _FRESH_S = 0.1  # a file that was modified within this time shows the time of the acquisition
 _BRIEF_HOLD_S = 0.001  # after a longer hold, the cost of examining the queue does not matter

@@ -26,7 +26,7 @@ from ..files import OwnedFd, named, try_lock, write_at
 from .base import BaseLock
 from .engine import BUSY, REMOVING, REPLACED, Outcome
 from .hold import Hold
-from .lock_path import not_a_lock_file
+from .location import not_a_lock_file
 from .path_lock import Kind, OpenFile, PathLock, take_all
 
 TYPE_CHECKING = False
