@@ -52,19 +52,19 @@ class OwnedFd:
 
     @property
     def is_open(self) -> bool:
-        """Can it be used? Not after `close`, and not in a forked child."""
+        """False after `close`, and in a forked child."""
         if process.forks:
             process.current_registry()
         return id(self) in _owned
 
     def close(self) -> None:
-        # Popping is atomic: of two threads that close, one does.
+        # Popping is atomic: if two threads close, exactly one of them closes the descriptor.
         if (fd := _owned.pop(id(self), None)) is not None:
             system.close(fd)
             self.fd = -1
 
     def detach(self) -> int:
-        """Give the descriptor up without closing it: another owner closes it. -1: it is not open."""
+        """Return the descriptor without closing it, for another owner. -1: it is not open."""
         return int(_owned.pop(id(self), -1))  # without the mark of an `InheritedNumber`
 
     def __enter__(self: Owner) -> Owner:
@@ -91,7 +91,7 @@ class InheritedFd(OwnedFd):
 
 
 def named(path: str, inode: process.Inode, follow_symlinks: bool = True) -> os.stat_result | None:
-    """What `path` names now, if that is still the file with this device and inode; else None."""
+    """Return the stat result of `path` if it still names the file with this device and inode, else None."""
     try:
         st = system.stat(path) if follow_symlinks else system.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -109,7 +109,7 @@ def try_lock(fd: int, op: int, set_lock: Callable[[int, int], None] | None = Non
 
 
 def pipe(reader: type[OwnedFd] = OwnedFd, writer: type[OwnedFd] = OwnedFd) -> tuple[OwnedFd, OwnedFd]:
-    """The two ends of a pipe. A forked child keeps those of an `InheritedFd`."""
+    """Return the two ends of a pipe. A forked child keeps an end whose type is `InheritedFd`."""
     one, other = os.pipe()
     return reader(one), writer(other)
 
@@ -199,7 +199,7 @@ def remove(path: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Names that were added to the directory, or removed from it, are on disk. Windows has no such call."""
+    """Wait until added and removed names of a directory are on disk. Windows has no such call."""
     if system.HAS_FOLDERS:
         with OwnedFd(system.open_fd(path, system.O_SYNCABLE_FOLDER)) as file:
             system.fsync(file.fd)

@@ -1,4 +1,4 @@
-"""Blocking calls of an asyncio or trio task, in a thread, so that the event loop goes on."""
+"""Run a blocking call of an asyncio or trio task in a thread, so that the event loop goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Call `work` in a thread and return its result, or raise its exception.
 
-    It is called once and runs to its end, even if the task is cancelled meanwhile. The task is cancelled after that.
+    The call is made once and runs to its end. If the task is cancelled meanwhile, the cancellation is raised after it.
     """
     from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class
     from anyio.to_thread import run_sync

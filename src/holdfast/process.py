@@ -1,6 +1,6 @@
 """What this process knows about its own locks: descriptors, holds, the line of waiters in memory, and fork.
 
-The kernel excludes; this module only knows. It has:
+The kernel excludes other holders. This module keeps the records of one process:
 
 * descriptors: every `files.OwnedFd` that is open. A forked child closes its copies once, without unlocking: an unlock
   acts on the open file description, which the child shares with its parent.
@@ -46,7 +46,7 @@ _local = ThreadLocal()
 
 
 def owns(mutex: RLock) -> bool:
-    """Does this thread own the mutex? `threading.Condition` asks in the same way; there is no public one."""
+    """Does this thread own the mutex? `threading.Condition` calls the same method; there is no public way."""
     return bool(mutex._is_owned())  # type: ignore[attr-defined]
 
 
@@ -89,8 +89,8 @@ def current_task() -> object | None:
 def owner() -> tuple[object, Task | None]:
     """The running thread and the running task, as the registry of holds has them.
 
-    The reference is weak: a task that is dropped with its hold must be collectable, or the hold would never be missed.
-    Every acquire comes here, so the answer for a thread without tasks is kept.
+    The reference is weak: a task that is dropped together with its hold must be collectable, so that the hold is
+    released. Every acquire calls this, so the result for a thread without tasks is kept.
     """
     if "asyncio" in _modules or "trio" in _modules or "greenlet" in _modules:
         task = current_task()
@@ -255,7 +255,7 @@ class Registry:
     def holds_of_caller(self, key: Key, *, asynchronous: bool, ended: bool = False) -> list[Entry]:
         """The live holds on `key` that cannot be released while the caller waits.
 
-        `ended`: also those of tasks that are gone, which the code around the event loop may be keeping.
+        `ended`: also holds of tasks that have ended. Code outside the event loop may keep those.
         """
         thread = current_thread()
         task = current_task() if asynchronous else None

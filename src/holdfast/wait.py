@@ -1,14 +1,14 @@
 """Waiting: what an acquire algorithm may wait for, and the two drivers that do it.
 
 An algorithm is a generator. It tries, yields what it wants to wait for, is resumed when that has come or its time is
-over, and tries again; it returns what it acquired and raises when its deadline has passed. Being resumed promises
-nothing: the algorithm always looks for itself. It never knows which driver runs it.
+over, and tries again. It returns what it acquired, and raises when its deadline has passed. That it is resumed proves
+nothing: the algorithm attempts again. It does not know which driver runs it.
 
     drive(steps)          blocks the calling thread
-    await adrive(steps)   lets the other tasks run, under asyncio or trio
+    await adrive(steps)   other tasks run meanwhile, under asyncio or trio
 
-When a wait is interrupted (KeyboardInterrupt, cancellation), the driver closes the generator, whose `finally` blocks
-leave nothing behind: that is the only clean-up path, and both drivers share it.
+When a wait is interrupted (KeyboardInterrupt, cancellation), the driver closes the generator. The `finally` blocks of
+the generator clean up. There is no other clean-up, and both drivers use it.
 
     Readable(fd)       a descriptor can be read
     Pause()            some time has passed
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Steps = Generator["Step", None, Result]
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.010, 0.500
-RECHECK_S = 1.0  # seconds after which a waiter looks although no event came
+RECHECK_S = 1.0  # after this time a waiter attempts again, even without an event
 
 
 class DeadlinePassed(Exception):
@@ -48,7 +48,7 @@ class DeadlinePassed(Exception):
 
 
 class Stopped(Exception):
-    """Raised by `drive` when its caller does not want to wait any longer."""
+    """Raised by `drive` when its `stop` function returned True."""
 
 
 class Step:
@@ -60,7 +60,7 @@ class Step:
         self.until = until
 
     def left(self) -> float | None:
-        # At most an hour at a time, which every system call can express; the algorithm looks and waits again.
+        # At most an hour, which every system call can express. Then the algorithm attempts and waits again.
         return None if self.until is None else min(max(0.0, self.until - monotonic()), 3600.0)
 
     def block(self) -> None:
@@ -71,7 +71,7 @@ class Step:
 
 
 class Readable(Step):
-    """Until a descriptor can be read: an inotify instance, the FIFO of the waiter in front."""
+    """Wait until a descriptor can be read: an inotify instance, or the FIFO of the waiter in front."""
 
     __slots__ = ("fd",)
 
@@ -100,7 +100,7 @@ class Readable(Step):
 
 
 class Pause(Step):
-    """For a while: where no event can be had."""
+    """Wait for some time, where the system reports no events."""
 
     __slots__ = ()
 
@@ -114,7 +114,7 @@ class Pause(Step):
 
 
 class Granted(Step):
-    """Until the kernel grants the lock. Only the blocking driver can do this, and only without a deadline."""
+    """Wait until the kernel grants the lock. Only for the blocking driver, and only without a deadline."""
 
     __slots__ = ("fd", "lock", "op")
 
@@ -129,7 +129,7 @@ class Granted(Step):
 
 
 class Run(Step):
-    """Until a function has returned. `outcome()` then returns what it returned, or raises what it raised.
+    """Wait until a function has returned. `outcome()` then returns its result, or raises its exception.
 
     The function runs to its end even if the task that waits for it is cancelled. Then `undo` is called with the result,
     also in a thread. An algorithm that is interrupted otherwise calls `take_back`.
@@ -240,7 +240,7 @@ def _nothing() -> None: ...
 
 
 class Notified(Step):
-    """Until a notification comes."""
+    """Wait for a notification."""
 
     __slots__ = ("notification",)
 
@@ -256,7 +256,7 @@ class Notified(Step):
 
 
 class Backoff:
-    """Pauses that double up to the longest. Each is shortened at random by up to half, so that pollers spread out."""
+    """Pauses that double up to `longest`. Each is shortened at random by up to half, so that pollers spread out."""
 
     __slots__ = ("_longest", "_next")
 

@@ -1,4 +1,4 @@
-"""Waiting for a file to change: by its events where there are any, else in pauses that grow."""
+"""Wait for a file to change: by file events where there are any, else in pauses that grow."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SOON_S = 0.001
 class Waiting:
     """One wait for the file at a path to change.
 
-    When a process dies, the kernel reports that the file was closed and only then drops its locks. So after an event
-    that brought nothing the waiter looks again, soon first and then less and less often, before it trusts the next one.
+    When a process dies, the kernel reports that the file was closed, and only then drops its locks. So after an event
+    the waiter attempts again soon, and then less and less often, even if no further event comes.
     """
 
     __slots__ = ("_look", "_path", "_registered", "_watch", "backoff")
@@ -32,9 +32,9 @@ class Waiting:
         self.backoff = Backoff()
 
     def begin(self) -> bool:
-        """Register for events. True: that is new, so the caller has to look at what happened before.
+        """Register for events. True: just registered, so the caller attempts again before it sleeps.
 
-        The caller has the file open: then, if the path still names it afterwards, it is the one that is watched.
+        The caller has the file open. If the path still names that file afterwards, that file is the watched one.
         """
         if self._registered:
             return False
@@ -44,17 +44,17 @@ class Waiting:
             else:
                 self._watch.move(self._path)
         except OSError:
-            return False  # there are too many, or the file is gone already
+            return False  # too many watches, or the file is gone already
         self._registered = True
         return True
 
     def move(self, path: str) -> None:
-        """Another file has the name now, or none for the moment. `begin` registers for it."""
+        """The path names another file now, or none. The next `begin` registers again."""
         self._path = path
         self._registered = False
 
     def step(self, deadline: float | None) -> Step:
-        """What to wait for; at most until the next safety look."""
+        """The step to wait for. It ends at the next recheck at the latest."""
         if self._watch is None or not self._registered:
             return self.backoff.pause(deadline)
         look = sooner(monotonic() + self._look, deadline)
@@ -62,7 +62,7 @@ class Waiting:
         return Readable(self._watch.fd, look)
 
     def drain(self) -> None:
-        """Take the events off, before the next attempt: an event that comes after it must wake the waiter."""
+        """Read all events, before the next attempt: an event after the attempt must wake the waiter."""
         if self._watch is not None and self._watch.drain():
             self._look = _SOON_S
 

@@ -1295,7 +1295,7 @@ def test_a_program_that_ends_with_a_beating_hold_ends(path):
 
 @pytest.mark.parametrize("do", [LockFile.break_, LockFile.release_as_owner], ids=["break", "release"])
 def test_what_nobody_holds_cannot_be_taken_away(path, do):
-    with pytest.raises(holdfast.NotLocked, match="nobody holds it"):
+    with pytest.raises(holdfast.NotLocked, match="there is no lock file"):
         do(LockFile(path))
 
 

@@ -1,10 +1,10 @@
 """`StoreLock`: the lock of an event store, `.store.lock`. Its file stays open between two appends.
 
-To lock a file that is open, and to compare it with the path, is half of what an acquire does. The rules are the same as
-for `Lock(keep=True)`: the lock is held only while the file is locked and the path names it. If the path names another
-file, that one is opened.
+Locking an open file, and comparing it with the path, costs half of an acquire. The rules are those of
+`Lock(keep=True)`: the lock is held only while the file is locked and the path names it. If the path names another file,
+that file is opened.
 
-A waiter with a timeout wakes up when the file is closed. So the releaser unlocks, looks for a queue, and closes the
+A waiter with a timeout wakes up when the file is closed. So the releaser unlocks, checks for a queue, and closes the
 file if there is one. A waiter that joins the queue later makes one more attempt before it sleeps.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _KeptOpen(PathLock):
-    """The engine: it puts the open file aside instead of closing it."""
+    """The engine: it keeps the open file for the next acquire instead of closing it."""
 
     __slots__ = ("spare",)
 
@@ -87,9 +87,9 @@ class StoreLock(BaseLock[Hold]):
             self._engine.spare.pop().close()
 
     def take(self) -> OpenFile | None:
-        """`try_acquire` without a hold, for a caller that gives the file back in the same thread, in a moment.
+        """`try_acquire` without a hold, for a caller that calls `give_back` in the same thread, in a moment.
 
-        None: the lock is held, or others queue for it, or the file has to be opened; `acquire` does all of that.
+        None: the lock is held, waiters queue for it, or the file is not open. Then use `acquire`.
         """
         engine = self._engine
         if system.access(engine.location.queue, 0):
@@ -122,6 +122,6 @@ class StoreLock(BaseLock[Hold]):
         if not still_named:
             raise LockLost(
                 f"{self.path}: the lock file was removed or replaced while it was held, so another process may have "
-                "held it too. Find out what deletes it.",
+                "held it too. Find the program that deletes it.",
                 path=self.path,
             )

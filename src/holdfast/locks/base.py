@@ -68,10 +68,10 @@ class BaseLock(Generic[HoldType]):
         return name
 
     def status(self) -> Status:
-        """Return who holds the lock and who waits for it. Does not acquire it.
+        """Return the holders and the waiters of the lock. Does not acquire it.
 
         In a container, whose /proc does not show every process, it may lock the file for a moment. Other processes
-        try again then.
+        then try again.
         """
         status: Status = self._engine.status()
         return status
@@ -87,7 +87,7 @@ class BaseLock(Generic[HoldType]):
         return self._hold_type(self, found)
 
     async def atry_acquire(self) -> HoldType | None:
-        """`try_acquire` for asyncio and trio. It does not wait for a holder, and lets other tasks run."""
+        """`try_acquire` for asyncio and trio. It does not wait for a holder. Other tasks run meanwhile."""
         try:
             return await self._adrive(self._first_steps(0, explains=False))
         except wait.DeadlinePassed:
@@ -96,9 +96,10 @@ class BaseLock(Generic[HoldType]):
     def acquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
         """Wait for the lock and return a hold. In a task, use `async with` or `aacquire`.
 
-        timeout: None waits for ever, 0 does not wait, a number waits so many seconds
+        timeout: seconds to wait; None waits for ever, 0 makes one attempt. Default: the timeout of the lock
 
-        Raises Timeout, or Busy for 0. Keep the hold: one that is dropped is released.
+        Raises Timeout, or Busy for 0, and WouldDeadlock if this thread or task holds the lock already. Keep the hold: a
+        hold that is dropped is released.
         """
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
         found = self._engine.first_attempt()
@@ -136,21 +137,21 @@ class BaseLock(Generic[HoldType]):
         except wait.DeadlinePassed:
             if waits:
                 engine.metrics.timeouts.bump()
-            look = wait.Run(lambda: self._timed_out(timeout or 0))  # it reads all of /proc, perhaps
-            yield look
-            raise look.outcome() from None
+            report = wait.Run(lambda: self._timed_out(timeout or 0))  # may read all of /proc
+            yield report
+            raise report.outcome() from None
         if waits:
             engine.metrics.waited(monotonic() - began)
         return self._hold_type(self, grant)
 
     def _timed_out(self, timeout: float) -> Timeout:
         name, status = self._engine.name, self.status()
-        who = status.explain() if status.held or status.waiters else "it was held a moment ago and is free now"
+        holder = status.explain() if status.held or status.waiters else "it was held a moment ago and is free now"
         if timeout == 0:
-            error: Timeout = Busy(f"{name} is busy: {who}. Give a timeout to wait for it.", path=name)
+            error: Timeout = Busy(f"{name} is busy: {holder}. Give a timeout to wait for it.", path=name)
         else:
             error = Timeout(
-                f"{name}: not acquired within {timeout:g} s: {who}. Wait longer with timeout=…, or for ever with "
+                f"{name}: not acquired within {timeout:g} s: {holder}. Wait longer with timeout=…, or for ever with "
                 "timeout=None.",
                 path=name,
             )
@@ -192,15 +193,17 @@ class BaseLock(Generic[HoldType]):
             hold = entered.pop()
         except IndexError:
             name = self._engine.name
-            raise NotLocked(f"{name}: no block of this lock was entered", path=name) from None
+            raise NotLocked(
+                f"{name}: this `with` block was not entered. Call __enter__ before __exit__.", path=name
+            ) from None
         return self._exchange_for_own(hold) if entered else hold
 
     def _exchange_for_own(self, last: Hold) -> Hold:
         """Several threads or tasks are in a block of this lock: find the hold of the caller.
 
-        One that was released inside its block has no owner any more. A block may also be left by another thread or task
-        than it was entered by: an asynchronous generator that nobody finished is closed by a new one. Then the last
-        hold will do, because the holds of a lock are as good as each other.
+        A hold that was released inside its block has no owner any more. Another thread or task may leave a block than
+        entered it: the event loop closes an unfinished asynchronous generator in a new task. Then the last hold is
+        released, because all holds of a lock are equal.
         """
         caller = process.current_task() or process.current_thread()
         holds = [last, *reversed(self._entered)]
@@ -217,7 +220,7 @@ class BaseLock(Generic[HoldType]):
     @property
     def release(self) -> Callable[[], None]:
         """A lock has no release: release the hold. (Not in `__getattr__`, which would make every attribute slower.)"""
-        raise AttributeError("a lock has no release; release what acquire() returned: hold = lock.acquire()")
+        raise AttributeError("a lock has no release(). Release the hold: hold = lock.acquire(); hold.release()")
 
     def __repr__(self) -> str:
         return f"holdfast.{type(self).__name__}({self._engine.name!r})"
@@ -236,13 +239,13 @@ def check_timeout(timeout: float | Default | None) -> float | None:
     if timeout is None:
         return None
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
-        raise ValueError(f"timeout is seconds, 0 for one try, or None to wait for ever; not {timeout!r}")
+        raise ValueError(f"timeout is seconds, 0 for one attempt, or None to wait for ever; not {timeout!r}")
     return None if timeout == float("inf") else timeout
 
 
 def would_deadlock(name: str, asynchronous: bool, what: str) -> WouldDeadlock:
     return WouldDeadlock(
-        f"{name}: this {'task' if asynchronous else 'thread'} {what} already and would wait for itself. Release first, "
-        "or pass the hold along.",
+        f"{name}: this {'task' if asynchronous else 'thread'} {what} already and would wait for itself. Release the "
+        "hold first, or pass it to the function that needs it.",
         path=name,
     )

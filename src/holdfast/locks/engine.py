@@ -1,7 +1,7 @@
 """The port behind every lock: what an engine does, and the grant that it returns.
 
-An engine keeps a lock: the kernel and a path (`path_lock`), a lock file (`lock_file`), or a server. The face (`base`)
-has everything else. Acquiring is one algorithm:
+An engine is the mechanism behind a lock: a kernel lock on a path (`path_lock`), a lock file (`file_engine`), or a
+server. The face (`base`) has everything else. Acquiring is one algorithm:
 
     1. one attempt, `engine.first_attempt()`. A free lock is acquired here
     2. `engine.steps(…)`, a generator that waits and attempts again. A driver of `wait` runs it. With `timeout=0`, and
@@ -10,7 +10,7 @@ has everything else. Acquiring is one algorithm:
 One attempt returns a grant, or an `Outcome`:
 
     BUSY       another process or thread holds the lock
-    QUEUED     waiters are first in its queue; the attempt was not made
+    QUEUED     waiters are in its queue, so no attempt was made
     REPLACED   the path names another file by now: try again
     REMOVING   the lock was taken only in order to remove the file: try again in a moment
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Outcome:
-    """Why an attempt brought no grant. It is false, and a grant is true."""
+    """The reason why an attempt returned no grant. It is false, and a grant is true."""
 
     __slots__ = ("_name",)
 
@@ -50,7 +50,7 @@ REPLACED, REMOVING = Outcome("REPLACED"), Outcome("REMOVING")
 
 
 class Grant:
-    """The lock, as its engine holds it. A grant that is dropped is released."""
+    """The right to the lock, as its engine holds it. A grant that is dropped is released."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ class Grant:
     token: int | None
 
     def release(self) -> bool:
-        """Release the lock. False: it had been lost. An error is the system's, and the lock is released all the same.
+        """Release the lock. False: it was lost before. After an OSError the lock is released, too.
 
         Called once. It may block if the engine does (`Engine.blocks`).
         """
@@ -71,16 +71,16 @@ class Grant:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give up what `release` left after an interrupt. More than once does no harm."""
+        """Finish a `release` that was interrupted. It may be called more than once."""
         raise NotImplementedError
 
 
 class Engine:
-    """What keeps a lock: the kernel and a path, a lock file, or a server."""
+    """The mechanism behind one lock."""
 
     __slots__ = ()
 
-    name: str  # what messages call the lock: its path, or its URL without a password
+    name: str  # of the lock in messages: its path, or its URL without a password
     metrics: Metrics
 
     @property
@@ -93,7 +93,7 @@ class Engine:
         raise NotImplementedError
 
     def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> wait.Steps[Any]:
-        """Acquire after a first attempt that brought `found`: wait, attempt again, return the grant.
+        """Acquire after a first attempt that returned `found`: wait, attempt again, return the grant.
 
         Raises `wait.DeadlinePassed`; with `waits=False` where it would begin to wait.
         """
@@ -106,7 +106,7 @@ class Engine:
 def attempt_step(
     engine: Engine, attempt: Callable[..., GrantType | Outcome], **options: bool
 ) -> wait.Steps[GrantType | Outcome]:
-    """One attempt; by a task in a thread, if it may wait for a disk or a server."""
+    """Make one attempt. If it may wait for a disk or a server, a task makes it in a thread."""
     if not engine.blocks:
         return attempt(**options)
     step = wait.Run(lambda: attempt(**options), undo=_give_back)

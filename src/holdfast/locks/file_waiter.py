@@ -32,7 +32,7 @@ _MAX_VAIN_LOOKS = 3
 
 
 class FileWaiter:
-    """One wait for a lock file. Only its holder is before the waiter."""
+    """One wait for a lock file. Only its holder is in front of the waiter."""
 
     __slots__ = ("_deadline", "_engine", "_waiting")
 
@@ -43,7 +43,7 @@ class FileWaiter:
 
     def acquire(self) -> Steps[FileGrant]:
         engine, waiting = self._engine, self._waiting
-        in_vain = 0  # times in a row that there was nothing to wait for, and yet no lock
+        in_vain = 0  # attempts in a row that failed although there was nothing to wait for
         slept = False
         grant: FileGrant | Outcome = BUSY
         try:
@@ -96,7 +96,7 @@ class FileWaiter:
     def _wait_at(self, entry: Entry, file: OwnedFd) -> Steps[bool]:
         engine, waiting, deadline = self._engine, self._waiting, self._deadline
         st, has_events, slept = system.fstat(file.fd), local.has_events(engine.location.file), False
-        while entry.means(file.fd, st):  # not so after a release, the case that should be quick
+        while entry.means(file.fd, st):
             judgement = engine.judge(file.fd)
             if judgement.stale:
                 break

@@ -1,6 +1,6 @@
-"""The first waiter for a kernel lock: only the holders are before it.
+"""The first waiter for a kernel lock: only the holders are in front of it.
 
-    attempt ── held ──▶ the hold
+    attempt ── held ──▶ the grant
        │ busy
        ▼
     wait for a change, then attempt again:
@@ -81,7 +81,7 @@ class FirstWaiter:
                         file.close()
                         file = None
                     self._waiting.move(engine.location.file)
-                    if replaced > _MAX_QUICK_RETRIES:  # other programs run on, whatever the file system does
+                    if replaced > _MAX_QUICK_RETRIES:
                         yield Pause(sooner(monotonic() + min(replaced * _PAUSE_S, _MAX_PAUSE_S), deadline))
                 elif file is None:
                     yield self._waiting.backoff.pause(deadline)
@@ -89,7 +89,7 @@ class FirstWaiter:
                     replaced = removals = 0
                     granted = yield from self._wait_for_change(file)
         finally:
-            # After the lock is taken, never before: closing a watch takes its time.
+            # After the lock is taken, never before: closing a watch is slow.
             self._waiting.end(reuse=bool(found))
             if file is not None and not found:
                 file.close()
@@ -100,7 +100,7 @@ class FirstWaiter:
         if wait_op and self._can_block(file):
             yield Granted(file.set_lock, file.fd, wait_op)
             return True
-        polls = wait_op and file.mount.events  # the slots of a semaphore are ours alone: no other program takes them
+        polls = wait_op and file.mount.events  # no other program takes the slots of a semaphore
         seconds = self._burst_length() if polls else 0.0
         if seconds:
             taken = yield from self._burst(file, sooner(monotonic() + seconds, self._deadline))
@@ -119,7 +119,7 @@ class FirstWaiter:
         return file.mount.blocks and not process.uses_greenlets()
 
     def _burst(self, file: OpenFile, until: float) -> Steps[bool]:
-        """Attempt again and again for a moment, letting other tasks run in between. True: the lock is taken."""
+        """Attempt again and again until `until`. Other tasks run in between. True: the lock is taken."""
         while True:
             for _ in range(_ATTEMPTS_BETWEEN_TASKS):
                 if self._engine.kind.take(file) is True:

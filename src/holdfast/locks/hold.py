@@ -30,8 +30,14 @@ class Hold:
     """A lock that is held. Use it in a `with` block, or call `release` exactly once.
 
     lock: the lock that was acquired
-    acquired_at: when, in seconds since the epoch
+    acquired_at: the time of the acquisition, in seconds since the epoch
     token: a number that grows with every acquisition, for locks that can be taken away from their holder. Else None
+
+        hold = holdfast.Lock("deploy.lock").acquire(timeout=60)
+        try:
+            deploy()
+        finally:
+            hold.release()
     """
 
     __slots__ = ("__weakref__", "_grant", "_lost", "_registry", "lock")
@@ -52,11 +58,13 @@ class Hold:
 
     @property
     def acquired_at(self) -> float:
+        """The time of the acquisition, in seconds since the epoch."""
         moment: float = self._grant.acquired_at
         return moment
 
     @property
     def token(self) -> int | None:
+        """A number that grows with every acquisition. None: the lock cannot be taken away from its holder."""
         token: int | None = self._grant.token
         return token
 
@@ -67,11 +75,11 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """True if the lock was taken away from this hold. False as long as it is good, and once it is released."""
+        """True if the lock was taken away from this hold. False while it is held, and after its release."""
         return self._lost or (not self.released and not self._grant.is_good())
 
     def check(self) -> None:
-        """Raise unless this hold is good at this moment: LockLost, NotLocked, or NotOwner in a forked child."""
+        """Raise LockLost if the lock was taken away, NotLocked after `release`, NotOwner in a forked child."""
         if self.released:
             raise self._not_held()
         if self._lost or not self._grant.is_good():
@@ -90,7 +98,7 @@ class Hold:
             process.current_registry()
         holds, grant = self._registry.holds, self._grant
         try:
-            # Popping the entry is atomic: of two threads that release at once, one does.
+            # Popping the entry is atomic: if two threads release at once, exactly one of them pops it.
             ours = holds.pop(id(self), None) is not None
             if ours and grant.release():
                 return
@@ -121,10 +129,10 @@ class Hold:
         name = self.lock._engine.name
         if self._registry is not process.registry:
             return NotOwner(
-                f"{name}: this hold was acquired before a fork. It belongs to the parent process; acquire one here.",
+                f"{name}: this hold was acquired before a fork, by the parent process. Acquire the lock here.",
                 path=name,
             )
-        return NotLocked(f"{name}: this hold has been released already.", path=name)
+        return NotLocked(f"{name}: this hold was released already. Acquire the lock again.", path=name)
 
     def _loss(self) -> LockLost:
         if not self._lost:
@@ -133,7 +141,7 @@ class Hold:
         name = self.lock._engine.name
         return LockLost(
             f"{name}: the lock is lost: its file was removed or replaced while it was held. Another process may hold "
-            "it now; check what this process did since, and find out what deletes the file.",
+            "it now. Check the work done since then, and find the program that deletes the file.",
             path=name,
         )
 
@@ -150,7 +158,7 @@ class Hold:
         if error is None:
             self.release()
             return
-        try:  # the caller's own exception matters more than what went wrong with the lock
+        try:  # the exception of the block is more important than an error of the release
             self.release()
         except (HoldfastError, OSError):
             pass
@@ -178,11 +186,11 @@ class Hold:
             return
         if sys.is_finalizing():
             return
-        text = f"a hold on {self.lock._engine.name} was never released; keep what acquire() returns until then"
+        text = f"a hold on {self.lock._engine.name} was never released; keep what acquire() returns, and release it"
         import logging
         import warnings
 
-        # Python shows no ResourceWarning unless asked to, and a lock that was not held is worth a word.
+        # By default Python hides ResourceWarning, so the log has it, too.
         logging.getLogger("holdfast").warning(text)
         warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .lock_path import Location
+    from .location import Location
 
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32
@@ -49,7 +49,7 @@ class LocalEngine(Engine):
     mode: int
 
     def attempt(self, queued: bool = False) -> LocalGrant | Outcome:
-        """One attempt, whatever the queue. `queued`: in its turn, or first in the queue."""
+        """Make one attempt without regard to the queue. `queued`: the caller is first in it, or has a `Turn`."""
         raise NotImplementedError
 
     def file_was_replaced(self, retries: int) -> None:
@@ -59,7 +59,7 @@ class LocalEngine(Engine):
         return steps(self, found, deadline, waits, asynchronous)
 
     def is_free(self) -> bool:
-        """Could the first waiter have the lock at this moment?"""
+        """Could the first waiter acquire the lock at this moment?"""
         raise NotImplementedError
 
     def shares_already(self, *, asynchronous: bool) -> bool:
@@ -67,7 +67,7 @@ class LocalEngine(Engine):
         raise NotImplementedError
 
     def wait_in_front(self, deadline: float | None, *, asynchronous: bool) -> wait.Steps[LocalGrant]:
-        """Wait for the lock itself: only its holders are before us."""
+        """Wait for the lock itself. The caller is the first waiter."""
         raise NotImplementedError
 
     def gave_up(self) -> None:
@@ -77,7 +77,7 @@ class LocalEngine(Engine):
 def steps(
     engine: LocalEngine, found: Outcome, deadline: float | None, waits: bool, asynchronous: bool
 ) -> wait.Steps[LocalGrant]:
-    """Acquire after a first attempt that brought `found`. See `engine.Engine.steps`."""
+    """Acquire after a first attempt that returned `found`. See `engine.Engine.steps`."""
     if not waits:
         return (yield from _retry(engine, found))
     grant: LocalGrant | None = None

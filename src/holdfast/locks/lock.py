@@ -1,20 +1,20 @@
 """`Lock`: held while an open descriptor holds a kernel lock on a file. A crash releases it.
 
-The file is empty and carries no state; it is there only to be locked. Acquiring (`path_lock`):
+The file is empty and has no state. It exists only to be locked. Acquiring (`path_lock`):
 
-    1. look whether waiters queue for it (one system call), and if so join them: see `queue`
-    2. open it, creating it if need be, and refuse it if it has content: it is user data, or another kind of lock
+    1. check for a queue of waiters (one system call), and join it if there is one: see `queue`
+    2. open or create the file. Refuse it if it has content: it is user data, or another kind of lock
     3. take the kernel lock on the descriptor, shared or exclusive
-    4. compare the descriptor with what the path names now; if they differ, close and begin again
+    4. compare the descriptor with the file that the path names now. If they differ, close and begin again
 
 Releasing an exclusive lock unlinks the file before it unlocks. A sharer tries to convert its lock to an exclusive one.
 If the kernel grants that, no other sharer is left, and it unlinks the file before it unlocks. With `keep=True` the
-file stays, and stays one inode: cheaper, and right where other tools expect to find it. On network file systems it
-always stays.
+file stays the same inode. That is cheaper, and right where other tools expect to find the file. On network file
+systems it always stays.
 
 Not promised: that the file is gone at once when holders crash, or when removal is not permitted (another user's file
-in a sticky directory). Programs that delete the file cause a second holder; `check` and `release` find that out
-(LockLost), and never delete the second holder's file.
+in a sticky directory). A program that deletes the file makes a second holder possible. `check` and `release` then
+raise LockLost, and never delete the file of the second holder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WholeFile(Kind):
         set_lock(file.fd, system.UN)
 
     def is_free(self, file: OpenFile) -> bool:
-        """Could an exclusive waiter have it? A sharer that is let in beside others says nothing about that."""
+        """Could an exclusive waiter acquire the lock? A successful shared lock would not prove that."""
         if file.mount.removes:
             system.mark_removal(file.fd)
         return take_all(file)
@@ -70,7 +70,7 @@ class WholeFile(Kind):
         if not self.shared:
             turn = process.registry.turns.get(engine.location.file)
             return turn is not None and turn.take()
-        # A caller that shares already may share again: to queue behind a writer that waits for it would be a deadlock.
+        # A caller that shares the lock may share it again. Behind a writer that waits for it, it would deadlock.
         return bool(engine.held_by_caller(asynchronous=process.current_task() is not None, ended=True))
 
     def conflict(self, held: list[process.Entry]) -> str:
@@ -80,12 +80,12 @@ class WholeFile(Kind):
 class Lock(BaseLock[Hold]):
     """A lock on a path, for all processes of this machine, and of others where the file system allows it.
 
-    path: the file to lock. It is made if it does not exist, and must be empty
-    shared: any number of sharers at once, or one exclusive holder
-    timeout: how long `acquire` and `with` wait: None for ever, 0 one try, else seconds
-    keep: leave the file in place instead of removing it with the last holder
+    path: the file to lock. It is created if it does not exist, and must be empty
+    shared: True: any number of sharers may hold the lock at once; False: one exclusive holder
+    timeout: seconds that `acquire` and `with` wait; None: for ever; 0: one attempt
+    keep: leave the file in place; False: the last holder removes it
     fair: waiters are served in order of arrival; False: in any order
-    mode: permissions of the file, where it has to be made
+    mode: permissions of a new file, before the umask
 
         with holdfast.Lock("deploy.lock", timeout=60):
             deploy()

@@ -46,7 +46,7 @@ class LockFile(base.BaseLock[FileHold]):
 
     path: the lock file. Its directory must exist
     tag: a text about the holder, for people
-    stale_after: seconds after which a lock is old; None: never. `stale` says what follows
+    stale_after: seconds after which a lock is old; None: never
     stale: "proof" replaces a holder that is proved dead at once, never replaces one that is proved alive, and goes by
         age where neither can be proved; "old" goes by age alone; "dead-and-old" requires an old lock and a pid that
         does not exist
@@ -104,7 +104,7 @@ class LockFile(base.BaseLock[FileHold]):
         if heartbeat is not None and (not isinstance(heartbeat, int | float) or not heartbeat > 0):
             raise ValueError(f"heartbeat is seconds, more than 0, or None for none; not {heartbeat!r}")
         if on_lost is not None and heartbeat is None:
-            raise ValueError("on_lost is called by the heartbeat: give heartbeat=seconds too")
+            raise ValueError("on_lost is called by the heartbeat: pass heartbeat=seconds, too")
         self.tag = record.check_tag(tag)
         self.stale_after = stale_after
         self.stale = stale
@@ -180,7 +180,7 @@ class LockFile(base.BaseLock[FileHold]):
             if force or (found.record is not None and (found.record.pid == pid or (of_dead and found.is_dead))):
                 return True
             raise NotOwner(
-                f"{self.path}: held by {found}, not by pid {pid}. Use force to release it all the same.",
+                f"{self.path}: held by {found}, not by pid {pid}. Use force to release it anyway.",
                 path=self.path,
             )
 
@@ -192,7 +192,7 @@ class LockFile(base.BaseLock[FileHold]):
         except NotPermitted as error:
             raise PermissionError(error.errno, error.strerror, self.path) from None
         if found is None:
-            raise NotLocked(f"{self.path}: nobody holds it.", path=self.path)
+            raise NotLocked(f"{self.path}: there is no lock file, so the lock is free.", path=self.path)
         if isinstance(found, Outcome):
             raise NotALockFile(
                 f"{self.path} was not removed: it is in use by a Lock, a Semaphore or flock(1), or another process is "

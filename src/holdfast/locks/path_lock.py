@@ -1,23 +1,23 @@
 """The engine of `Lock` and `Semaphore`: one attempt at a kernel lock on the file that a path names, and its removal.
 
-Two rules make it safe to have such files come and go:
+Two rules make it safe to create and remove such files:
 
 *One name, one inode.* A kernel lock counts only if the path still names the file that was locked: compare after
 locking, and if the path names another file, close and begin again.
 
-    A holds x      B opens x      A unlinks x, closes      B gets the lock, of a file that nobody else will ever open
+    A holds x      B opens x      A unlinks x, closes      B gets the lock of a file that no other process can open
                                                            C creates x, locks it: two holders, had B not compared
 
-*Nobody unlinks what may be held.* Removing needs the whole lock, exclusively, on the file that the path names. The last
-holder removes the file: it tries to lock all of it. While it does, it holds a byte past the end of the file
-(`mark_removal`). An attempt that finds the lock taken for that reason returns REMOVING, not BUSY. After a crash the
-next holder removes the file. Where other machines see late what a name means (NFS, CIFS), nobody removes it.
+*No process unlinks a file that may be held.* Removing needs the whole lock, exclusively, on the file that the path
+names. The last holder removes the file: it tries to lock all of it. While it does, it holds a byte past the end of the
+file (`mark_removal`). An attempt that finds the lock taken for that reason returns REMOVING, not BUSY. After a crash
+the next holder removes the file. Where other machines may see an old meaning of a name (NFS, CIFS), the file stays.
 
-A holder that came through the queue, or held for a while, leaves the file for the next waiter. If that waiter has given
-up, one of the two removes the file: the waiter leaves the queue first and then looks at the lock, the holder unlocks
-first and then looks at the queue.
+A holder that came through the queue, or held the lock for a while, leaves the file for the next waiter. If that waiter
+gives up, one of the two removes the file. The waiter leaves the queue first and then examines the lock. The holder
+unlocks first and then examines the queue.
 
-What it means to have the lock is a `Kind`: all of the file (`lock`), or one of several permits (`semaphore`).
+A `Kind` defines what is locked: all of the file (`lock`), or one of several permits (`semaphore`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from . import local
 from .base import would_deadlock
 from .engine import BUSY, QUEUED, REMOVING, REPLACED, Outcome
 from .first_waiter import FirstWaiter
-from .lock_path import LockPath, not_a_lock_file
+from .location import LockPath, not_a_lock_file
 from .queue import remove_queue
 
 TYPE_CHECKING = False
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from ..status import Status
     from ..wait import Steps
     from .base import StrPath
-    from .lock_path import Location
+    from .location import Location
 
-_FRESH_S = 0.1
-_BRIEF_HOLD_S = 0.001  # seconds of holding after which a look at the queue costs nothing in comparison
+_FRESH_S = 0.1  # a file that was modified within this time shows the time of the acquisition
+_BRIEF_HOLD_S = 0.001  # after a longer hold, the cost of examining the queue does not matter
 _MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
-_MAX_LOOKS = 100  # at a removal under way
+_MAX_LOOKS = 100  # while another process removes the file
 _PAUSE_S = 0.000_02
 
 
@@ -65,7 +65,7 @@ class OpenFile(OwnedFd, local.LocalGrant):
     shared: bool
     mount: Mount
     set_lock: Callable[[int, int], None]  # of a descriptor and an operation, as flock
-    st: os.stat_result  # what it was when it was opened
+    st: os.stat_result  # as of when it was opened
     acquired_at: float
     came_through_queue: bool  # with a ticket or in its turn. Its holder leaves the file to the next waiter
 
@@ -95,19 +95,19 @@ class OpenFile(OwnedFd, local.LocalGrant):
                     engine.put_away(self, still_named)
                 else:
                     self.close()
-        # Only now, when the next waiter can go on: removing a directory takes its time.
+        # Only now, when the next waiter can continue: removing a directory is slow.
         if self.called_at:
             if not self.shared:
                 process.registry.note_turn(engine.location.file, self.called_at)
             left_for_next = remove_queue(engine.location.queue) or left_for_next
-        # Others may have left the file on account of a queue that is gone now.
+        # Other holders may have left the file for a queue that is gone now.
         if left_for_next and not system.access(engine.location.queue, 0):
             engine.remove_if_unused()
         return still_named
 
 
 class Kind:
-    """What it means to have the lock on an open file."""
+    """What is locked of an open file, and how."""
 
     __slots__ = ()
 
@@ -117,22 +117,22 @@ class Kind:
     wait_op: int  # the operation with which the kernel waits for the lock. 0: it cannot
 
     def take(self, file: OpenFile) -> bool | Outcome:
-        """Try to lock the file. Anything but True is why not."""
+        """Try to lock the file. Returns True, or the reason why it failed."""
         raise NotImplementedError
 
     def unlock(self, file: OpenFile) -> None:
         raise NotImplementedError
 
     def is_free(self, file: OpenFile) -> bool:
-        """Could the first waiter have the lock? The caller closes the file."""
+        """Could the first waiter acquire the lock? The caller closes the file."""
         raise NotImplementedError
 
     def is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
-        """Does the file look like one of this kind? Then it may be removed when it is not in use."""
+        """Has the file the content of this kind? Then it may be removed when it is not in use."""
         raise NotImplementedError
 
     def may_pass_queue(self, engine: PathLock) -> bool:
-        """May the caller attempt although waiters are in the queue?"""
+        """May the caller make an attempt although waiters are in the queue?"""
         raise NotImplementedError
 
     def conflict(self, held: list[process.Entry]) -> str:
@@ -229,7 +229,7 @@ class PathLock(local.LocalEngine):
     # The file.
 
     def open(self, create: bool = True) -> OpenFile | None:
-        """Open the file, and make it if it is not there, unless `create` is false. None: it is not there.
+        """Open the file. Create it if it does not exist, unless `create` is false. None: it does not exist.
 
         Raises NotALockFile, or Unsupported where the file system has no locks that work.
         """
@@ -309,10 +309,10 @@ class PathLock(local.LocalEngine):
             self.metrics.cleanups.bump()
 
     def _remove_marked(self, file: OpenFile) -> None:
-        """Remove the file if nobody else uses it. The caller has marked the removal.
+        """Remove the file if no other process uses it. The caller has marked the removal.
 
-        Another process with such a mark removes the file itself, or only looks (`status`), so try again. Its mark may
-        vanish between our attempt and our look. So give up only at the second attempt without a mark.
+        Another process with such a mark removes the file itself, or only reads its status, so try again. Its mark may
+        vanish between the attempt and the check of the mark. So give up only at the second attempt without a mark.
         """
         unmarked = 0
         for _ in range(_MAX_LOOKS):
@@ -342,7 +342,7 @@ class PathLock(local.LocalEngine):
                     system.mark_removal(file.fd)
                     self._remove_marked(file)
         except (HoldfastError, OSError):
-            pass  # not ours, or locked from end to end by another program
+            pass  # another kind of file, or locked from end to end by another program
 
     # Waiting for it.
 
@@ -383,12 +383,12 @@ class PathLock(local.LocalEngine):
 
 
 def take_all(file: OpenFile) -> bool:
-    """Try to lock all of an open file, so that nobody else has any of it."""
+    """Try to lock all of an open file exclusively."""
     return try_lock(file.fd, system.EX_NB, file.set_lock)
 
 
 def _set_time(file: OpenFile) -> None:
-    """Have the file's modification time say when it was acquired, for `status`, where it was not made just now."""
+    """Set the modification time to now: `status` shows it as the time of the acquisition."""
     try:
         system.touch(file.fd)
     except OSError:

@@ -7,11 +7,11 @@ dies. So each waiter sleeps on exactly one other, no matter how many there are, 
 
     x.queue/000000000007   the first: waits for the lock itself
     x.queue/000000000008   waits for 7
-    x.queue/000000000009   waits for 8. If 8 gives up or is killed: looks again, and waits for 7
+    x.queue/000000000009   waits for 8. If 8 gives up or is killed: waits for 7
 
-Leaving: write a byte to the FIFO, unlink the ticket, close. The byte says whether the waiter was the first; if so, the
-next waiter is the first now and need not look. It also serves the case that a child has inherited a copy of the
-descriptor, which keeps the FIFO open.
+Leaving: write a byte to the FIFO, unlink the ticket, close. The byte tells whether the waiter was the first. If so, the
+next waiter is the first now, and does not list the directory. The byte also wakes the next waiter if a child has
+inherited a copy of the descriptor, which keeps the FIFO open.
 
 A waiter that gives up removes the directory if it is empty, and so does a holder that came through the queue, when it
 releases. A waiter that was about to put a ticket into it makes it again.
@@ -24,8 +24,8 @@ waiter cannot have a ticket (the directory is not writable, the disk is full, th
 without one. An entry that is not a FIFO is ignored. In a directory that others can write to, entries of another user
 are ignored, too (rule 11).
 
-A first waiter that is stopped (SIGSTOP) does not take a free lock. So every waiter looks at the lock itself once in a
-while (`RECHECK_S`). If two looks in a row find it free behind the same first waiter, the waiter passes it.
+A first waiter that is stopped (SIGSTOP) does not take a free lock. So every waiter checks the lock itself from time to
+time (`RECHECK_S`). If two checks in a row find it free behind the same first waiter, the waiter passes it.
 """
 
 from __future__ import annotations
@@ -51,20 +51,12 @@ _TICKETS_BETWEEN_TASKS = 20  # of waiters that have gone; about 1 ms
 _MAX_TICKET = "999999999000"  # higher numbers are not tickets of ours, and would leave no room
 _PAUSE_S = 0.001
 
-# What a waiter that leaves tells the next one.
+# The byte that a leaving waiter writes for the next waiter.
 _WAS_FIRST, _GAVE_UP = b"1", b"0"
 
-_NO_QUEUE_HERE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EOPNOTSUPP,
-    errno.EMFILE,
-    errno.ENOTDIR,
-    errno.ENAMETOOLONG,
-}
+# The directory is not writable, full, or on a file system without FIFOs: wait without a ticket.
+_NO_QUEUE_HERE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP}
+_NO_QUEUE_HERE |= {errno.EMFILE, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 class Queue:
@@ -117,7 +109,7 @@ class Queue:
         return False
 
     def join(self) -> bool:
-        """Take a ticket. False: there is no queue to be had here."""
+        """Take a ticket. False: there can be no queue here."""
         try:
             return self.is_usable() and any(self._take_ticket() for _ in range(_MAX_TRIES))
         except OSError as error:
@@ -190,8 +182,8 @@ class Queue:
         return True
 
     def wait(self, engine: LocalEngine, deadline: float | None) -> Steps[LocalGrant | None]:
-        """Wait until we are the first. Returns the lock itself if it was free behind a waiter that does not move."""
-        suspect = ""  # the first in the queue, at a look that found the lock free: it should have taken it
+        """Wait until this waiter is the first. Returns a grant if the lock was free behind a stopped first waiter."""
+        suspect = ""  # the first in the queue when a check found the lock free: perhaps it is stopped
         before = sorted(self._before)  # newcomers take higher numbers, so these can only become fewer
         gone = 0
         while before:
@@ -230,7 +222,7 @@ class Queue:
                 yield Readable(ticket.fd, sooner(until, deadline))
                 news = _news(ticket)
             if news == b"" and not self._remove_if_dead(name, ticket):
-                # Just being made, or examined by others: nothing would wake us.
+                # Just being made, or examined by another process: no event would wake this waiter.
                 yield Pause(sooner(monotonic() + _PAUSE_S, deadline))
                 return None
             return news
@@ -254,7 +246,7 @@ class Queue:
 
 
 def _news(ticket: OwnedFd) -> bytes | None:
-    """What the owner of a ticket wrote when it left. None: it is there. Empty: nobody has it open; it may be dead."""
+    """Read the byte of a waiter that left. None: it still waits. Empty: no process has the FIFO open to write."""
     try:
         return system.read(ticket.fd, 1)
     except BlockingIOError:
@@ -262,7 +254,7 @@ def _news(ticket: OwnedFd) -> bytes | None:
 
 
 def remove_queue(path: str) -> bool:
-    """Remove the directory of a queue, unless there is a ticket in it. True: it was there, and is not any more."""
+    """Remove the directory of a queue if it is empty. True: it was removed."""
     try:
         system.rmdir(path)
     except OSError:

@@ -1,19 +1,19 @@
-"""`Semaphore`: up to `permits` holders at once. A crash frees what its process held.
+"""`Semaphore`: up to `permits` holders at once. A crash releases the permits of its process.
 
 One file, whose content is `permits=<n>` and a line feed. A holder has a kernel lock on one byte far past the end of it,
 a slot (docs/formats.md has the positions), and a shared lock on the file as a whole: an exclusive `Lock` and flock(1)
-on the same path exclude it. A process that has the whole file exclusively knows that nobody holds a permit: it may
+on the same path exclude it. While a process has locked the whole file exclusively, no permit is held. Then it may
 write the number into an empty file, and remove the file.
 
     slot 0   slot 1   slot 2   slot 3        acquire: open, compare the number, lock a free slot, share the file,
     A        B        free     C                      compare the descriptor with the path
-                                             release: if nobody else shares the file, unlink; unlock, close
+                                             release: if no other process shares the file, unlink; unlock, close
 
 The number is written once and never changed. If the file has another number and is not in use, it is removed and made
 again. If it is in use, the attempt raises `Unsupported`.
 
-The first waiter waits for any of the slots, which no blocking system call can do. So it sleeps on the events of the
-file, and the others each on the waiter before them.
+The first waiter waits for any of the slots, which no blocking system call can do. So it sleeps until an event of the
+file. Each other waiter sleeps on the waiter in front of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..files import OwnedFd, named, try_lock, write_at
 from .base import BaseLock
 from .engine import BUSY, REMOVING, REPLACED, Outcome
 from .hold import Hold
-from .lock_path import not_a_lock_file
+from .location import not_a_lock_file
 from .path_lock import Kind, OpenFile, PathLock, take_all
 
 TYPE_CHECKING = False
@@ -74,7 +74,7 @@ class Permits(Kind):
             raise not_a_lock_file(file.engine.name)
         if number != self.permits:
             return self._replace_number(file, number)
-        # The slot first: an attempt in vain must not share the file, and so keep others from removing it.
+        # The slot first: an attempt that fails must not share the file, and so keep another process from removing it.
         if not any(system.try_slot(file.fd, slot) for slot in range(self.permits)):
             return BUSY
         if try_lock(file.fd, system.SH_NB, file.set_lock):
@@ -83,7 +83,7 @@ class Permits(Kind):
         return BUSY
 
     def _take_new(self, file: OpenFile) -> bool | Outcome:
-        """The file is new, or left by a crash before it was written: have all of it, write the number, take a slot."""
+        """The file is new, or a crash left it empty: lock all of it, write the number, take a slot."""
         taken: bool | Outcome = BUSY
         system.mark_removal(file.fd)
         try:
@@ -102,7 +102,7 @@ class Permits(Kind):
         return taken
 
     def _replace_number(self, file: OpenFile, number: int) -> Outcome:
-        """Another number: remove the file if nobody uses it any more."""
+        """The file has another number: remove it if no process uses it any more."""
         path = file.engine.name
         if file.mount.removes:
             system.mark_removal(file.fd)
@@ -137,7 +137,7 @@ class Permits(Kind):
         return not content or parse(content) is not None
 
     def may_pass_queue(self, engine: PathLock) -> bool:
-        """A caller that wants another number of permits than others gets its error before it queues."""
+        """A caller with another number of permits than the file gets its error before it queues."""
         try:
             with OwnedFd(system.open_fd(engine.location.file, system.O_READ)) as file:
                 return parse(system.read(file.fd, _MAX_BYTES + 1)) not in (None, self.permits)
@@ -149,10 +149,10 @@ class Permits(Kind):
 
 
 class Semaphore(BaseLock[Hold]):
-    """A lock that `permits` callers can have at the same time. All users of the path must agree on the number.
+    """A lock that `permits` callers can hold at the same time. All users of the path must use the same number.
 
-    path: the file that the permits are counted in. It is made if it does not exist
-    permits: how many holders at once
+    path: the file that carries the permits. It is created if it does not exist
+    permits: the largest number of holders at once
     timeout, fair, mode: as for `Lock`
 
         with holdfast.Semaphore("gpu.sem", 2):

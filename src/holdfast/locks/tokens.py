@@ -1,6 +1,6 @@
 """Fencing tokens: each is greater than all earlier ones of its path, unless the clock is set back.
 
-A token is the clock in nanoseconds, or one more than the greatest token that this process has given out or read. With
+A token is the clock in nanoseconds, or one more than the greatest token that this process has issued or read. With
 `fence=True` a small file beside the lock keeps the last token, so that the clock does not matter.
 """
 

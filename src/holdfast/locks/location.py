@@ -17,9 +17,9 @@ _MAX_DENIALS = 10
 
 
 class Location:
-    """What the path of a lock stands for: itself, or the target of the link that it is.
+    """The file of a lock, which is the target if the path is a symlink, and the directory of its queue.
 
-    One object, so that threads which share the lock see all of a change.
+    Both are in one object, so that a thread sees them change together.
     """
 
     __slots__ = ("file", "queue")
@@ -41,18 +41,18 @@ class LockPath:
         self.is_unchecked = True
 
     def check(self) -> None:
-        """Before the first file is made: one left on a file system that is refused would be in the way."""
+        """Refuse an unsafe path or file system before a file is created there."""
         follow_links(os.path.dirname(self.location.file))  # raises UnsafePath
         check_directory(self.location.file)
         self.is_unchecked = False
 
     def follow_link(self) -> str:
-        """The path is a symlink, which may have been changed since."""
+        """Resolve the symlink again, because it may have changed. Returns the path of the target."""
         self.location = Location(follow_links(self._name))
         return self.location.file
 
     def open_otherwise(self, error: OSError, create: bool) -> int:
-        """The plain open failed: find the way around, or say why there is none. -1: the file is not there."""
+        """Open the file in another way after the plain open failed, or raise the reason. -1: there is no file."""
         if not create:
             return self._open_to_read(error)
         if error.errno == errno.ELOOP and self.location.file == self._name and self.follow_link() != self._name:
@@ -70,17 +70,17 @@ class LockPath:
         raise error
 
     def _open_to_read(self, error: OSError) -> int:
-        """Another user's file, and yet ours to remove, perhaps. -1: it is not there, or not to be opened."""
+        """Open another user's file, which this process may be able to remove. -1: it cannot be opened."""
         try:
             return system.open_fd(self.location.file, system.O_READ) if isinstance(error, PermissionError) else -1
         except OSError:
             return -1
 
     def _open_denied(self, error: PermissionError) -> int:
-        """Open a lock file that we may not create or not write: another user's, perhaps in a sticky directory.
+        """Open a lock file that this user may not create or not write: another user's, perhaps in a sticky directory.
 
-        With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so ask again
-        without it. flock is content with a descriptor that can only read; byte ranges are not.
+        With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so try again
+        without it. flock works on a descriptor that can only read. Byte ranges do not.
         """
         file = self.location.file
         for _ in range(_MAX_DENIALS):
