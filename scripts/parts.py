@@ -50,7 +50,11 @@ class Part:
 
     def start(self, report: str, output: BinaryIO) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={report}"]
-        environment = {**os.environ, **self.environment}
+        # A directory of its own for temporary files: each pytest that starts makes the common one private again, while
+        # tests of another part run as a user who has to get in.
+        temporary = Path(report).with_suffix("")
+        temporary.mkdir()
+        environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": str(temporary), **self.environment}
         command += [*self.options, *self.tests]
         return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=environment)
 
@@ -115,7 +119,7 @@ def run(parts: list[Part]) -> bool:
     running: list[Running] = []
     began = time.monotonic()
     done = 0
-    with tempfile.TemporaryDirectory() as room:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as room:
         try:
             while left or running:
                 while left and may_start(left[0], [other.part for other in running]):

@@ -17,6 +17,7 @@ A file that is written as a whole is written in one of three ways. If that fails
 
 from __future__ import annotations
 
+import errno
 import os
 from operator import itemgetter
 
@@ -95,6 +96,10 @@ def named(path: str, inode: process.Inode, follow_symlinks: bool = True) -> os.s
     try:
         st = system.stat(path) if follow_symlinks else system.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a loop of symlinks names no file
+            raise
         return None
     return st if inode_of(st) == inode else None
 

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -375,6 +376,47 @@ def test_the_owner_of_a_directory_can_commit_after_root_has(shared_room: Path) -
         assert content_of(path) == NEW and AtomicDir(path).version == 3
 
     assert as_nobody(work)
+
+
+@as_root
+def test_root_changes_no_file_behind_a_symlink_that_the_owner_puts_in_the_way(
+    shared_room: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of the directory above replaces the new state file and the new version as soon as they appear."""
+    victim = shared_room / "victim"
+    victim.write_text("root's")
+    victim.chmod(0o640)
+    swapped = []
+
+    def swap(name: str) -> None:
+        os.rename(name, f"{name}.away")
+        os.symlink(victim, name)
+        swapped.append(name)
+
+    open_fd, mkdir = system.open_fd, system.mkdir
+
+    def open_and_swap(name: Any, flags: int, *rest: Any, **options: Any) -> int:
+        fd = open_fd(name, flags, *rest, **options)
+        if flags == system.O_NEW and ".versions." in str(name):
+            swap(str(name))
+        return fd
+
+    def make_and_swap(name: str, *rest: Any) -> None:
+        mkdir(name, *rest)
+        if ".new-" in name:
+            swap(name)
+
+    for call, replacement in (("open_fd", open_and_swap), ("mkdir", make_and_swap)):
+        path = shared_room / call
+        build(path, OLD)
+        os.chown(path, NOBODY, NOBODY)
+        with monkeypatch.context() as patched, suppress(OSError):
+            patched.setattr(system, call, replacement)
+            with AtomicDir(path).replace() as new:
+                build(new, NEW)
+    st = victim.stat()
+    assert len(swapped) == 2 and (st.st_uid, stat.S_IMODE(st.st_mode)) == (0, 0o640)
+    assert victim.read_text() == "root's"
 
 
 @as_root

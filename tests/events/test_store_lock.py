@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -157,3 +158,26 @@ def test_giving_a_file_back_leaves_the_lock_of_another_thread_alone(
     assert held(path)
     lock.give_back(others[0])
     assert not held(path) and open_files(path) <= 1
+
+
+def test_an_interrupted_release_does_not_close_the_lock_of_the_next_holder(
+    lock: StoreLock, path: str, start_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is kept already, and another thread holds the lock through it."""
+    hold, others = lock.acquire(), []
+    put_away = type(lock._engine).put_away
+
+    def interrupted(engine: object, file: object, reusable: bool) -> None:
+        put_away(engine, file, reusable)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        thread = threading.Thread(target=lambda: others.append(lock.acquire()))
+        thread.start()
+        thread.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(lock._engine), "put_away", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hold.release()
+    others[0].check()
+    assert start_peer(path=path).do("Lock(path, keep=True).try_acquire() is None")
+    others[0].release()

@@ -1001,3 +1001,13 @@ def test_a_hold_released_inside_its_block_leaves_the_holds_of_other_threads_alon
         block.close()
     leave.set()
     other.result()
+
+
+@pytest.mark.parametrize("kind", [holdfast.Lock, holdfast.LockFile])
+def test_a_file_that_was_replaced_by_a_loop_of_symlinks_is_a_lost_lock(kind, path):
+    hold = kind(path).acquire()
+    os.unlink(path)
+    os.symlink(os.path.basename(path), path)
+    assert hold.lost
+    with pytest.raises(holdfast.LockLost):
+        hold.release()

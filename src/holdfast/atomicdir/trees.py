@@ -92,8 +92,10 @@ def _make_writable(directory: str) -> None:
 def set_mode(name: str, mode: int, folder: int | None = None) -> None:
     """Set the mode of a directory. A symlink that another user puts in its place is not followed."""
     if not hasattr(os, "O_PATH"):
-        options = {"dir_fd": folder, "follow_symlinks": False} if system.HAS_FOLDERS else {}
-        system.chmod(name, mode, **options)
+        if system.HAS_FOLDERS:
+            system.chmod(name, mode, dir_fd=folder, follow_symlinks=False)
+        else:
+            system.chmod(name, mode)
         return
     # An O_PATH descriptor needs no right to read, but fchmod refuses it.
     with OwnedFd(system.open_fd(name, system.O_FOLDER | os.O_NOFOLLOW, dir_fd=folder)) as entry:

@@ -17,12 +17,11 @@ from ..locks.base import BaseLock
 from ..locks.engine import Outcome
 from ..locks.hold import Hold
 from ..locks.lock import WholeFile
-from ..locks.path_lock import PathLock
+from ..locks.path_lock import OpenFile, PathLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..locks.base import StrPath
-    from ..locks.path_lock import OpenFile
 
 
 class _KeptOpen(PathLock):
@@ -57,11 +56,17 @@ class _KeptOpen(PathLock):
         return file
 
     def put_away(self, file: OpenFile, reusable: bool) -> None:
-        if not reusable or self.spare or system.access(self.location.queue, 0):
+        """Keep the file. The next hold gets another owner of it: an interrupted release may still close this one."""
+        if not self.can_keep(reusable):
             file.close()
-        else:
-            del file.engine  # no cycle: the file is closed with the engine
-            self.spare.append(file)
+            return
+        kept = OpenFile(file.detach())
+        kept.key, kept.st, kept.mount, kept.set_lock = file.key, file.st, file.mount, file.set_lock
+        kept.shared = False
+        self.spare.append(kept)  # without `engine`, so without a cycle: the file is closed with the engine
+
+    def can_keep(self, reusable: bool) -> bool:
+        return reusable and not self.spare and not system.access(self.location.queue, 0)
 
 
 class StoreLock(BaseLock[Hold]):
@@ -118,7 +123,11 @@ class StoreLock(BaseLock[Hold]):
         except BaseException:
             file.close()
             raise
-        engine.put_away(file, still_named)
+        if engine.can_keep(still_named):
+            del file.engine  # no cycle
+            engine.spare.append(file)
+        else:
+            file.close()
         if not still_named:
             raise LockLost(
                 f"{self.path}: the lock file was removed or replaced while it was held, so another process may have "
