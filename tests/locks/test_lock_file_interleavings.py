@@ -280,7 +280,7 @@ def test_three_processes_exclude_each_other_and_clean_up(
 def test_two_processes_exclude_each_other_however_the_file_gets_its_name(
     content: str, way: str, tmp_path: Path
 ) -> None:
-    assert explore(users(FAIR, UNFAIR, content=IN_PLACE[content]), tmp_path, preemptions=1)["runs"] > 20 * preemptions
+    assert explore(users(FAIR, UNFAIR, content=IN_PLACE[content]), tmp_path, preemptions=1)["runs"] > 20
 
 
 def threads(run: Run) -> Callable[[], None]:
@@ -398,7 +398,7 @@ TAKING: dict[str, tuple[list[dict[str, Any]], int]] = {
 def test_who_is_robbed_is_told_and_robs_nobody(case: str, preemptions: int, tmp_path: Path, removals: Removals) -> None:
     users, breakers = TAKING[case]
     depth = preemptions - (len(users) + breakers > 2)
-    assert explore(taking(removals, *users, breakers=breakers), tmp_path, preemptions=depth)["runs"] > 20 * preemptions
+    assert explore(taking(removals, *users, breakers=breakers), tmp_path, preemptions=depth)["runs"] > 20
 
 
 @pytest.mark.parametrize("seeds", LONGER, ids=LONGER_IDS)
@@ -473,7 +473,7 @@ def test_a_release_wakes_the_waiter_and_a_waiter_sleeps_until_then(tmp_path: Pat
         run.spawn(wait)
         return lambda: nothing_left(run)
 
-    assert explore(scenario, tmp_path, preemptions=1)["runs"] > 20 * preemptions
+    assert explore(scenario, tmp_path, preemptions=1)["runs"] > 20
 
 
 @pytest.mark.parametrize("preemptions", FURTHER)
@@ -516,7 +516,7 @@ def test_who_takes_the_lock_from_another_has_the_greater_token(
         run.spawn(lambda: use("robber", OLD))
         return check
 
-    assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 20 * preemptions
+    assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 20
 
 
 # Cleaning.
@@ -576,7 +576,7 @@ def test_who_is_cleaned_away_by_a_stranger_still_publishes_a_whole_file(
 
         return check
 
-    assert explore(scenario, tmp_path, preemptions=2)["runs"] > 20 * preemptions
+    assert explore(scenario, tmp_path, preemptions=2)["runs"] > 20
 
 
 # Death.
@@ -891,7 +891,7 @@ def test_a_holder_that_loses_its_lock_beside_a_naive_tool_is_told(
         run.spawn(unlink_stale)
         return lambda: accounts.check(2)
 
-    assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 20 * preemptions
+    assert explore(scenario, tmp_path, preemptions=preemptions)["runs"] > 20
 
 
 # Whoever comes, in whatever way.
