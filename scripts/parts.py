@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 from xml.etree import ElementTree
@@ -24,6 +25,7 @@ JOBS = max(1, min(os.cpu_count() or 1, MAX_JOBS))
 SECONDS = ROOT / ".pytest_cache" / "seconds.json"
 BYTES_PER_SECOND = 2000  # of a file of tests that never ran here; a guess is enough for the order
 NO_TESTS = 5  # exit code of pytest
+_numbers = count()
 
 
 @dataclass
@@ -52,9 +54,8 @@ class Part:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={report}"]
         # A directory of its own for temporary files: each pytest that starts makes the common one private again, while
         # tests of another part run as a user who has to get in.
-        temporary = Path(report).with_suffix("")
-        temporary.mkdir()
-        environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": str(temporary), **self.environment}
+        command.append(f"--basetemp={Path(report).with_suffix('')}")
+        environment = {**os.environ, **self.environment}
         command += [*self.options, *self.tests]
         return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=environment)
 
@@ -119,7 +120,7 @@ def run(parts: list[Part]) -> bool:
     running: list[Running] = []
     began = time.monotonic()
     done = 0
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as room:
+    with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as room:
         try:
             while left or running:
                 while left and may_start(left[0], [other.part for other in running]):
@@ -152,7 +153,8 @@ def may_start(part: Part, running: list[Part]) -> bool:
 
 
 def begin(part: Part, room: Path) -> Running:
-    report, output = room / f"{id(part)}.xml", tempfile.TemporaryFile()  # noqa: SIM115
+    # A short name: the path of a socket has at most 107 bytes.
+    report, output = room / f"{next(_numbers)}.xml", tempfile.TemporaryFile()  # noqa: SIM115
     return Running(part, report, output, part.start(str(report), output), time.monotonic())
 
 
