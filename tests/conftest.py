@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+import pkgutil
 import signal
 import subprocess
 import time
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import Peer, Waited
 
+import holdfast
 from holdfast import process, wait
 
 if TYPE_CHECKING:
@@ -28,6 +31,14 @@ if TYPE_CHECKING:
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+
+
+# A child that becomes another user may not be able to read the checkout. So what the package loads on first use is loaded
+# here, whatever the order of the tests is.
+for room in ("", "locks", "atomicdir", "events", "tasks"):
+    for found in pkgutil.iter_modules([str(Path(holdfast.__file__).parent / room)]):
+        if not found.ispkg and found.name != "__main__":
+            importlib.import_module(".".join(filter(None, ("holdfast", room, found.name))))
 
 
 def pytest_collection_finish() -> None:
