@@ -33,8 +33,8 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
-# A child that becomes another user may not be able to read the checkout. So what the package loads on first use is loaded
-# here, whatever the order of the tests is.
+# A child that becomes another user may not be able to read the checkout. So the modules that the package loads on first
+# use are loaded here, whatever the order of the tests is.
 for room in ("", "locks", "atomicdir", "events", "tasks"):
     for found in pkgutil.iter_modules([str(Path(holdfast.__file__).parent / room)]):
         if not found.ispkg and found.name != "__main__":
