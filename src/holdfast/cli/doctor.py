@@ -241,7 +241,7 @@ def _exchange(room: str) -> Finding:
     try:
         system.exchange(one, other, None)
     except OSError:
-        return Finding("", None, "a stale lock is removed and then made anew")
+        return Finding("", None, "an AtomicDir renames twice instead; the directory is missing for a moment")
     with open(one) as file:
         return Finding("", file.read() == other)
 
