@@ -85,7 +85,7 @@ class Site:
         return st if st and self._trusts(st) else None
 
     def _trusts(self, st: os.stat_result) -> bool:
-        """Root gives its versions to the owner of the directory, so that owner is trusted, too."""
+        """The owner of the directory is trusted, too: root changes the owner of new versions to that user."""
         if is_trusted(st, system.stat(self.parent)):
             return True
         here = stat_of(self.path)

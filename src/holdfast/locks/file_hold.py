@@ -150,7 +150,7 @@ class FileHold(Hold):
         self._grant.renew()
 
     def leave_standing(self) -> None:
-        """Give the hold up without removing the lock file. It is held in the name of another process."""
+        """End the hold and leave the lock file in place, in the name of another process."""
         if self.released or self._registry.holds.pop(id(self), None) is None:
             raise self._not_held()
         self._grant.leave_standing()

@@ -64,7 +64,7 @@ process.after_fork_in_child(hearts.clear)  # a child has neither the threads nor
 
 
 def beat(hold: FileHold, grant: FileGrant, every: float) -> None:
-    """Renew `hold` every so many seconds, until it is released, lost or dropped."""
+    """Renew `hold` every `every` seconds, until it is released, lost or dropped."""
     grant.renewed_hold = weakref.ref(hold)
     hearts.setdefault(grant.key[0], Heart()).add(grant.renewed_hold, every)
 

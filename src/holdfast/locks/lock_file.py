@@ -52,7 +52,7 @@ class LockFile(base.BaseLock[FileHold]):
         does not exist
     retry: seconds between attempts where the file system reports no events
     durable: the lock survives a power failure (fsync of the file and of its directory)
-    heartbeat: renew the timestamp every so many seconds
+    heartbeat: seconds between two renewals of the timestamp; None: it is not renewed
     on_lost: called with the hold, in a thread, when a heartbeat finds that the lock was taken away
     fence: keep the last token in `<path>.fence`, so that tokens grow even if the clock is set back
     timeout: seconds that `acquire` and `with` wait; None: for ever; 0: one attempt
