@@ -206,7 +206,7 @@ class LinePlace:
                 line.admit()
 
     def leave(self) -> None:
-        if self.is_inherited:
+        if self._registry is not registry:  # it belongs to the parent of this process
             return
         lines, me = self._registry.lines, self._me
         with self._registry.mutex:
@@ -215,9 +215,10 @@ class LinePlace:
                 return
             # Each step can be repeated: an interrupt may come between any two.
             line.inside.discard(me)
-            if me in line.waiting:
-                line.waiting.remove(me)
-            line.admit()
+            if line.waiting:
+                if me in line.waiting:
+                    line.waiting.remove(me)
+                line.admit()
             if not line.inside and not line.waiting and lines.get(self._path) is line:
                 del lines[self._path]
             self._line = None

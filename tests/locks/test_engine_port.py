@@ -66,7 +66,7 @@ class ServerGrant(Grant):
     def is_good(self) -> bool:
         return self.server.holders.get(self.key) == self.token
 
-    def close(self) -> None:
+    def finish_release(self) -> None:
         self.server.give_back(self.key, self.token)
 
 

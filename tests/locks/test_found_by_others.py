@@ -266,7 +266,7 @@ def test_a_child_forked_while_a_lock_file_is_made_does_not_keep_its_maker_alive(
     monkeypatch.undo()
     assert LockFile(path).examine().alive
     process.registry.holds.pop(id(hold))
-    hold._grant.entry.file.close()  # as if we had died
+    hold._grant.close()  # as if we had died
     assert LockFile(path).examine().alive is False
     os.close(writer)
     os.waitpid(children[0], 0)

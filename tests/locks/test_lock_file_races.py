@@ -88,8 +88,7 @@ def note_window() -> None:
     means, remove = publish.Entry.means, publish.Entry.remove
 
     def check(entry: publish.Entry, fd: int, st: os.stat_result) -> bool:
-        if entry.file is None:
-            window["checked"] = time.monotonic_ns()
+        window["checked"] = time.monotonic_ns()
         return means(entry, fd, st)
 
     def unlink(entry: publish.Entry, name: str) -> bool:

@@ -14,7 +14,7 @@ import sys
 from .. import Lock, LockFile, Semaphore, system
 from ..errors import HoldfastError, Unsupported
 from ..files import InheritedFd, OwnedFd, create_file, pipe, sync_directory
-from ..locks.publish import Entry, FileLocation, publish
+from ..locks.publish import Entry, FileLocation, PublishedFile, publish
 from ..paths import find_mount
 from . import arguments, output
 
@@ -262,17 +262,16 @@ def _rename(room: str) -> Finding:
 def _publishing(room: str) -> Finding:
     """The way in which LockFile makes its file, whichever that is here: never over one that is there."""
     path = os.path.join(room, "published")
-    made, again = Entry(FileLocation(path)), Entry(FileLocation(path))
-    publish(made, b"first", 0o600, False)
+    entry = Entry(FileLocation(path))
+    made = publish(PublishedFile, entry, b"first", 0o600, False)
     try:
-        publish(again, b"second", 0o600, False)
+        publish(PublishedFile, entry, b"second", 0o600, False)
     except FileExistsError:
         with open(path) as file:
             return Finding("", file.read() == "first")
     else:
         return Finding("", False, "a file that was there has been replaced")
     finally:
-        again.close()
         made.close()
 
 

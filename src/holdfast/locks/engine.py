@@ -70,7 +70,7 @@ class Grant:
         """Is the lock still held?"""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def finish_release(self) -> None:
         """Finish a `release` that was interrupted. It may be called more than once."""
         raise NotImplementedError
 

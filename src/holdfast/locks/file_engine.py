@@ -106,11 +106,12 @@ class FileEngine(local.LocalEngine):
         """
         if self.location.file is not self.name:
             self.resolve()
-        looks = queued or self.blocks
+        looks = queued or (self.durable and self.location.keeps)
         for _ in range(_MAX_TRIES):
-            entry = self.open_entry()
+            entry: Entry | None = None
             found: FileGrant | Outcome = REPLACED
             try:
+                entry = self.location.open(self.durable)
                 found = self._attempt_at(entry, looks)
                 if found is not REPLACED:
                     return found
@@ -121,8 +122,7 @@ class FileEngine(local.LocalEngine):
             except OSError as error:
                 raise self._by_path(error) from None
             finally:
-                if not found:
-                    entry.take_back()
+                if not found and entry is not None:
                     entry.close()
             looks = True
         return REPLACED  # other processes acquire and release it all the time
@@ -136,29 +136,35 @@ class FileEngine(local.LocalEngine):
                 return removed
         content = self.writer.write(next(_serials))
         try:
-            publish(entry, content, self.mode, self.durable)
+            grant = publish(FileGrant, entry, content, self.mode, self.durable)
         except FileExistsError:
             return REPLACED
-        grant = FileGrant(self, entry, content)
-        return grant if self._complete(grant) else REPLACED
+        is_ours = False
+        try:
+            grant.begin(self, content)
+            is_ours = self._complete(grant)
+        finally:
+            if not is_ours:
+                grant.take_back()
+        return grant if is_ours else REPLACED
 
     def _complete(self, grant: FileGrant) -> bool:
         """Give a new grant its token. Only now is it certain to be greater than all earlier tokens.
 
         False: another process took the lock away before. The token may be greater than that of the new holder.
         """
-        entry, file, fd = grant.entry, self.location.file, grant.fileno()
+        entry, file, fd = grant.entry, self.location.file, grant.fd
         grant.token = tokens.new(file)
         if self.fence:
             # No process takes the lock away from the one with the removal byte, so no other writes the fence file.
-            if not take_removal_byte(fd, MAX_WAIT_TRIES) or not entry.is_published():
+            if not take_removal_byte(fd, MAX_WAIT_TRIES) or not grant.is_published():
                 return False
             grant.token = tokens.advance_fence(entry, file, grant.token, self.mode, self.durable)
             system.unmark_removal(fd)
         system.pwrite(fd, b"%020d" % grant.token, len(grant.content) - self.format.token_from_end)
-        if self.durable and entry.mount.keeps:
+        if self.durable and grant.mount.keeps:
             entry.sync()
-        return entry.is_published()
+        return grant.is_published()
 
     def open_entry(self) -> Entry:
         try:

@@ -8,10 +8,11 @@ from _thread import allocate_lock
 from contextlib import suppress
 
 from .. import process, system
-from ..files import inode_of, named
+from ..files import named
 from . import heartbeat
 from .hold import Hold
 from .local import LocalGrant
+from .publish import PublishedFile
 from .queue import remove_queue
 from .removal import MAX_WAIT_TRIES, take_removal_byte
 
@@ -22,45 +23,43 @@ if TYPE_CHECKING:
 
     from .file_engine import FileEngine
     from .lock_file import LockFile
-    from .publish import Entry
 
 
-class FileGrant(LocalGrant):
+class FileGrant(PublishedFile, LocalGrant):
     """The lock file that this process has published."""
 
     __slots__ = (
-        *("__weakref__", "_engine", "_lost", "_renewing"),
-        *("acquired_at", "called_at", "content", "entry", "key", "renewed_hold", "token"),
+        *("__weakref__", "_lost", "_renewing", "acquired_at"),
+        *("called_at", "content", "engine", "renewed_hold", "token"),
     )
 
     shared = False
     key: process.Inode
+    engine: FileEngine
+    content: bytes  # as it was published: without the token
     token: int
     renewed_hold: weakref.ref[FileHold] | None  # a hold with a heartbeat
 
-    def __init__(self, engine: FileEngine, entry: Entry, content: bytes) -> None:
-        self._engine = engine
-        self.entry = entry
+    def begin(self, engine: FileEngine, content: bytes) -> None:
+        self.engine = engine
         self.content = content
-        self.key = inode_of(entry.st)
         self.acquired_at = time.time()
-        self.renewed_hold = None
         self.called_at = 0.0
+        self.renewed_hold = None
         self._lost = False
         self._renewing: LockType | None = None  # held by a thread that renews; made by the first one
 
     def fileno(self) -> int:
         """Return the descriptor that carries the liveness byte."""
-        assert self.entry.file is not None
-        return self.entry.file.fd
+        return self.fd
 
     def is_good(self) -> bool:
         if not self._lost:
-            entry, path = self.entry, self._engine.name
-            if entry.mount.has_inodes:
+            entry, path = self.entry, self.engine.name
+            if self.mount.has_inodes:
                 self._lost = named(path, self.key, follow_symlinks=entry.name != path) is None
             else:
-                self._lost = not entry.is_published()
+                self._lost = not self.is_published()
         return not self._lost
 
     def release(self) -> bool:
@@ -72,54 +71,53 @@ class FileGrant(LocalGrant):
                 self._remove()
             raise
         finally:
-            self._close()
+            self._end()
             if self.called_at:
-                location = self._engine.location
+                location = self.engine.location
                 process.registry.note_turn(location.file, self.called_at)
                 remove_queue(location.queue)
 
     def _remove(self) -> bool:
         """Remove the file if the name still means it. False: the lock was lost before."""
         entry = self.entry
-        if entry.file is None:  # an attempt that was interrupted has taken the file back
-            return False
-        if not take_removal_byte(self.fileno(), MAX_WAIT_TRIES):
+        if not take_removal_byte(self.fd, MAX_WAIT_TRIES):
             # Another process is removing the file. If it does not, other processes find that the holder is gone.
-            self._engine.metrics.cleanups_skipped.bump()
+            self.engine.metrics.cleanups_skipped.bump()
             return self.is_good()
         # The directory may have another name by now. Then the hold is lost, and its file is removed where it is.
-        is_at_path = self.is_good() and entry.name == self._engine.name
-        self._lost = not ((is_at_path or entry.is_published()) and entry.remove(entry.name)) or self._lost
+        is_at_path = self.is_good() and entry.name == self.engine.name
+        self._lost = not ((is_at_path or self.is_published()) and entry.remove(entry.name)) or self._lost
         return not self._lost
 
-    def close(self) -> None:
-        """Remove the file if an interrupt kept `release` from it."""
-        self.entry.take_back()
-        self._close()
+    def finish_release(self) -> None:
+        self.take_back()
+        self._end()
 
-    def _close(self) -> None:
+    def _end(self) -> None:
+        """Stop the heartbeat, and close the file and its directory."""
         if self.renewed_hold is not None:
             heartbeat.end(self.renewed_hold, self.key[0])
         # A thread that renews uses the descriptor. At the end of the interpreter, threads stop with their mutexes.
         if self._renewing is not None and not sys.is_finalizing():
             with self._renewing:
                 pass
+        self.close()
         self.entry.close()
 
     def leave_standing(self) -> None:
         """Close the lock file without removing it. From now on it is held in the name of another process."""
-        self._close()
+        self._end()
         if self.called_at:
-            remove_queue(self._engine.location.queue)
+            remove_queue(self.engine.location.queue)
 
     def renew(self) -> None:
         """Set the timestamp to now, in place and in one write, unless the file is closed."""
         with process.registry.mutex:
             self._renewing = renewing = self._renewing or allocate_lock()
-        with renewing:  # `close` waits for it before it closes the descriptor
-            if self.entry.file is not None and self.entry.file.is_open:
-                start, text = self._engine.format.renewal(self.content, time.time())
-                system.pwrite(self.fileno(), text, start)
+        with renewing:  # `_end` waits for it before it closes the descriptor
+            if self.is_open:
+                start, text = self.engine.format.renewal(self.content, time.time())
+                system.pwrite(self.fd, text, start)
 
 
 class FileHold(Hold):
@@ -139,11 +137,6 @@ class FileHold(Hold):
     token: int
     _grant: FileGrant
 
-    def __init__(self, lock: LockFile, grant: FileGrant) -> None:
-        Hold.__init__(self, lock, grant)
-        if lock.heartbeat is not None:
-            heartbeat.beat(self, grant, lock.heartbeat)
-
     def renew(self) -> None:
         """Set the timestamp to now. Raises LockLost."""
         self.check()
@@ -154,3 +147,14 @@ class FileHold(Hold):
         if self.released or self._registry.holds.pop(id(self), None) is None:
             raise self._not_held()
         self._grant.leave_standing()
+
+
+class RenewedHold(FileHold):
+    """A held `LockFile` with a heartbeat."""
+
+    __slots__ = ()
+
+    def __init__(self, lock: LockFile, grant: FileGrant) -> None:
+        FileHold.__init__(self, lock, grant)
+        assert lock.heartbeat is not None
+        heartbeat.beat(self, grant, lock.heartbeat)

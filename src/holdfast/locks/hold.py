@@ -104,7 +104,7 @@ class Hold:
                 return
         except BaseException:  # perhaps an interrupt, before anything was done
             if id(self) not in holds:
-                grant.close()
+                grant.finish_release()
             raise
         raise self._loss() if ours else self._not_held()
 

@@ -28,7 +28,7 @@ from ..wait import DeadlinePassed, drive
 from . import base, record
 from .engine import Outcome
 from .file_engine import FileEngine, is_stale
-from .file_hold import FileHold
+from .file_hold import FileHold, RenewedHold
 from .file_waiter import FileWaiter
 from .removal import NotPermitted, remove_private_files
 from .staleness import POLICIES, Judgement
@@ -68,7 +68,7 @@ class LockFile(base.BaseLock[FileHold]):
     """
 
     __slots__ = (
-        *("durable", "fair", "fence", "heartbeat", "mode", "on_lost"),
+        *("_hold_type", "durable", "fair", "fence", "heartbeat", "mode", "on_lost"),
         *("path", "retry", "stale", "stale_after", "tag"),
     )
 
@@ -76,7 +76,6 @@ class LockFile(base.BaseLock[FileHold]):
     _options += ("heartbeat", "on_lost", "fence", "fair", "mode")
 
     _engine: FileEngine
-    _hold_type = FileHold
     _format = record.SEMA
 
     def __init__(
@@ -126,6 +125,7 @@ class LockFile(base.BaseLock[FileHold]):
             mode=mode,
         )
         base.BaseLock.__init__(self, engine, timeout)
+        self._hold_type = FileHold if heartbeat is None else RenewedHold
         self.path = engine.name
         self.fair = engine.fair
 

@@ -72,6 +72,9 @@ class OpenFile(OwnedFd, local.LocalGrant):
     def fileno(self) -> int:
         return self.fd
 
+    def finish_release(self) -> None:
+        self.close()
+
     def is_good(self) -> bool:
         return named(self.engine.name, self.key) is not None
 

@@ -23,63 +23,35 @@ from .record import MAX_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from ..paths import Mount
     from ..process import Inode
 
-_NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.ENOENT}
+    File = TypeVar("File", bound="PublishedFile")
+
+_NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMLINK}
 _NOT_SUPPORTED |= {errno.ENAMETOOLONG}  # the private name of a lock whose name is nearly as long as possible
 
 
 class Entry:
-    """One name in a directory, and the file that this process has published under it (`file`).
+    """One name in a directory.
 
     Where another user could replace the directory, `dir_fd` is open and every call goes through it. It is also open
     where the directory has to be synced. Else `dir_fd` is None, and `name` is a whole path.
-
-    The entry owns both descriptors. An entry that is dropped before a hold has released it removes its file.
     """
 
-    __slots__ = ("_directory", "dir_fd", "file", "location", "mount", "name", "parent", "private", "st")
-
-    mount: Mount  # of the published file
-    st: os.stat_result  # of the published file
+    __slots__ = ("_directory", "dir_fd", "location", "name", "parent")
 
     def __init__(self, location: FileLocation, directory: OwnedFd | None = None) -> None:
-        self.file: OwnedFd | None = None
         self.location = location
         self._directory = directory
         self.dir_fd = None if directory is None else directory.fd
         self.parent, self.name = (location.parent, location.file) if directory is None else (".", location.name)
-        self.private = ""  # the name of the file until it is published
 
     def close(self) -> None:
-        """Close both descriptors. The file stays."""
-        if self.file is not None:
-            self.file.close()
         if self._directory is not None:
             self._directory.close()
-
-    def take_back(self) -> None:
-        """Remove the published file, unless it is closed already (or a fork has closed it), and close it."""
-        file = self.file
-        if file is None or not file.is_open:
-            return
-        try:
-            system.lock_removal(file.fd)
-            if self.means(file.fd, system.fstat(file.fd)):
-                self.remove(self.name)
-            if self.private:
-                self.remove(self.private)
-        except OSError:
-            pass  # another process removes it
-        finally:
-            file.close()
-            self.file = None
-
-    def __del__(self) -> None:
-        file = getattr(self, "file", None)  # None, too, if an interrupt came in `__init__`
-        if file is not None and file.fd != -1:
-            self.take_back()
 
     def inode(self) -> Inode | None:
         """The file that the name means now; None: there is none."""
@@ -97,12 +69,6 @@ class Entry:
                 return _same_record(*(system.pread(one, MAX_BYTES, 0) for one in (fd, file.fd)))
         except OSError:
             return False
-
-    def is_published(self) -> bool:
-        """Does the name still mean the file that this process has published?"""
-        if self.mount.has_inodes:
-            return self.inode() == inode_of(self.st)
-        return self.file is not None and self.means(self.file.fd, self.st)
 
     def open(self, flags: int) -> int:
         return system.open_fd(self.name, flags, dir_fd=self.dir_fd)
@@ -134,13 +100,14 @@ class Entry:
 class FileLocation(Location):
     """The file of a lock file, and its directory."""
 
-    __slots__ = ("_is_safe", "keeps", "name", "parent")
+    __slots__ = ("_entry", "_is_safe", "keeps", "name", "parent")
 
     def __init__(self, file: str) -> None:
         Location.__init__(self, file)
         self.parent, self.name = os.path.split(file)
         self.keeps = True  # does the file system survive a power failure? True until the first look
         self._is_safe: bool | None = None
+        self._entry = Entry(self)
 
     def open(self, durable: bool) -> Entry:
         """Open the directory if it has to be synced, or if another user could replace it. Raises UnsafePath."""
@@ -149,11 +116,50 @@ class FileLocation(Location):
             self._is_safe = not system.HAS_FOLDERS or cannot_be_swapped(self.parent)
         syncs = durable and self.keeps and system.HAS_FOLDERS
         if self._is_safe and not syncs:
-            return Entry(self)
+            return self._entry
         if not self._is_safe:
             follow_links(self.parent)
         flags = system.O_SYNCABLE_FOLDER if syncs else system.O_FOLDER
         return Entry(self, OwnedFd(system.open_fd(self.parent, flags)))
+
+
+class PublishedFile(OwnedFd):
+    """A lock file that this process makes. It is removed if it is dropped before it is closed."""
+
+    __slots__ = ("entry", "key", "mount", "private")
+
+    entry: Entry
+    key: Inode
+    mount: Mount
+    private: str  # the name of the file until it is published; empty: it has no such name
+
+    def is_published(self) -> bool:
+        """Does the name still mean this file?"""
+        if self.mount.has_inodes:
+            return self.entry.inode() == self.key
+        return self.entry.means(self.fd, system.fstat(self.fd))
+
+    def take_back(self) -> None:
+        """Remove the file and close it, unless it is closed already, or a fork has closed it."""
+        if not self.is_open:
+            return
+        try:
+            system.lock_removal(self.fd)
+            if self.entry.means(self.fd, system.fstat(self.fd)):
+                self.entry.remove(self.entry.name)
+            if self.private:
+                self.entry.remove(self.private)
+        except OSError:
+            pass  # another process removes it
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        try:
+            if self.fd != -1:
+                self.take_back()
+        except (AttributeError, OSError, TypeError):  # never opened, or the interpreter is going down
+            pass
 
 
 def _same_record(one: bytes, other: bytes) -> bool:
@@ -164,61 +170,64 @@ def _same_record(one: bytes, other: bytes) -> bool:
     return one == other or (owners[0] == owners[1] != [])
 
 
-def publish(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
+def publish(new: type[File], entry: Entry, content: bytes, mode: int, durable: bool) -> File:
     """Make the file of an entry, with its liveness byte locked. Raises FileExistsError if the name is taken."""
     try:
-        try:
-            fd = _make(entry, entry.parent, system.O_TMPFILE, content, mode, durable)
+        return _make(new, entry, entry.parent, system.O_TMPFILE, content, mode, durable)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED and error.errno != errno.ENOENT:
+            raise
+    try:
+        return _make(new, entry, private_name(entry.name), system.O_NEW, content, mode, durable)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+    return _make(new, entry, entry.name, system.O_NEW, content, mode, durable)
+
+
+def _make(new: type[File], entry: Entry, name: str, flags: int, content: bytes, mode: int, durable: bool) -> File:
+    """Make a file, lock it, write it, and link it to its name."""
+    file = new(system.open_fd(name, flags, mode, dir_fd=entry.dir_fd))
+    try:
+        fd = file.fd
+        file.entry = entry
+        file.private = private = "" if name is entry.parent or name is entry.name else name
+        st = system.fstat(fd)
+        file.key = inode_of(st)
+        file.mount = mount = mount_at(st.st_dev, entry.location.file)
+        if private:
+            system.fchmod(fd, 0o600)  # only its owner can read it until it is complete
+        system.lock_liveness(fd)
+        if mount.lets_read and not take_kernel_lock(fd, mount):  # so that `Lock` and flock(1) wait for the holder
+            # Only in place: another kind of lock has found the file first, and uses it.
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), entry.name)
+        write_all(fd, content)
+        if durable and mount.keeps:
+            system.fsync(fd)
+        if private:
+            system.fchmod(fd, st.st_mode & 0o7777)  # the mode without the bits of the umask
+            _link_private(file)
+        elif name is not entry.name:
             system.link_open_file(fd, entry.dir_fd, entry.name)
-        except OSError as error:
-            if error.errno not in _NOT_SUPPORTED:
-                raise
-            entry.take_back()
-            _publish_otherwise(entry, content, mode, durable)
     except FileExistsError:
-        entry.close()
+        if file.private:
+            entry.remove(private)
+        file.close()
         raise
     except BaseException:  # perhaps an interrupt, when it was done
-        entry.take_back()
+        file.take_back()
         raise
+    return file
 
 
-def _publish_otherwise(entry: Entry, content: bytes, mode: int, durable: bool) -> None:
-    entry.private = private = private_name(entry.name)
+def _link_private(file: PublishedFile) -> None:
+    entry, private = file.entry, file.private
     try:
-        fd = _make(entry, private, system.O_NEW, content, mode, durable)
-        system.fchmod(fd, entry.st.st_mode & 0o7777)  # the mode without the bits of the umask
-        try:
-            system.link(private, entry.name, src_dir_fd=entry.dir_fd, dst_dir_fd=entry.dir_fd, follow_symlinks=False)
-        except FileNotFoundError:  # `clean` in another pid namespace took it for the file of a dead process
-            raise FileExistsError(errno.EEXIST, "the private file was removed: try again", entry.name) from None
-    except OSError as error:
-        if error.errno not in _NOT_SUPPORTED or error.errno == errno.ENOENT:
-            raise
-        entry.take_back()
-        entry.private = ""
-        _make(entry, entry.name, system.O_NEW, content, mode, durable)
-    finally:
-        if entry.private and entry.file is not None:  # else another user has guessed the private name
-            entry.remove(private)  # on Windows a link is a move, and the name is gone
-
-
-def _make(entry: Entry, name: str, flags: int, content: bytes, mode: int, durable: bool) -> int:
-    """Make a file, lock it and write it. Only its owner can read a private file until it is complete."""
-    entry.file = file = OwnedFd(system.open_fd(name, flags, mode, dir_fd=entry.dir_fd))
-    fd = file.fd
-    entry.st = system.fstat(fd)
-    entry.mount = mount = mount_at(entry.st.st_dev, entry.location.file)
-    if entry.private:
-        system.fchmod(fd, 0o600)
-    system.lock_liveness(fd)
-    if mount.lets_read and not take_kernel_lock(fd, mount):  # so that `Lock` and flock(1) wait for the holder
-        # Only in place: another kind of lock has found the file first, and uses it.
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), entry.name)
-    write_all(fd, content)
-    if durable and mount.keeps:
-        system.fsync(fd)
-    return fd
+        system.link(private, entry.name, src_dir_fd=entry.dir_fd, dst_dir_fd=entry.dir_fd, follow_symlinks=False)
+    except FileNotFoundError:  # `clean` in another pid namespace took it for the file of a dead process
+        raise FileExistsError(errno.EEXIST, "the private file was removed: try again", entry.name) from None
+    entry.remove(private)  # on Windows a link is a move, and the name is gone
+    file.private = ""
 
 
 def take_kernel_lock(fd: int, mount: Mount) -> bool:

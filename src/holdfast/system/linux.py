@@ -66,6 +66,8 @@ class Watch:
             self._file = own(_call(path, "inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC))
         self.fd = self._file.fd
         try:
+            if self._borrowed:
+                self.drain()  # here, and not when an earlier wait ended: its caller had the lock by then
             self._watch(path)
         except BaseException:
             self.close()
@@ -75,15 +77,13 @@ class Watch:
         self._watched = _call(path, "inotify_add_watch", self.fd, os.fsencode(path), self._events)
 
     def _unwatch(self) -> None:
-        try:
-            _call("", "inotify_rm_watch", self.fd, self._watched)
-        except OSError:  # there is no watch, or the kernel has removed it with its file
-            pass
-        self.drain()
+        if _libc is not None:
+            _libc.inotify_rm_watch(self.fd, self._watched)  # it fails if the kernel has removed the watch with its file
 
     def move(self, path: str) -> None:
         """Watch the file that `path` names now instead."""
         self._unwatch()
+        self.drain()
         self._watch(path)
 
     def drain(self) -> bool:
