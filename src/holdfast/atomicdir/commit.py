@@ -177,7 +177,7 @@ class Site:
         """Replace the state file. Root gives it to the owner of the directory, who may replace it in turn."""
         path, st = self._path("versions"), stat_of(self.path)
         private = files.private_name(path)
-        owner = (st.st_uid, st.st_gid) if st and hasattr(os, "geteuid") and os.geteuid() == 0 else None
+        owner = (st.st_uid, st.st_gid) if st and hasattr(os, "geteuid") and os.geteuid() == 0 != st.st_uid else None
         content = json.dumps({name: value for name, value in now._asdict().items() if value})
         files.create_file(private, content.encode() + b"\n", 0o644, sync=self.durable, owner=owner)
         try:
