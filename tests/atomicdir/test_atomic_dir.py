@@ -519,6 +519,27 @@ def test_a_failed_fsync_is_a_failed_commit(what: str, site: Path, way: str, monk
     assert content_of(site) == OLD and beside(site) == []
 
 
+def test_a_failed_fsync_after_the_swap_keeps_the_new_version_and_its_number(
+    site: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers may have seen the new version under its number by then."""
+    lock = put(site, OLD, keep=1)
+    real = system.fsync
+
+    def fsync(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(site.parent) and content_of(site) == NEW:
+            raise OSError(errno.EIO, "no disk")
+        real(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(system, "fsync", fsync)
+        with pytest.raises(OSError, match="no disk"), AtomicDir(site, keep=1).replace() as new:
+            build(new, NEW)
+    assert content_of(site) == NEW and content_of(f"{site}.old-1") == OLD and lock.versions() == [1, 2]
+    put(site, OLD, keep=1)
+    assert lock.versions() == [2, 3] and beside(site) == ["site.old-2"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tiny tmpfs")
 def test_a_full_disk_leaves_the_old_version(tmp_path: Path) -> None:
     code = f"""

@@ -5,7 +5,7 @@ tree. Files share blocks with the original where the file system can clone (refl
 writing to the copy does not write to the original. Sockets are left out.
 
 The copier goes by descriptors, two for each level of directories, and follows no symlink. After an error, the caller
-removes the partial copy. Nearly all of the time is that of nine system calls per file. Threads made it slower.
+removes the partial copy. Nearly all of the time is that of ten system calls per file. Threads made it slower.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager, suppress
 
 from .. import system
 from ..files import OwnedFd, inode_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    Result = TypeVar("Result")
 
 _NO_ATTRIBUTES = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA, errno.ENOSYS})
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _BUFFER, _CHUNK = 1 << 20, 1 << 30  # bytes per call, through this process and in the kernel
+_CHANGED = "this became another kind of file while it was copied. Find the program that changes it without the lock"
 _FOLDER = system.O_READ | system.O_SYNCABLE_FOLDER  # without following a symlink
 
 
@@ -34,8 +37,6 @@ class Copier:
     def __init__(self) -> None:
         self._clones = True
         self._links: dict[tuple[int, int], str] = {}  # of files with several names: the path of the first copy
-        self._unsure = ~0o777 | _umask()  # bits of a mode that a new file does not get
-        self._owner = (-1, -1)
 
     def copy(self, source: str, target: str) -> None:
         """Copy the content of a directory into an empty one, and its attributes except owner and mode."""
@@ -47,13 +48,13 @@ class Copier:
         copy_acls(None, target)  # the default list of the directory above would apply to every copy
         with OwnedFd(system.open_fd(source, _FOLDER)) as original, OwnedFd(system.open_fd(target, _FOLDER)) as copy:
             self._copy_folder(target, original.fd, copy.fd)
+            st = system.fstat(original.fd)
+            _copy_xattrs(original.fd, copy.fd)
+            system.utime(copy.fd, ns=(st.st_atime_ns, st.st_mtime_ns))
 
     def _copy_folder(self, path: str, source: int, target: int) -> None:
-        """Copy what is in a directory, then its attributes. `path` is that of the copy."""
+        """Copy what is in a directory. `path` is that of the copy."""
         folders = []
-        made = system.fstat(target)
-        # The owner of a new file. With setgid on the directory, the group is that of the directory.
-        self._owner = (made.st_uid, made.st_gid if made.st_mode & stat.S_ISGID else os.getegid())
         with system.scandir(source) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
@@ -69,57 +70,43 @@ class Copier:
                 OwnedFd(system.open_fd(name, _FOLDER, dir_fd=target)) as copy,
             ):
                 self._copy_folder(f"{path}/{name}", original.fd, copy.fd)
-                # After the content, which the mode may forbid.
-                mode = give_owner(copy.fd, system.fstat(original.fd))
-                system.fchmod(copy.fd, mode)
-        st = system.fstat(source)
-        _copy_xattrs(source, target)
-        system.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
+                _copy_attributes(original.fd, copy.fd, system.fstat(original.fd))
 
     def _copy_file(self, name: str, path: str, source: int, target: int) -> None:
         with OwnedFd(system.open_fd(name, system.O_READ, dir_fd=source)) as original:
             st = system.fstat(original.fd)  # of the open file: the name may mean another one by now
             if not stat.S_ISREG(st.st_mode):
-                raise _changed(name)
+                raise OSError(errno.ESTALE, _CHANGED, name)
             if st.st_nlink > 1 and self._linked(name, path, target, st):
                 return
-            mode = stat.S_IMODE(st.st_mode)
-            # The owner may write it for now: else only root could set attributes.
-            with OwnedFd(system.open_fd(name, system.O_NEW, mode & 0o777 | 0o200, dir_fd=target)) as copy:
+            mode = st.st_mode & 0o777 | stat.S_IWUSR  # for now: else only root could set attributes
+            with OwnedFd(system.open_fd(name, system.O_NEW, mode, dir_fd=target)) as copy:
                 self._copy_data(original.fd, copy.fd, st)
-                others = self._owner != (st.st_uid, st.st_gid)
-                if others:
-                    mode = give_owner(copy.fd, st)
-                _copy_xattrs(original.fd, copy.fd)
-                if others or mode & self._unsure or not mode & 0o200:  # after chown, which takes setuid away
-                    system.fchmod(copy.fd, mode)
-                system.utime(copy.fd, ns=(st.st_atime_ns, st.st_mtime_ns))
+                _copy_attributes(original.fd, copy.fd, st)
 
     def _copy_special(self, name: str, path: str, source: int, target: int) -> None:
         st = system.stat(name, dir_fd=source, follow_symlinks=False)
         if stat.S_ISSOCK(st.st_mode):  # its server listens on the original
             return
         if stat.S_ISREG(st.st_mode) or stat.S_ISDIR(st.st_mode):
-            raise _changed(name)
+            raise OSError(errno.ESTALE, _CHANGED, name)
         if st.st_nlink > 1 and self._linked(name, path, target, st):
             return
-        is_link = stat.S_ISLNK(st.st_mode)
-        if is_link:
+        if stat.S_ISLNK(st.st_mode):
             system.symlink(system.readlink(name, dir_fd=source), name, dir_fd=target)
+            give_owner(name, st, target)
         else:
             system.mknod(name, stat.S_IFMT(st.st_mode) | 0o600, st.st_rdev, dir_fd=target)
-        mode = give_owner(name, st, target)
-        if not is_link:
-            system.chmod(name, mode, dir_fd=target)
+            system.chmod(name, give_owner(name, st, target), dir_fd=target)
         system.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
     def _linked(self, name: str, path: str, target: int, st: os.stat_result) -> bool:
         """If the file was copied by another name, link that copy to this name and return True."""
         first = self._links.setdefault(inode_of(st), f"{path}/{name}")
-        if first == f"{path}/{name}":
-            return False
-        system.link(first, name, dst_dir_fd=target, follow_symlinks=False)
-        return True
+        if first != f"{path}/{name}":
+            system.link(first, name, dst_dir_fd=target, follow_symlinks=False)
+            return True
+        return False
 
     def _copy_data(self, reader: int, writer: int, st: os.stat_result) -> None:
         size = st.st_size
@@ -131,13 +118,42 @@ class Copier:
                 self._clones = False
         if st.st_blocks * 512 >= size:
             _copy_range(reader, writer, 0, size)
-        else:
-            _copy_between_holes(reader, writer, size)
+            return
+        system.ftruncate(writer, size)
+        end = 0
+        while end < size:
+            try:
+                start = system.lseek(reader, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # a hole up to the end
+                    return
+                raise
+            end = system.lseek(reader, start, os.SEEK_HOLE)
+            _copy_range(reader, writer, start, end)
 
 
-def _changed(name: str) -> OSError:
-    text = "this became another kind of file while it was copied. Find the program that changes it without the lock"
-    return OSError(errno.ESTALE, text, name)
+def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
+    """Copy in the kernel, or on the server of a network file system, where that is possible."""
+    while start < end:
+        try:
+            copied = system.copy_file_range(reader, writer, min(_CHUNK, end - start), start, start)
+        except OSError:
+            data = system.pread(reader, min(_BUFFER, end - start), start)
+            copied = system.pwrite(writer, data, start)  # a full disk takes a part, and refuses the rest
+        if not copied:
+            return  # the file became shorter
+        start += copied
+
+
+def _copy_attributes(source: int, target: int, st: os.stat_result) -> None:
+    """Give a copy the owner, the extended attributes, the mode and the times of the original."""
+    made, mode = system.fstat(target), stat.S_IMODE(st.st_mode)
+    if (made.st_uid, made.st_gid) != (st.st_uid, st.st_gid):
+        mode = give_owner(target, st)
+    _copy_xattrs(source, target)
+    if mode != stat.S_IMODE(made.st_mode):  # after the owner, whose change takes setuid away
+        system.fchmod(target, mode)
+    system.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
 
 
 def give_owner(target: str | int, st: os.stat_result, folder: int | None = None) -> int:
@@ -161,66 +177,28 @@ def give_owner(target: str | int, st: os.stat_result, folder: int | None = None)
     return mode
 
 
-def _umask() -> int:
-    """The umask, from /proc: to set it would change the files that other threads make. 0o777 where it is unknown."""
-    for line in system.read_text("/proc/self/status").splitlines():
-        if line.startswith("Umask:"):
-            return int(line.split()[1], 8)
-    return 0o777
-
-
-def _copy_between_holes(reader: int, writer: int, size: int) -> None:
-    system.ftruncate(writer, size)
-    end = 0
-    while end < size:
-        try:
-            start = system.lseek(reader, end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # a hole up to the end
-                return
-            raise
-        end = system.lseek(reader, start, os.SEEK_HOLE)
-        _copy_range(reader, writer, start, end)
-
-
-def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
-    """Copy in the kernel, or on the server of a network file system, where that is possible."""
-    with suppress(OSError):
-        while start < end:
-            copied = system.copy_file_range(reader, writer, min(_CHUNK, end - start), start, start)
-            if not copied:
-                return  # the file became shorter
-            start += copied
-    while start < end:
-        data = system.pread(reader, min(_BUFFER, end - start), start)
-        if not data:
-            return  # the file became shorter
-        start += system.pwrite(writer, data, start)  # a full disk takes a part, and refuses the rest
-
-
 def copy_acls(source: str | None, target: str) -> None:
     """Give a directory the access control lists of another one, or none."""
     for name in _ACLS:
-        with _some_unsupported():
-            system.removexattr(target, name)
-        with _some_unsupported():
-            if source is not None:
-                system.setxattr(target, name, system.getxattr(source, name))
+        _if_allowed(system.removexattr, target, name)
+        if source is not None:
+            _if_allowed(_copy_xattr, source, target, name)
 
 
 def _copy_xattrs(source: int, target: int) -> None:
-    names = None
-    with _some_unsupported():
-        names = system.listxattr(source)
-    for name in names or ():
-        with _some_unsupported(name.startswith("user.")):  # the system sets others itself (security.*)
-            system.setxattr(target, name, system.getxattr(source, name))
+    for name in _if_allowed(system.listxattr, source) or ():
+        _if_allowed(_copy_xattr, source, target, name)  # the system itself sets those that it refuses (security.*)
 
 
-@contextmanager
-def _some_unsupported(required: bool = False) -> Iterator[None]:
+def _copy_xattr(source: str | int, target: str | int, name: str) -> None:
+    system.setxattr(target, name, system.getxattr(source, name))
+
+
+def _if_allowed(call: Callable[..., Result], *args: object) -> Result | None:
+    """Call a function on extended attributes. None: the attribute does not exist, or is not for this user."""
     try:
-        yield
+        return call(*args)
     except OSError as error:
-        if required or error.errno not in _NO_ATTRIBUTES:
+        if error.errno not in _NO_ATTRIBUTES:
             raise
+        return None

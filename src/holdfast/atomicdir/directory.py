@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 from .. import process, system
@@ -68,15 +69,15 @@ class AtomicDir:
 
         If the block raises, `new` is removed. Raises Timeout for a busy lock, OSError if the commit is not possible.
         """
-        return Block(self, timeout, "with site.replace() as new", _Building(copies=False))
+        return Block(self, timeout, "replace")
 
     def edit(self, timeout: Patience = base.DEFAULT) -> Block:
         """`with site.edit() as new`: the same as `replace`, but `new` begins as a copy of the directory."""
-        return Block(self, timeout, "with site.edit() as new", _Building(copies=True))
+        return Block(self, timeout, "edit")
 
     def read(self, timeout: Patience = base.DEFAULT) -> Block:
         """`with site.read() as path`: no writer commits meanwhile. Raises FileNotFoundError without a version."""
-        return Block(self, timeout, "with site.read() as path", None)
+        return Block(self, timeout, "read")
 
     def snapshot(self, timeout: Patience = base.DEFAULT) -> Snapshot:
         """`with site.snapshot() as snap`: the version of this moment, while writers go on."""
@@ -113,7 +114,7 @@ class AtomicDir:
         """`rollback` for a task."""
         site = self._site()
         async with await Lock(site.lock_file).aacquire(self._patience(timeout)) as hold:
-            return await in_thread(lambda: site.rollback(to, hold))
+            return await in_thread(partial(site.rollback, to, hold))
 
     @property
     def lock(self) -> Lock:
@@ -128,15 +129,13 @@ class AtomicDir:
 
 
 class Block:
-    """A `with` block under the lock of the directory. As `async with`, it works in a thread.
+    """The `with` block of replace, edit or read, under the lock of the directory. As `async with`, it uses a thread."""
 
-    `building` makes and commits a version under the exclusive lock. Without one, the block reads.
-    """
-
-    def __init__(self, atomic: AtomicDir, timeout: Patience, usage: str, building: _Building | None) -> None:
-        self._atomic, self._timeout = atomic, atomic._patience(timeout)
-        self._usage, self._building = usage, building
+    def __init__(self, atomic: AtomicDir, timeout: Patience, method: str) -> None:
+        self._atomic, self._timeout, self._method = atomic, atomic._patience(timeout), method
+        self._usage = f"with site.{method}() as {'path' if method == 'read' else 'new'}"
         self._hold: Hold | None = None
+        self._building: _Building | None = None
 
     @property
     def hold(self) -> Hold:
@@ -157,40 +156,39 @@ class Block:
         if self._hold is not None:
             raise HoldfastError("this block is entered already; call the method again for another one")
         self._site = self._atomic._site()
-        return Lock(self._site.lock_file, shared=self._building is None)
+        return Lock(self._site.lock_file, shared=self._method == "read")
 
     def acquire(self) -> Hold:
         """Wait for the lock: the first half of entering the block. `enter` is the other half."""
         return self._lock().acquire(self._timeout)
 
     def enter(self, hold: Hold) -> Path | None:
-        """Make the new version, or find the directory. None: the caller has to recover first, and enter again."""
+        """Make the new version, or find the directory. None: a reader has to recover first, and enter again."""
+        site, path = self._site, None
         try:
-            path = self._building.begin(self._site) if self._building else self._find()
+            if self._method != "read":
+                self._building = _Building(site, copies=self._method == "edit")
+                path = self._building.path
+            elif not site.is_interrupted():
+                path = site.path
+                if not stat_of(path):
+                    raise FileNotFoundError(errno.ENOENT, "there is no version of this directory yet", path)
             self._hold = hold if path else None
-            return path
+            return Path(path) if path else None
         finally:
             if self._hold is None:
                 hold.release()
 
-    def _find(self) -> Path | None:
-        if self._site.is_interrupted():
-            return None
-        st = stat_of(self._site.path)
-        if st is None or not stat.S_ISDIR(st.st_mode):
-            raise FileNotFoundError(errno.ENOENT, "there is no version of this directory yet", self._site.path)
-        return Path(self._site.path)
-
-    def _leave(self, failed: bool) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         hold, self._hold = self.hold, None
         if hold._registry is not process.registry:
             return  # a forked child leaves the block of its parent, whose lock and new version it does not own
         try:
             if self._building:
-                self._building.end(hold, failed)
+                self._building.end(hold, error is not None)
         finally:
             if not hold.released:
-                hold.__exit__(*((None, None, None) if not failed else (BaseException, BaseException(), None)))
+                hold.__exit__(None, error, None)
 
     def __enter__(self) -> Path:
         while (path := self.enter(self.acquire())) is None:
@@ -198,74 +196,66 @@ class Block:
         return path
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._leave(error is not None)
+        self._leave(error)
 
     async def __aenter__(self) -> Path:
         while True:
             hold = await self._lock().aacquire(self._timeout)
             try:
-                path = await in_thread(lambda: self.enter(hold))  # noqa: B023
-            except BaseException:
+                path = await in_thread(partial(self.enter, hold))
+            except BaseException as error:
                 if self._hold is hold:  # the task was cancelled while the thread entered the block
-                    await in_thread(lambda: self._leave(failed=True))
+                    await in_thread(partial(self._leave, error))
                 raise
             if path is not None:
                 return path
             await self._atomic.arecover(self._timeout)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        await in_thread(lambda: self._leave(error is not None))
+        await in_thread(partial(self._leave, error))
 
 
 class _Building:
     """A version that is being built: committed when the block ends, removed if the block raises."""
 
-    def __init__(self, *, copies: bool) -> None:
-        self._copies = copies
-
-    def begin(self, site: Site) -> Path:
+    def __init__(self, site: Site, *, copies: bool) -> None:
         site.recover(GRACE_S)
-        self._site, self._new = site, site.random_path("new")
-        site.check(self._new)
+        self._site, self.path = site, site.random_path("new")
+        site.check(self.path)
         try:
-            system.mkdir(self._new)
-            self._furnish()
+            system.mkdir(self.path)
+            old = stat_of(site.path)
+            self._like = old or system.stat(self.path)
+            set_mode(self.path, _MODE_WHILE_BUILT)
+            if old and copies:
+                copying.Copier().copy(site.path, self.path)
+            elif old:
+                copying.copy_acls(site.path, self.path)
+            set_mode(self.path, _MODE_WHILE_BUILT)  # an access control list has changed it
+            self._made = system.stat(self.path, follow_symlinks=False)
         except BaseException:
-            remove_unused(self._new)
+            remove_unused(self.path)
             raise
-        return Path(self._new)
-
-    def _furnish(self) -> None:
-        """Give the new version its content and its access control lists."""
-        old, new = self._site.path, self._new
-        like = stat_of(old)
-        self._like = like or system.stat(new)
-        set_mode(new, _MODE_WHILE_BUILT)
-        if like and self._copies:
-            copying.Copier().copy(old, new)
-        elif like:
-            copying.copy_acls(old, new)
-        set_mode(new, _MODE_WHILE_BUILT)  # an access control list has changed it
-        self._made = system.stat(new, follow_symlinks=False)
 
     def end(self, hold: Hold, failed: bool) -> None:
         if failed:
-            remove_unused(self._new)
+            remove_unused(self.path)
             return
         try:
-            self._dress()
-            self._site.commit(self._new, hold)
+            self._finish()
+            self._site.commit(self.path, hold)
         except BaseException:
-            self._site.abandon(self._new)
+            self._site.abandon(self.path)
             raise
 
-    def _dress(self) -> None:
+    def _finish(self) -> None:
         """Give the new version the owner and the mode of the old one, unless the block has set others."""
-        now, made, mode = stat_of(self._new), self._made, stat.S_IMODE(self._like.st_mode)
+        now, made, like = stat_of(self.path), self._made, self._like
+        mode = stat.S_IMODE(like.st_mode)
         if now is None or not stat.S_ISDIR(now.st_mode):
             text = f"the new version is no directory any more; {self._site.path} was left as it was"
-            raise NotADirectoryError(errno.ENOTDIR, text, self._new)
-        if (now.st_uid, now.st_gid) == (made.st_uid, made.st_gid) != (self._like.st_uid, self._like.st_gid):
-            mode = copying.give_owner(self._new, self._like)
+            raise NotADirectoryError(errno.ENOTDIR, text, self.path)
+        if (now.st_uid, now.st_gid) == (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+            mode = copying.give_owner(self.path, like)
         if now.st_mode == made.st_mode:
-            set_mode(self._new, mode)
+            set_mode(self.path, mode)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 
 from .. import system
 from ..errors import Busy, HoldfastError, NotLocked, Unsupported
@@ -50,44 +49,40 @@ class Snapshot:
         return self.fd
 
     def __enter__(self) -> Snapshot:
-        deadline = self._deadline()
-        while not self._open():
-            with self._atomic.read(_left(deadline)):  # waits for a writer, and raises if there is no version
-                pass
+        try:
+            self._open()
+        except FileNotFoundError:
+            with self._atomic.read(self._timeout):  # waits for a writer, and raises if there is no version
+                self._open()
         return self
 
     async def __aenter__(self) -> Snapshot:
-        deadline = self._deadline()
         try:
-            while not await in_thread(self._open):
-                async with self._atomic.read(_left(deadline)):
-                    pass
+            try:
+                await in_thread(self._open)
+            except FileNotFoundError:
+                async with self._atomic.read(self._timeout):
+                    await in_thread(self._open)
         except BaseException:
             await in_thread(self.close)  # the task was cancelled after the thread had opened it
             raise
         return self
 
-    def _deadline(self) -> float | None:
-        return None if self._timeout is None else monotonic() + self._timeout
-
-    def _open(self) -> bool:
-        """False: the directory does not exist at this moment. A writer may be between two renames."""
+    def _open(self) -> None:
+        """Open and lock the current version. FileNotFoundError: none exists, or a writer is between two renames."""
         site = self._atomic._site()
         mount = mount_at(system.stat(site.parent).st_dev, site.parent)
         if mount.ranged or mount.refusal:
             where = f"{mount.where} ({mount.kind}), where directories cannot be locked"
             raise Unsupported(f"{site.path}: no snapshot on {where}. Use read().", path=site.path)
         while True:
-            try:
-                folder = OwnedFd(system.open_fd(site.path, system.O_SYNCABLE_FOLDER))
-            except FileNotFoundError:
-                return False
+            folder = OwnedFd(system.open_fd(site.path, system.O_SYNCABLE_FOLDER))
             locked = try_lock(folder.fd, system.SH_NB)
             version = site.version()
             current = _is_at(site.path, folder)
             if locked and current:
                 self._folder, self.version = folder, version
-                return True
+                return
             folder.close()
             if current:  # Holdfast does not lock the current version exclusively
                 text = f"{site.path}: another program has an exclusive lock on the directory itself. Try again later."
@@ -109,10 +104,6 @@ class Snapshot:
 
     async def __aexit__(self, *_: object) -> None:
         await in_thread(self.close)
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - monotonic())
 
 
 def _is_at(path: str, folder: OwnedFd) -> bool:

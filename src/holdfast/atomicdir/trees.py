@@ -92,10 +92,7 @@ def _make_writable(directory: str) -> None:
 def set_mode(name: str, mode: int, folder: int | None = None) -> None:
     """Set the mode of a directory. A symlink that another user puts in its place is not followed."""
     if not hasattr(os, "O_PATH"):
-        if system.HAS_FOLDERS:
-            system.chmod(name, mode, dir_fd=folder, follow_symlinks=False)
-        else:
-            system.chmod(name, mode)
+        system.chmod(name, mode, dir_fd=folder, follow_symlinks=not system.HAS_FOLDERS)  # Windows knows only True
         return
     # An O_PATH descriptor needs no right to read, but fchmod refuses it.
     with OwnedFd(system.open_fd(name, system.O_FOLDER | os.O_NOFOLLOW, dir_fd=folder)) as entry:
