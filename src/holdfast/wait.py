@@ -94,8 +94,7 @@ class Readable(Step):
     async def wait(self) -> None:
         import anyio
 
-        left = self.left()
-        with anyio.move_on_after(left):
+        with anyio.move_on_after(self.left()):
             await anyio.wait_readable(self.fd)
 
 
@@ -221,11 +220,7 @@ class AsyncNotification(Notification):
     def _call(self, function: Callable[[], object]) -> bool:
         try:
             self._run_soon(function)
-        except RuntimeError:
-            return False  # asyncio: the loop is closed
-        except Exception as error:
-            if type(error).__name__ != "RunFinishedError":
-                raise
+        except RuntimeError:  # the event loop has ended
             return False
         return True
 
@@ -328,6 +323,4 @@ def _check_process(registry: process.Registry) -> None:
     The descriptors of the wait are closed there. Their numbers may stand for other files of the child.
     """
     if process.registry is not registry:
-        raise NotOwner(
-            "this process was forked during a wait for a lock. The wait is its parent's: acquire again here."
-        )
+        raise NotOwner("this process was forked during a wait for a lock, which is its parent's. Acquire again here.")

@@ -17,7 +17,6 @@ import select
 import sys
 
 from .fallbacks import *
-from .fallbacks import _unsupported
 from .posix import *
 
 TYPE_CHECKING = False
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 assert sys.platform == "darwin"
 
 HAS_FIFOS = False
-rename_new = _unsupported
 
 _NOTE_FUNLOCK = 0x100  # <sys/event.h>, not named by Python: the file was unlocked, also by close or by death
 _EVENTS = select.KQ_NOTE_DELETE | select.KQ_NOTE_RENAME | select.KQ_NOTE_LINK | _NOTE_FUNLOCK
