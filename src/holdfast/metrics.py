@@ -25,23 +25,8 @@ __all__ = ["export_opentelemetry", "export_prometheus", "snapshot"]
 
 # The upper bounds of the histogram of waits, in seconds.
 WAIT_BUCKETS = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    60.0,
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
 )
 _KINDS = ("lock", "semaphore", "file")  # shown even if they were not used
 _WAITS = "Time waited for a lock"
