@@ -52,8 +52,7 @@ class Heart:
                     self.condition.wait(left)
                     continue
                 del self.due[first]
-            every = _renew(first)
-            if every is not None:
+            if (every := _renew(first)) is not None:
                 self.add(first, every)
 
 

@@ -22,8 +22,7 @@ WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is 
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _BUFFER, _MAX_EVENT = 4096, 272  # bytes; an event is longest with the longest name
-_FICLONE = 0x40049409
-_GETVERSION = 0x80087601
+_FICLONE, _GETVERSION = 0x40049409, 0x80087601
 TELLS_NAMES = True  # `name_of_open` returns a name
 
 _libc: ctypes.CDLL | None = None
@@ -89,13 +88,11 @@ class Watch:
         """Take all events off. True: there was one."""
         any_events = False
         try:
-            size = _BUFFER
-            while size > _BUFFER - _MAX_EVENT:  # else the kernel had no more
-                size = len(read(self.fd, _BUFFER))
+            while len(read(self.fd, _BUFFER)) > _BUFFER - _MAX_EVENT:  # else the kernel had no more
                 any_events = True
         except BlockingIOError:
-            pass
-        return any_events
+            return any_events
+        return True
 
     def close(self, *, reuse: bool = False) -> None:
         """`reuse` keeps the instance for the next wait of this process."""

@@ -66,11 +66,8 @@ class Watch:
     def _watch(self, path: str) -> None:
         # O_EVTONLY: a watch does not keep the volume from being unmounted.
         self._file = self._own(os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        # EV_CLEAR: `drain` takes an event off for good.
-        wanted = select.kevent(
-            self._file.fd, select.KQ_FILTER_VNODE, select.KQ_EV_ADD | select.KQ_EV_CLEAR, self._events
-        )
-        self._queue.control([wanted], 0)
+        flags = select.KQ_EV_ADD | select.KQ_EV_CLEAR  # EV_CLEAR: `drain` takes an event off for good
+        self._queue.control([select.kevent(self._file.fd, select.KQ_FILTER_VNODE, flags, self._events)], 0)
 
     def _close_file(self) -> None:
         if self._file is not None:

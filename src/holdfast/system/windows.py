@@ -130,9 +130,8 @@ def open_fd(path: str, flags: int, mode: int = 0o777, *, dir_fd: None = None) ->
     if flags & O_TMPFILE:
         _unsupported(path)
     writes = flags & os.O_RDWR
-    disposition = _OPEN_EXISTING
-    if flags & os.O_CREAT:
-        disposition = _CREATE_NEW if flags & os.O_EXCL else _OPEN_ALWAYS
+    creates = _CREATE_NEW if flags & os.O_EXCL else _OPEN_ALWAYS
+    disposition = creates if flags & os.O_CREAT else _OPEN_EXISTING
     handle = _open(path, _GENERIC_READ | (_GENERIC_WRITE if writes else 0), disposition)
     try:
         fd = msvcrt.open_osfhandle(handle, os.O_NOINHERIT | writes)
@@ -208,8 +207,7 @@ def _transfer(call: Callable[..., int], fd: int, buffer: ctypes.Array[ctypes.c_c
 
 def pread(fd: int, length: int, offset: int) -> bytes:
     buffer = ctypes.create_string_buffer(length)
-    done = _transfer(_kernel32.ReadFile, fd, buffer, length, offset)
-    return buffer.raw[:done]
+    return buffer.raw[: _transfer(_kernel32.ReadFile, fd, buffer, length, offset)]
 
 
 def pwrite(fd: int, buffer: bytes, offset: int) -> int:
