@@ -58,12 +58,14 @@ class Watch:
         self.fd = self._queue.fileno()
         self._file: Owner | None = None
         try:
-            self._watch(path)
+            self.move(path)
         except BaseException:
             self.close()
             raise
 
-    def _watch(self, path: str) -> None:
+    def move(self, path: str) -> None:
+        """Watch the file that `path` names now instead."""
+        self._close_file()
         # O_EVTONLY: a watch does not keep the volume from being unmounted.
         self._file = self._own(os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         flags = select.KQ_EV_ADD | select.KQ_EV_CLEAR  # EV_CLEAR: `drain` takes an event off for good
@@ -73,11 +75,6 @@ class Watch:
         if self._file is not None:
             self._file.close()  # its events go with it
             self._file = None
-
-    def move(self, path: str) -> None:
-        """Watch the file that `path` names now instead."""
-        self._close_file()
-        self._watch(path)
 
     def drain(self) -> bool:
         """Take all events off. True: there was one."""

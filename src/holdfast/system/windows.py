@@ -153,20 +153,24 @@ def unlink(path: str, *, dir_fd: None = None) -> None:
     """Delete a file that others may have open. PermissionError: another program does not share the deletion."""
     try:
         handle = _open(path, _DELETE, _OPEN_EXISTING)
+        try:
+            _delete(handle, path)
+        finally:
+            _winapi.CloseHandle(handle)
     except BlockingIOError as error:
         raise PermissionError(errno.EACCES, error.strerror, path) from None
-    try:
-        if _change(handle, _DISPOSITION_EX, _DELETE_WITH_POSIX_SEMANTICS):
-            return
-        # Named like a private file of a lock, which `clean` removes if this process is killed before the deletion.
-        renamed = _rename(handle, f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
-        if not _change(handle, _DISPOSITION, b"\1"):
-            failure = _failure(path)
-            if renamed:
-                _rename(handle, path)
-            raise failure
-    finally:
-        _winapi.CloseHandle(handle)
+
+
+def _delete(handle: int, path: str) -> None:
+    if _change(handle, _DISPOSITION_EX, _DELETE_WITH_POSIX_SEMANTICS):
+        return
+    # Named like a private file of a lock, which `clean` removes if this process is killed before the deletion.
+    renamed = _rename(handle, f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
+    if not _change(handle, _DISPOSITION, b"\1"):
+        failure = _failure(path)
+        if renamed:
+            _rename(handle, path)
+        raise failure
 
 
 def _change(handle: int, kind: int, value: bytes) -> bool:
