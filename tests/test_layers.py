@@ -15,7 +15,7 @@ PACKAGE = Path(holdfast.__file__).parent
 LAYERS = [
     {"errors"},
     {"system"},
-    {"process", "paths", "json_text", "offload"},
+    {"process", "paths", "json_text"},
     {"files", "owner", "metrics", "wait"},
     {"watch", "status"},
     {"locks"},

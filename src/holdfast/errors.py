@@ -31,11 +31,10 @@ __all__ += ["NotLocked", "NotOwner", "Timeout", "UnsafePath", "Unsupported", "Wo
 class HoldfastError(Exception):
     """The base of all errors of Holdfast. `path` is the path of the lock as the caller passed it, if there is one."""
 
-    path: str | None
-
-    def __init__(self, message: str = "", *, path: str | None = None) -> None:
+    def __init__(self, message: str = "", *, path: str | None = None, **details: int | None) -> None:
         super().__init__(message)
         self.path = path
+        vars(self).update(details)
 
 
 class Timeout(HoldfastError, TimeoutError):
@@ -92,11 +91,7 @@ class ConditionFailed(HoldfastError):
     Read again, decide again, and append again, or let `EventStore.execute` do so.
     """
 
-    position: int
-
-    def __init__(self, message: str = "", *, path: str | None = None, position: int = 0) -> None:
-        super().__init__(message, path=path)
-        self.position = position
+    position: int = 0
 
 
 class CorruptStore(HoldfastError):
@@ -105,16 +100,6 @@ class CorruptStore(HoldfastError):
     `line`, `offset` and `position` locate the damage in the file `path`, as far as that is known.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        path: str | None = None,
-        line: int | None = None,
-        offset: int | None = None,
-        position: int | None = None,
-    ) -> None:
-        super().__init__(message, path=path)
-        self.line = line
-        self.offset = offset
-        self.position = position
+    line: int | None = None
+    offset: int | None = None
+    position: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 _MAX_FLAT = 100  # brackets; a text with fewer of them is never refused
 
 
@@ -9,11 +11,5 @@ def depth_of(text: bytes) -> int:
     """Return how deep JSON is nested. Brackets in strings count, too, which is harmless with a generous limit."""
     if text.count(b"[") + text.count(b"{") <= _MAX_FLAT:
         return 0
-    depth = deepest = 0
-    for byte in text:
-        if byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    return deepest
+    steps = (1 if byte in b"[{" else -1 for byte in text if byte in b"[{]}")
+    return max(accumulate(steps, initial=0))

@@ -5,16 +5,13 @@
     holdfast.metrics.export_opentelemetry()   through OpenTelemetry; needs the extra holdfast[opentelemetry]
 
 To count costs one call of a C function, which is atomic under the interpreter lock: no count is lost, and no lock is
-needed. The formatting is left to the reader.
+needed.
 """
 
 from __future__ import annotations
 
-from _thread import allocate_lock as Lock
-from collections import deque
+from bisect import bisect_left
 from itertools import accumulate, count
-
-from . import process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,9 +28,7 @@ WAIT_BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
 )
-_MAX_PENDING_WAITS = 1000
-KINDS = ("lock", "semaphore", "file")
-
+_KINDS = ("lock", "semaphore", "file")  # shown even if they were not used
 _WAITS = "Time waited for a lock"
 
 
@@ -57,9 +52,7 @@ class Kind:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.mutex = Lock()
-        self._waits: deque[float] = deque()  # in seconds, not yet in the histogram
-        self._buckets = [0] * (len(WAIT_BUCKETS) + 1)
+        self._buckets = [Counter("") for _ in range(len(WAIT_BUCKETS) + 1)]
         self._seconds = 0.0
         self.acquisitions = Counter("Locks acquired")
         self.contended = Counter("Acquisitions that had to wait")
@@ -71,28 +64,16 @@ class Kind:
         self.losses = Counter("Holds found to be lost")
 
     def waited(self, seconds: float) -> None:
-        """Count a wait. The caller has just acquired the lock, so the histogram is left to the reader."""
         self.contended.bump()
-        self._waits.append(seconds)
-        if len(self._waits) > _MAX_PENDING_WAITS:
-            self._sort_waits()
+        self._buckets[bisect_left(WAIT_BUCKETS, seconds)].bump()
+        self._seconds += seconds  # exact, too: CPython switches threads only at calls and at jumps back
         for listener in _wait_listeners:
             listener(self.name, seconds)
 
-    def _sort_waits(self) -> None:
-        from bisect import bisect_left
-
-        with self.mutex:
-            while self._waits:
-                seconds = self._waits.popleft()
-                self._buckets[bisect_left(WAIT_BUCKETS, seconds)] += 1
-                self._seconds += seconds
-
     def snapshot(self) -> dict[str, Any]:
-        self._sort_waits()
-        buckets = dict(zip((*WAIT_BUCKETS, float("inf")), self._buckets, strict=True))
+        bounds, counts = (*WAIT_BUCKETS, float("inf")), [bucket.value for bucket in self._buckets]
         values: dict[str, Any] = {name: getattr(self, name).value for name in COUNTERS}
-        return values | {"wait_seconds": {"buckets": buckets, "sum": self._seconds}}
+        return values | {"wait_seconds": {"buckets": dict(zip(bounds, counts, strict=True)), "sum": self._seconds}}
 
 
 COUNTERS = {name: value.description for name, value in vars(Kind("")).items() if isinstance(value, Counter)}
@@ -101,22 +82,7 @@ kinds: dict[str, Kind] = {}
 
 
 def kind(name: str) -> Kind:
-    return kinds.setdefault(name, Kind(name))
-
-
-def _replace_mutexes() -> None:
-    """In a forked child: a thread that the child does not have may have held a mutex."""
-    for counters in kinds.values():
-        counters.mutex = Lock()
-
-
-process.after_fork_in_child(_replace_mutexes)
-
-
-def _all_kinds() -> list[Kind]:
-    for name in KINDS:  # also those that were not used yet
-        kind(name)
-    return list(kinds.values())
+    return kinds.get(name) or kinds.setdefault(name, Kind(name))
 
 
 def snapshot() -> dict[str, dict[str, Any]]:
@@ -124,7 +90,9 @@ def snapshot() -> dict[str, dict[str, Any]]:
 
     `wait_seconds` has the number of waits in each bucket, by its upper bound in seconds, and the sum of all waits.
     """
-    return {counters.name: counters.snapshot() for counters in _all_kinds()}
+    for name in _KINDS:
+        kind(name)
+    return {name: counters.snapshot() for name, counters in list(kinds.items())}
 
 
 def export_prometheus(registry: CollectorRegistry | None = None) -> Collector:
@@ -161,7 +129,7 @@ def export_opentelemetry(provider: MeterProvider | None = None) -> Callable[[], 
     meter = get_meter("holdfast", meter_provider=provider)
 
     def observe(name: str) -> Callable[[CallbackOptions], list[Observation]]:
-        return lambda _: [Observation(getattr(k, name).value, {"kind": k.name}) for k in _all_kinds()]
+        return lambda _: [Observation(values[name], {"kind": kind_name}) for kind_name, values in snapshot().items()]
 
     for name, text in COUNTERS.items():
         meter.create_observable_counter(f"holdfast.{name}", [observe(name)], description=text)

@@ -45,6 +45,8 @@ _TRAITS = {
 }
 _LOCAL_ONLY_OPTIONS = frozenset({"nobrl", "nolock", "local_lock=all", "local_lock=posix"})
 _SEPARATORS = (os.sep, os.altsep or os.sep)
+# How mountinfo writes some characters. The backslash comes last, because all others contain one.
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 _MAX_LINKS = 40  # as in Linux
 _MAX_CHECKED = 1000
 _TABLE_LIFETIME_S = 1.0  # device numbers of network mounts are used again after an unmount
@@ -97,7 +99,7 @@ def mount_of(device: int, path: str) -> Mount:
 
 def check_directory(file: str) -> None:
     """Raise Unsupported if the directory of `file` is on a file system that allows no kernel locks."""
-    directory = os.path.dirname(file) if os.name == "nt" else file[: file.rindex("/")] or "/"
+    directory = os.path.dirname(file)
     if _checked.get(directory, 0.0) > monotonic():
         return
     try:
@@ -115,9 +117,7 @@ def cannot_be_swapped(directory: str) -> bool:
 
     In a directory that others can write to, an entry is safe only if the directory is sticky and the entry is ours.
     """
-    trusted = (0, os.geteuid())
-    above = system.stat("/")
-    path = ""
+    trusted, above, path = (0, os.geteuid()), system.stat("/"), ""
     for part in directory.split("/")[1:]:
         path += "/" + part
         here = system.stat(path, follow_symlinks=False)
@@ -149,16 +149,17 @@ def follow_links(path: str) -> str:
     parts, real, links = path.split("/")[::-1], "", 0
     while parts:
         part = parts.pop()
+        entry = f"{real}/{part}"
         if part == "..":
             real = real.rpartition("/")[0]
-        elif part not in ("", "."):
-            entry = f"{real}/{part}"
-            if not _is_link(entry, real or "/", path):
-                real = entry
-                continue
+        elif part in ("", "."):
+            continue
+        elif not _is_link(entry, real or "/", path):
+            real = entry
+        elif links == _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        else:
             links += 1
-            if links > _MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             target = system.readlink(entry)
             real = "" if target.startswith("/") else real
             parts += target.split("/")[::-1]
@@ -230,22 +231,16 @@ def _mounts(table: str) -> Iterator[tuple[str, str, str, str]]:
         left, _, right = line.partition(" - ")
         fields, tail = left.split(), right.split()
         if len(fields) > 5 and len(tail) > 1:
-            yield fields[2], _unescape(fields[4]), tail[0], ",".join([fields[5], *tail[2:]])
-
-
-def _unescape(field: str) -> str:
-    """Decode a field of mountinfo, which writes space, tab, newline and backslash in octal."""
-    if "\\" not in field:
-        return field
-    head, *rest = field.split("\\")
-    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
+            where = fields[4]
+            for escape, character in _ESCAPES if "\\" in where else ():
+                where = where.replace(escape, character)
+            yield fields[2], where, tail[0], ",".join([fields[5], *tail[2:]])
 
 
 def check_no_parent_component(path: Path) -> None:
     """Raise UnsafePath for a path that has a component '..'. Called before `absolute`, which resolves it on Windows."""
     name = os.fsdecode(path)
-    components = os.path.splitdrive(name)[1].replace(_SEPARATORS[1], os.sep).split(os.sep)
-    if os.pardir in components:
+    if os.pardir in os.path.splitdrive(name)[1].replace(_SEPARATORS[1], os.sep).split(os.sep):
         raise UnsafePath(
             f"{name}: a path with a component '..' may lead anywhere. Pass os.path.realpath of it.", path=name
         )

@@ -94,8 +94,7 @@ class Readable(Step):
     async def wait(self) -> None:
         import anyio
 
-        left = self.left()
-        with anyio.move_on_after(left):
+        with anyio.move_on_after(self.left()):
             await anyio.wait_readable(self.fd)
 
 
@@ -131,16 +130,17 @@ class Granted(Step):
 class Run(Step):
     """Wait until a function has returned. `outcome()` then returns its result, or raises its exception.
 
-    The function runs to its end even if the task that waits for it is cancelled. Then `undo` is called with the result,
-    also in a thread. An algorithm that is interrupted otherwise calls `take_back`.
+    The function runs once and to its end, even if the task that waits for it is cancelled. Then `undo` is called with
+    the result, also in a thread. An algorithm that is interrupted otherwise calls `take_back`.
     """
 
-    __slots__ = ("_error", "_result", "_undo", "_work")
+    __slots__ = ("_error", "_is_done", "_result", "_undo", "_work")
 
     def __init__(self, work: Callable[[], Any], undo: Callable[[Any], object] | None = None) -> None:
         self.until = None
         self._work = work
         self._undo = undo
+        self._is_done = False
         self._result: Any = None
         self._error: BaseException | None = None
 
@@ -149,15 +149,31 @@ class Run(Step):
             self._result = self._work()
         except BaseException as error:
             self._error = error
+        self._is_done = True
 
     async def wait(self) -> None:
-        from .offload import in_thread
+        from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class
+        from anyio.to_thread import run_sync
 
-        try:
-            await in_thread(self.block)
-        except BaseException:
-            await in_thread(self.take_back)
-            raise
+        mutex = threading.Lock()
+
+        def call_once() -> None:
+            with mutex:  # after a cancellation, a second thread waits here for the first
+                if not self._is_done:
+                    self.block()
+
+        cancelled = None
+        limiter = CapacityLimiter(1)  # a limiter of our own: the threads of the common one may all be waiting for us
+        with CancelScope(shield=True):
+            while not self._is_done:
+                try:
+                    await run_sync(call_once, limiter=limiter)
+                except get_cancelled_exc_class() as error:  # asyncio's own `cancel`, which ignores the shield
+                    cancelled = error
+        if cancelled is not None:
+            if self._undo is not None:
+                await in_thread(self.take_back)
+            raise cancelled from self._error
 
     def take_back(self) -> None:
         """Undo what the function did. More than once does no harm."""
@@ -169,6 +185,16 @@ class Run(Step):
         if self._error is not None:
             raise self._error
         return self._result
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Call `work` in a thread, so that other tasks go on, and return its result or raise its exception.
+
+    The call is made once and runs to its end. If the task is cancelled meanwhile, the cancellation is raised after it.
+    """
+    step = Run(work)
+    await step.wait()
+    return step.outcome()  # type: ignore[no-any-return]
 
 
 class Notification:
@@ -190,9 +216,6 @@ class Notification:
     def block(self, left: float | None) -> None:
         if self._lock.acquire(timeout=-1 if left is None else left):
             self._lock.release()
-
-    async def wait(self, left: float | None) -> None:
-        raise NotImplementedError
 
 
 class AsyncNotification(Notification):
@@ -221,11 +244,7 @@ class AsyncNotification(Notification):
     def _call(self, function: Callable[[], object]) -> bool:
         try:
             self._run_soon(function)
-        except RuntimeError:
-            return False  # asyncio: the loop is closed
-        except Exception as error:
-            if type(error).__name__ != "RunFinishedError":
-                raise
+        except RuntimeError:  # the event loop has ended
             return False
         return True
 
@@ -245,7 +264,7 @@ class Notified(Step):
     __slots__ = ("notification",)
 
     def __init__(self, notification: Notification, until: float | None) -> None:
-        self.notification = notification
+        self.notification: Any = notification
         self.until = until
 
     def block(self) -> None:
@@ -328,6 +347,4 @@ def _check_process(registry: process.Registry) -> None:
     The descriptors of the wait are closed there. Their numbers may stand for other files of the child.
     """
     if process.registry is not registry:
-        raise NotOwner(
-            "this process was forked during a wait for a lock. The wait is its parent's: acquire again here."
-        )
+        raise NotOwner("this process was forked during a wait for a lock, which is its parent's. Acquire again here.")

@@ -277,7 +277,7 @@ def test_a_kernel_lock_cannot_be_broken(path: str) -> None:
 def test_a_healthy_file_system(tmp_path: Path) -> None:
     done = holdfast("doctor", tmp_path)
     assert done.returncode == 0 and done.stderr == ""
-    for text in ("flock between two processes", "O_TMPFILE", "O_EXCL", "link", "rename", "events", "fsync", "safe"):
+    for text in ("flock between two processes", "O_TMPFILE", "O_EXCL", "link", "exchanged", "events", "fsync", "safe"):
         assert text in done.stdout
     assert "NO" not in done.stdout
     told = json.loads(holdfast("doctor", "--json", tmp_path).stdout)

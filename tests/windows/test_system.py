@@ -302,14 +302,14 @@ def test_a_byte_is_locked_and_unlocked_by_its_position(two):
     assert not system.lock_byte(other, 1 << 40)
 
 
-def test_a_rename_to_a_new_name_replaces_nothing(path, tmp_path):
+def test_a_link_replaces_nothing(path, tmp_path):
     other = str(tmp_path / "other")
     for name in (path, other):
         with open(name, "w") as file:
             file.write(name)
     with pytest.raises(FileExistsError):
-        windows.rename_new(path, other)
+        windows.link(path, other)
     with open(other) as file:
         assert file.read() == other
-    windows.rename_new(path, path + "2")
+    windows.link(path, path + "2")
     assert sorted(os.listdir(tmp_path)) == ["other", "x.lock2"]

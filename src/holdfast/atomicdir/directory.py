@@ -17,7 +17,7 @@ from .. import process, system
 from ..errors import HoldfastError, NotLocked
 from ..locks import base
 from ..locks.lock import Lock
-from ..offload import in_thread
+from ..wait import in_thread
 from . import copying
 from .commit import Site
 from .snapshot import Snapshot

@@ -16,8 +16,8 @@ from pathlib import Path
 from .. import system
 from ..errors import Busy, HoldfastError, NotLocked, Unsupported
 from ..files import OwnedFd, inode_of, named, try_lock
-from ..offload import in_thread
 from ..paths import mount_at
+from ..wait import in_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

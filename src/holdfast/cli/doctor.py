@@ -246,19 +246,6 @@ def _exchange(room: str) -> Finding:
         return Finding("", file.read() == other)
 
 
-def _rename(room: str) -> Finding:
-    one, other = os.path.join(room, "from"), os.path.join(room, "to")
-    for path in (one, other):
-        create_file(path, b"", 0o600)
-    try:
-        system.rename_new(one, other)
-    except FileExistsError:
-        return Finding("", True)
-    except OSError:
-        return Finding("", None, "not needed: a link does its work")
-    return Finding("", False, "it replaced a file that was there")
-
-
 def _publishing(room: str) -> Finding:
     """The way in which LockFile makes its file, whichever that is here: never over one that is there."""
     path = os.path.join(room, "published")
@@ -337,7 +324,6 @@ CHECKS: dict[str, Callable[[str], Finding | bool | None]] = {
     "O_EXCL makes a file once": _exclusive_create,
     "link never replaces": _link,
     "O_TMPFILE, then a name": _nameless,
-    "rename that never replaces": _rename,
     "publishing never replaces": _publishing,
     "two names exchanged in one step": _exchange,
     "events tell of a close": _events,

@@ -16,8 +16,6 @@ from ..errors import HoldfastError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .file_hold import FileGrant, FileHold
 
 
@@ -54,8 +52,7 @@ class Heart:
                     self.condition.wait(left)
                     continue
                 del self.due[first]
-            every = _renew(first)
-            if every is not None:
+            if (every := _renew(first)) is not None:
                 self.add(first, every)
 
 
@@ -86,18 +83,9 @@ def _renew(reference: weakref.ref[FileHold]) -> float | None:
         hold.renew()
     except HoldfastError:
         if hold.lost and hold.lock.on_lost is not None:
-            # In a thread of its own: it may take long, and other holds have to be renewed.
-            threading.Thread(target=_call, args=(hold.lock.on_lost, hold), name="holdfast-on-lost", daemon=True).start()
+            # In a thread of its own: it may take long or raise, and other holds have to be renewed.
+            threading.Thread(target=hold.lock.on_lost, args=(hold,), name="holdfast-on-lost", daemon=True).start()
         return None
     except OSError:
         pass  # the disk may come back; if it does not, the lock grows old
     return hold.lock.heartbeat
-
-
-def _call(on_lost: Callable[[FileHold], object], hold: FileHold) -> None:
-    try:
-        on_lost(hold)
-    except BaseException:
-        import logging
-
-        logging.getLogger("holdfast").exception("%s: on_lost failed", hold.lock.path)

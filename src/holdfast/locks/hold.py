@@ -113,7 +113,7 @@ class Hold:
         if not self.lock._engine.blocks:
             self.release()
             return
-        from ..offload import in_thread
+        from ..wait import in_thread
 
         await in_thread(self.release)
 
@@ -170,7 +170,7 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.lock._engine.blocks:
-            from ..offload import in_thread
+            from ..wait import in_thread
 
             await in_thread(lambda: self.__exit__(kind, error, trace))
         else:

@@ -36,7 +36,7 @@ import stat
 from time import monotonic
 
 from .. import system
-from ..files import OwnedFd, inode_of, named
+from ..files import OwnedFd, inode_of, named, try_lock
 from ..paths import is_trusted
 from ..wait import RECHECK_S, Pause, Readable, check_deadline, sooner
 from .engine import Outcome, attempt_step
@@ -100,11 +100,10 @@ class Queue:
             return False
         for name in self._names():
             ticket = self._open(name)
-            if ticket is None:
-                continue
-            with ticket:
-                if not self._remove_if_dead(name, ticket) and _news(ticket) is None:
-                    return True
+            if ticket is not None:
+                with ticket:
+                    if not self._remove_if_dead(name, ticket) and _news(ticket) is None:
+                        return True
         remove_queue(self.path)
         return False
 
@@ -135,9 +134,6 @@ class Queue:
                 return True
         except BlockingIOError:
             pass  # another waiter is about to remove it: it looked dead
-        except BaseException:
-            ticket.close()
-            raise
         ticket.close()
         return False
 
@@ -161,22 +157,17 @@ class Queue:
                 return ticket
         except FileNotFoundError:
             pass
-        except BaseException:
-            ticket.close()
-            raise
         ticket.close()
         return None
 
     def _remove_if_dead(self, name: str, ticket: OwnedFd) -> bool:
         """True: the owner of the ticket is dead, and the ticket is removed."""
-        try:
-            system.lock(ticket.fd, system.EX_NB)
-        except BlockingIOError:
+        if not try_lock(ticket.fd, system.EX_NB):
             return False
-        st = system.fstat(ticket.fd)
-        if named(f"{self.path}/{name}", inode_of(st), follow_symlinks=False) is not None:
+        path, inode = f"{self.path}/{name}", inode_of(system.fstat(ticket.fd))
+        if named(path, inode, follow_symlinks=False) is not None:
             try:
-                system.unlink(f"{self.path}/{name}")
+                system.unlink(path)
             except (FileNotFoundError, PermissionError):
                 pass
         return True
@@ -198,8 +189,7 @@ class Queue:
                 if gone % _TICKETS_BETWEEN_TASKS == 0:  # there may be thousands: let other tasks run
                     yield Pause(monotonic())
             elif monotonic() >= look_again:
-                there = set(self._names())
-                before = [name for name in before if name in there]
+                before = sorted({*before} & {*self._names()})
                 if not before or not engine.is_free():
                     suspect = ""
                 elif suspect == before[0]:

@@ -62,9 +62,8 @@ class Permits(Kind):
         try:
             return self._take_slot(file, content) if content else self._take_new(file)
         except OSError as error:
-            if error.errno != errno.EBADF:
+            if error.errno != errno.EBADF:  # the descriptor can only be read
                 raise
-            # The descriptor can only be read.
             text = "users of a semaphore must be able to write its file; make it with mode=0o666"
             raise PermissionError(errno.EACCES, text, file.engine.name) from None
 
@@ -88,10 +87,7 @@ class Permits(Kind):
         system.mark_removal(file.fd)
         try:
             if take_all(file):
-                content = system.pread(file.fd, _MAX_BYTES + 1, 0)
-                if not content:
-                    content = b"%s%d\n" % (_PREFIX, self.permits)
-                    _write_number(file, content)
+                content = system.pread(file.fd, _MAX_BYTES + 1, 0) or self._write_number(file)
                 if file.mount.ranged:  # on an SMB server a shared lock does not take the place of an exclusive one
                     system.lock_range(file.fd, system.UN)
                 taken = self._take_slot(file, content)
@@ -100,6 +96,16 @@ class Permits(Kind):
                 self.unlock(file)
             system.unmark_removal(file.fd)
         return taken
+
+    def _write_number(self, file: OpenFile) -> bytes:
+        content = b"%s%d\n" % (_PREFIX, self.permits)
+        try:
+            write_at(file.fd, content, 0)
+        except OSError:  # the disk is full: an empty or incomplete file would be in the way
+            if named(file.engine.name, file.key) is not None:
+                file.engine.remove(file.key)
+            raise
+        return content
 
     def _replace_number(self, file: OpenFile, number: int) -> Outcome:
         """The file has another number: remove it if no process uses it any more."""
@@ -166,13 +172,7 @@ class Semaphore(BaseLock[Hold]):
     _options = ("permits", "timeout", "fair", "mode")
 
     def __init__(
-        self,
-        path: StrPath,
-        permits: int,
-        *,
-        timeout: float | None = None,
-        fair: bool = True,
-        mode: int = 0o644,
+        self, path: StrPath, permits: int, *, timeout: float | None = None, fair: bool = True, mode: int = 0o644
     ) -> None:
         if not isinstance(permits, int) or not 1 <= permits <= MAX_PERMITS:
             raise ValueError(f"permits is a number from 1 to {MAX_PERMITS}, not {permits!r}")
@@ -184,17 +184,8 @@ class Semaphore(BaseLock[Hold]):
         self.mode = mode
 
 
-def _write_number(file: OpenFile, content: bytes) -> None:
-    try:
-        write_at(file.fd, content, 0)
-    except OSError:  # the disk is full: an empty or incomplete file would be in the way
-        if named(file.engine.name, file.key) is not None:
-            file.engine.remove(file.key)
-        raise
-
-
 def parse(content: bytes) -> int | None:
-    """The number in a semaphore's file, or None if it is not one."""
+    """Return the number in a semaphore's file, or None if it is not one."""
     digits = content.removeprefix(_PREFIX)
     if len(content) > _MAX_BYTES or digits == content or not digits.endswith(b"\n") or not digits[:-1].isdigit():
         return None

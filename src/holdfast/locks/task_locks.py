@@ -21,6 +21,7 @@ from .task_record import TaskFormat
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from ..status import Status
     from . import base
@@ -36,9 +37,9 @@ class TaskLock(LockFile):
 
     __slots__ = ("_format",)
 
-    def __init__(self, path: str, task_id: str, worker_id: str, **options: object) -> None:
+    def __init__(self, path: str, task_id: str, worker_id: str, **options: Any) -> None:
         self._format = TaskFormat(task_id, worker_id)
-        LockFile.__init__(self, path, stale="dead-or-old", fair=False, **options)  # type: ignore[arg-type]
+        LockFile.__init__(self, path, stale="dead-or-old", fair=False, **options)
 
 
 class TaskLocks:
@@ -72,17 +73,12 @@ class TaskLocks:
         if not isinstance(worker_id, str) or not worker_id:
             raise ValueError(f"a worker id is a text, not {worker_id!r}")
         if heartbeat is not None and heartbeat >= stale_after:
-            raise ValueError(
-                f"a heartbeat every {heartbeat} s is too late for locks that are stale after {stale_after} s"
-            )
+            raise ValueError(f"a heartbeat every {heartbeat} s is too late for locks stale after {stale_after} s")
         self.directory = os.path.abspath(os.fsdecode(directory))
         self.worker_id = worker_id
-        self._options = {
-            "stale_after": stale_after,
-            "heartbeat": heartbeat,
-            "durable": durable,
-            "on_lost": on_lost if heartbeat is not None else None,
-        }
+        self._options: dict[str, Any] = {"stale_after": stale_after, "heartbeat": heartbeat, "durable": durable}
+        if heartbeat is not None:
+            self._options["on_lost"] = on_lost
         self._holds: dict[str, FileHold] = {}
         self._mutex = Mutex()
 
@@ -94,8 +90,7 @@ class TaskLocks:
         hold = self._lock(task_id).try_acquire()
         if hold is not None:
             with self._mutex:
-                for other in [other for other, held in self._holds.items() if held.released]:
-                    del self._holds[other]
+                self._holds = {other: held for other, held in self._holds.items() if not held.released}
                 self._holds[task_id] = hold
         return hold
 
@@ -124,12 +119,9 @@ class TaskLocks:
         return [task_id for task_id in self._task_ids() if self._lock(task_id).clean()]
 
     def _task_ids(self) -> list[str]:
-        names = set()
-        for name in system.listdir(self.directory):
-            stem = name if name.endswith(_SUFFIX) else lock_of_private(name)
-            if stem is not None and stem.endswith(_SUFFIX):
-                names.add(task_id_of(stem.removesuffix(_SUFFIX)))
-        return sorted(names)
+        names = system.listdir(self.directory)
+        files = [name if name.endswith(_SUFFIX) else lock_of_private(name) or "" for name in names]
+        return sorted({task_id_of(file.removesuffix(_SUFFIX)) for file in files if file.endswith(_SUFFIX)})
 
     def _lock(self, task_id: str) -> TaskLock:
         path = f"{self.directory}/{file_name_of(task_id)}{_SUFFIX}"
@@ -142,14 +134,11 @@ def file_name_of(task_id: str) -> str:
         raise UnsafePath(f"a task id is a text, not {task_id!r}")
     name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", task_id)
     try:
-        size = len(os.fsencode(name))
+        if len(os.fsencode(name)) <= _MAX_NAME_BYTES:
+            return name
     except UnicodeEncodeError:
         raise UnsafePath(f"{task_id!r} cannot be the name of a file") from None
-    if size > _MAX_NAME_BYTES:
-        raise UnsafePath(
-            f"a task id of {len(task_id)} characters is too long for the name of a file: {task_id[:40]!r}…"
-        )
-    return name
+    raise UnsafePath(f"a task id of {len(task_id)} characters is too long for a file name: {task_id[:40]!r}…")
 
 
 def task_id_of(file_name: str) -> str:

@@ -37,13 +37,16 @@ class TaskFormat(Format):
 
     def parse(self, content: bytes) -> Record:
         fields = _object(content)
-        ours = {key: fields.get(key) for key in _OURS}
+        pid: Any = fields.get("pid")
+        token: Any = fields.get("token")
+        is_pid = type(pid) is int and 0 < pid < 2**32
+        is_token = isinstance(token, str) and token.isascii() and token.isdigit() and len(token) <= TOKEN_DIGITS
         return Record(
-            fields["pid"] if _is_pid(fields.get("pid")) else 0,
+            pid if is_pid else 0,
             _seconds(fields.get("started_at")),
             sanitise(str(fields.get("worker_id", ""))),
-            token=_token(fields.get("token")),
-            **{key: sanitise(value) if isinstance(value, str) else None for key, value in ours.items()},
+            token=int(token) if is_token else None,
+            **{key: sanitise(fields[key]) for key in _OURS if isinstance(fields.get(key), str)},
         )
 
     def other_kind(self, content: bytes) -> str:
@@ -87,22 +90,9 @@ def _object(content: bytes) -> dict[str, Any]:
     return fields
 
 
-def _seconds(text: object) -> float:
-    if not isinstance(text, str):
-        raise CorruptLock("no time in started_at")
+def _seconds(text: Any) -> float:
     try:
         moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=timezone.utc)
-        return moment.timestamp()
-    except (ValueError, OverflowError):
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    except (AttributeError, ValueError, OverflowError):  # no text, or no time
         raise CorruptLock("no time in started_at") from None
-
-
-def _is_pid(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**32
-
-
-def _token(value: object) -> int | None:
-    is_token = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= TOKEN_DIGITS
-    return int(value) if is_token else None  # type: ignore[call-overload]

@@ -11,7 +11,7 @@ to observe, delay or fail every call of a lock, or to kill its process there.
     listdir, scandir, mkdir, rmdir, symlink
     chmod, utime, touch                               modes and times. `touch` sets the times to now
     chown, mkfifo, mknod, copy_file_range, clone      EOPNOTSUPP on platforms that do not have them
-    link_open_file, rename_new, exchange
+    link_open_file, exchange
     getxattr, setxattr, listxattr, removexattr
     is_removed, name_of_open, generation              the identity of an open file
     lock, lock_range, lock_past_end                   kernel locks on a file. `op` is EX or SH, with NB to try, or UN

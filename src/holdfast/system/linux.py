@@ -20,11 +20,9 @@ _EVENTS = _IN_ATTRIB | _IN_CLOSE | _IN_DELETE_SELF | _IN_MOVE_SELF
 WATCH_WRITING = 0x2 | 0x8 | _IN_ATTRIB  # a file is written to
 WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is closed
 
-_AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
-
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _BUFFER, _MAX_EVENT = 4096, 272  # bytes; an event is longest with the longest name
-_FICLONE = 0x40049409
-_GETVERSION = 0x80087601
+_FICLONE, _GETVERSION = 0x40049409, 0x80087601
 TELLS_NAMES = True  # `name_of_open` returns a name
 
 _libc: ctypes.CDLL | None = None
@@ -90,13 +88,11 @@ class Watch:
         """Take all events off. True: there was one."""
         any_events = False
         try:
-            size = _BUFFER
-            while size > _BUFFER - _MAX_EVENT:  # else the kernel had no more
-                size = len(read(self.fd, _BUFFER))
+            while len(read(self.fd, _BUFFER)) > _BUFFER - _MAX_EVENT:  # else the kernel had no more
                 any_events = True
         except BlockingIOError:
-            pass
-        return any_events
+            return any_events
+        return True
 
     def close(self, *, reuse: bool = False) -> None:
         """`reuse` keeps the instance for the next wait of this process."""
@@ -124,11 +120,6 @@ def exchange(one: str, other: str, folder: int | None) -> None:
     """Exchange the names of two files in one step."""
     at = _AT_FDCWD if folder is None else folder
     _call(one, "renameat2", at, os.fsencode(one), at, os.fsencode(other), _RENAME_EXCHANGE)
-
-
-def rename_new(one: str, other: str) -> None:
-    """Rename a file. FileExistsError: the new name is taken."""
-    _call(one, "renameat2", _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_NOREPLACE)
 
 
 def link_open_file(fd: int, folder: int | None, name: str) -> None:

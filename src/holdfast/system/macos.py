@@ -17,7 +17,6 @@ import select
 import sys
 
 from .fallbacks import *
-from .fallbacks import _unsupported
 from .posix import *
 
 TYPE_CHECKING = False
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 assert sys.platform == "darwin"
 
 HAS_FIFOS = False
-rename_new = _unsupported
 
 _NOTE_FUNLOCK = 0x100  # <sys/event.h>, not named by Python: the file was unlocked, also by close or by death
 _EVENTS = select.KQ_NOTE_DELETE | select.KQ_NOTE_RENAME | select.KQ_NOTE_LINK | _NOTE_FUNLOCK
@@ -60,29 +58,23 @@ class Watch:
         self.fd = self._queue.fileno()
         self._file: Owner | None = None
         try:
-            self._watch(path)
+            self.move(path)
         except BaseException:
             self.close()
             raise
 
-    def _watch(self, path: str) -> None:
+    def move(self, path: str) -> None:
+        """Watch the file that `path` names now instead."""
+        self._close_file()
         # O_EVTONLY: a watch does not keep the volume from being unmounted.
         self._file = self._own(os.open(path, os.O_EVTONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        # EV_CLEAR: `drain` takes an event off for good.
-        wanted = select.kevent(
-            self._file.fd, select.KQ_FILTER_VNODE, select.KQ_EV_ADD | select.KQ_EV_CLEAR, self._events
-        )
-        self._queue.control([wanted], 0)
+        flags = select.KQ_EV_ADD | select.KQ_EV_CLEAR  # EV_CLEAR: `drain` takes an event off for good
+        self._queue.control([select.kevent(self._file.fd, select.KQ_FILTER_VNODE, flags, self._events)], 0)
 
     def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()  # its events go with it
             self._file = None
-
-    def move(self, path: str) -> None:
-        """Watch the file that `path` names now instead."""
-        self._close_file()
-        self._watch(path)
 
     def drain(self) -> bool:
         """Take all events off. True: there was one."""

@@ -131,12 +131,10 @@ def touch(path: str | int) -> None:
 
 
 def process_exists(pid: int) -> bool:
-    if pid <= 0:
-        return False  # 0 and below mean process groups to kill(2)
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return True
+        pass
     except (ProcessLookupError, OverflowError):
         return False
-    return True
+    return pid > 0  # 0 and below mean process groups to kill(2)

@@ -11,10 +11,8 @@ _DELETED = " (deleted)"  # the kernel adds this to the name of a file that has n
 
 def read_text(path: str) -> str:
     """Return the text of a file in /proc; empty if it does not exist or may not be read."""
-    if not _HAS_PROC:
-        return ""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path if _HAS_PROC else "", "rb", buffering=0) as file:
             return file.read().decode(errors="surrogateescape")
     except OSError:
         return ""
@@ -25,10 +23,8 @@ def mount_table() -> str:
 
 
 def list_pids() -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()) if _HAS_PROC else []
-    except FileNotFoundError:
-        return []
+    names = os.listdir("/proc") if _HAS_PROC and os.path.isdir("/proc") else []
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def lock_lines(pid: int) -> str | None:

@@ -18,6 +18,7 @@ belongs to its handle and ends with it, however the process ends. Windows differ
 
 from __future__ import annotations
 
+import _winapi
 import ctypes
 import errno
 import msvcrt
@@ -26,7 +27,7 @@ import struct
 import sys
 from _thread import get_native_id
 from ctypes import wintypes
-from time import sleep
+from time import sleep, time_ns
 
 from .fallbacks import *
 from .fallbacks import _unsupported
@@ -55,8 +56,7 @@ scandir, symlink, lseek, chmod, utime = os.scandir, os.symlink, os.lseek, os.chm
 chown = mkfifo = mknod = copy_file_range = getxattr = setxattr = listxattr = removexattr = Watch = _unsupported
 WATCH_WRITING = WATCH_CLOSING = 0
 
-HAS_FIFOS = False
-HAS_FOLDERS = False
+HAS_FIFOS = HAS_FOLDERS = False
 
 # Plus the number of the thread, which is unique on a machine: a byte that only this thread ever locks.
 _OWN_BYTE = (1 << 62) + (1 << 40)
@@ -70,11 +70,11 @@ _FAIL_IMMEDIATELY, _EXCLUSIVE = 1, 2
 _RENAME, _DISPOSITION, _DISPOSITION_EX = 3, 4, 21
 _DELETE_WITH_POSIX_SEMANTICS = struct.pack("I", 3)
 
-_ACCESS_DENIED, _SHARING_VIOLATION = 5, 32
-_END_OF_FILE = 38
-_BUSY = (33, 997)  # ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
+_ACCESS_DENIED, _END_OF_FILE = 5, 38
+_BUSY = (32, 33, 997)  # ERROR_SHARING_VIOLATION, ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
 _STATUS_DELETE_PENDING = 0xC0000056
-_QUERY_LIMITED_INFORMATION, _STILL_ACTIVE = 0x1000, 259
+_QUERY_LIMITED_INFORMATION = 0x1000
+_EPOCH = 116_444_736_000_000_000  # 1970, in units of 100 ns since 1601
 
 _MAX_DELETION_TRIES = 100
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.016
@@ -82,53 +82,45 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.016
 # The ranges that each descriptor has locked: start and length, and SH or EX.
 _locked: dict[int, dict[tuple[int, int], int]] = {}
 
-
 _kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
 _ntdll = ctypes.WinDLL("ntdll")
 
 _HANDLE, _DWORD, _POINTER = wintypes.HANDLE, wintypes.DWORD, ctypes.c_void_p
 _kernel32.CreateFileW.restype = _HANDLE
 _kernel32.CreateFileW.argtypes = (wintypes.LPCWSTR, _DWORD, _DWORD, _POINTER, _DWORD, _DWORD, _HANDLE)
-_kernel32.CloseHandle.argtypes = (_HANDLE,)
 _kernel32.LockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _DWORD, _POINTER)
 _kernel32.UnlockFileEx.argtypes = (_HANDLE, _DWORD, _DWORD, _DWORD, _POINTER)
-_kernel32.ReadFile.argtypes = (_HANDLE, _POINTER, _DWORD, _POINTER, _POINTER)
-_kernel32.WriteFile.argtypes = (_HANDLE, _POINTER, _DWORD, _POINTER, _POINTER)
+_kernel32.ReadFile.argtypes = _kernel32.WriteFile.argtypes = (_HANDLE, _POINTER, _DWORD, _POINTER, _POINTER)
 _kernel32.SetFileInformationByHandle.argtypes = (_HANDLE, ctypes.c_int, _POINTER, _DWORD)
-_kernel32.GetSystemTimeAsFileTime.argtypes = (_POINTER,)
 _kernel32.SetFileTime.argtypes = (_HANDLE, _POINTER, _POINTER, _POINTER)
-_kernel32.OpenProcess.restype = _HANDLE
-_kernel32.OpenProcess.argtypes = (_DWORD, wintypes.BOOL, _DWORD)
-_kernel32.GetExitCodeProcess.argtypes = (_HANDLE, _POINTER)
 _ntdll.RtlGetLastNtStatus.restype = _DWORD
-
-
-def _error(code: int, path: str | None = None) -> OSError:
-    return OSError(0, ctypes.FormatError(code), path, code)
 
 
 def _busy(why: str, path: str | None = None) -> BlockingIOError:
     return BlockingIOError(errno.EAGAIN, why, path)
 
 
+def _failure(path: str | None = None) -> OSError:
+    """Return the error of the last call."""
+    code = ctypes.get_last_error()
+    if code in _BUSY:
+        return _busy("another program has locked the file, or has opened it without sharing it", path)
+    return OSError(0, ctypes.FormatError(code), path, code)
+
+
 def _open(path: str, access: int, disposition: int) -> int:
     """Return a handle that shares everything and that no child inherits. A symlink at the end is not followed."""
+    arguments = path, access, _SHARE_EVERYTHING, None, disposition, _OPEN_REPARSE_POINT, None
     for _ in range(_MAX_DELETION_TRIES):
-        handle: int = _kernel32.CreateFileW(
-            path, access, _SHARE_EVERYTHING, None, disposition, _OPEN_REPARSE_POINT, None
-        )
+        handle: int = _kernel32.CreateFileW(*arguments)
         if handle != _INVALID_HANDLE:
             return handle
-        code = ctypes.get_last_error()
-        if code == _SHARING_VIOLATION:
-            raise _busy("another program has opened the file without sharing it", path)
-        if code != _ACCESS_DENIED:
-            raise _error(code, path)
         status = _ntdll.RtlGetLastNtStatus()  # at once: the next system call overwrites it
-        if os.path.isdir(path):
+        is_denied = ctypes.get_last_error() == _ACCESS_DENIED
+        if is_denied and os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if status != _STATUS_DELETE_PENDING:
-            raise _error(code, path)
+        if not is_denied or status != _STATUS_DELETE_PENDING:
+            raise _failure(path)
         sleep(_MIN_PAUSE_S)
     raise _busy("the file is deleted, but another program has it open", path)
 
@@ -138,14 +130,13 @@ def open_fd(path: str, flags: int, mode: int = 0o777, *, dir_fd: None = None) ->
     if flags & O_TMPFILE:
         _unsupported(path)
     writes = flags & os.O_RDWR
-    disposition = _OPEN_EXISTING
-    if flags & os.O_CREAT:
-        disposition = _CREATE_NEW if flags & os.O_EXCL else _OPEN_ALWAYS
+    creates = _CREATE_NEW if flags & os.O_EXCL else _OPEN_ALWAYS
+    disposition = creates if flags & os.O_CREAT else _OPEN_EXISTING
     handle = _open(path, _GENERIC_READ | (_GENERIC_WRITE if writes else 0), disposition)
     try:
         fd = msvcrt.open_osfhandle(handle, os.O_NOINHERIT | writes)
     except BaseException:
-        _kernel32.CloseHandle(handle)
+        _winapi.CloseHandle(handle)
         raise
     if os.fstat(fd).st_file_attributes & _IS_REPARSE_POINT and os.path.islink(path):
         os.close(fd)
@@ -162,20 +153,24 @@ def unlink(path: str, *, dir_fd: None = None) -> None:
     """Delete a file that others may have open. PermissionError: another program does not share the deletion."""
     try:
         handle = _open(path, _DELETE, _OPEN_EXISTING)
+        try:
+            _delete(handle, path)
+        finally:
+            _winapi.CloseHandle(handle)
     except BlockingIOError as error:
         raise PermissionError(errno.EACCES, error.strerror, path) from None
-    try:
-        if _change(handle, _DISPOSITION_EX, _DELETE_WITH_POSIX_SEMANTICS):
-            return
-        # Named like a private file of a lock, which `clean` removes if this process is killed before the deletion.
-        renamed = _rename(handle, f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
-        if not _change(handle, _DISPOSITION, b"\1"):
-            code = ctypes.get_last_error()
-            if renamed:
-                _rename(handle, path)
-            raise _error(code, path)
-    finally:
-        _kernel32.CloseHandle(handle)
+
+
+def _delete(handle: int, path: str) -> None:
+    if _change(handle, _DISPOSITION_EX, _DELETE_WITH_POSIX_SEMANTICS):
+        return
+    # Named like a private file of a lock, which `clean` removes if this process is killed before the deletion.
+    renamed = _rename(handle, f"{path}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
+    if not _change(handle, _DISPOSITION, b"\1"):
+        failure = _failure(path)
+        if renamed:
+            _rename(handle, path)
+        raise failure
 
 
 def _change(handle: int, kind: int, value: bytes) -> bool:
@@ -197,13 +192,11 @@ def read(fd: int, length: int) -> bytes:
 
 def touch(path: str | int) -> None:
     """Set the times of a file, given by its path or its descriptor, to now. os.utime takes no descriptor here."""
+    now = struct.pack("Q", time_ns() // 100 + _EPOCH)
     if isinstance(path, str):
         os.utime(path)
-        return
-    now = wintypes.FILETIME()
-    _kernel32.GetSystemTimeAsFileTime(ctypes.byref(now))
-    if not _kernel32.SetFileTime(msvcrt.get_osfhandle(path), None, ctypes.byref(now), ctypes.byref(now)):
-        raise _error(ctypes.get_last_error())
+    elif not _kernel32.SetFileTime(msvcrt.get_osfhandle(path), None, now, now):
+        raise _failure()
 
 
 def _transfer(call: Callable[..., int], fd: int, buffer: ctypes.Array[ctypes.c_char], length: int, offset: int) -> int:
@@ -211,16 +204,14 @@ def _transfer(call: Callable[..., int], fd: int, buffer: ctypes.Array[ctypes.c_c
     done = _DWORD()
     if call(msvcrt.get_osfhandle(fd), buffer, length, ctypes.byref(done), _overlapped(offset)):
         return done.value
-    code = ctypes.get_last_error()
-    if code == _END_OF_FILE:
+    if ctypes.get_last_error() == _END_OF_FILE:
         return 0
-    raise _busy("another program has locked the content") if code in _BUSY else _error(code)
+    raise _failure()
 
 
 def pread(fd: int, length: int, offset: int) -> bytes:
     buffer = ctypes.create_string_buffer(length)
-    done = _transfer(_kernel32.ReadFile, fd, buffer, length, offset)
-    return buffer.raw[:done]
+    return buffer.raw[: _transfer(_kernel32.ReadFile, fd, buffer, length, offset)]
 
 
 def pwrite(fd: int, buffer: bytes, offset: int) -> int:
@@ -233,17 +224,12 @@ def fchmod(fd: int, mode: int) -> None:
 
 def link(src: str, dst: str, *, src_dir_fd: None = None, dst_dir_fd: None = None, follow_symlinks: bool = True) -> None:
     """Publish a file under a new name. Here that is a move, so `src` is gone afterwards."""
-    rename_new(src, dst)
-
-
-def rename_new(one: str, other: str) -> None:
-    """Rename a file. FileExistsError: the new name is taken."""
     try:
-        os.rename(one, other)
+        os.rename(src, dst)
     except PermissionError:
-        if not os.path.lexists(other):
+        if not os.path.lexists(dst):
             raise
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other) from None
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), dst) from None
 
 
 def rename(src: str, dst: str, *, src_dir_fd: None = None, dst_dir_fd: None = None) -> None:
@@ -251,14 +237,14 @@ def rename(src: str, dst: str, *, src_dir_fd: None = None, dst_dir_fd: None = No
 
 
 def process_exists(pid: int) -> bool:
-    handle = _kernel32.OpenProcess(_QUERY_LIMITED_INFORMATION, False, pid)
-    if not handle:
-        return int(ctypes.get_last_error()) == _ACCESS_DENIED
     try:
-        code = _DWORD()
-        return not _kernel32.GetExitCodeProcess(handle, ctypes.byref(code)) or code.value == _STILL_ACTIVE
+        handle = _winapi.OpenProcess(_QUERY_LIMITED_INFORMATION, False, pid)
+    except OSError as error:
+        return error.winerror == _ACCESS_DENIED
+    try:
+        return _winapi.GetExitCodeProcess(handle) == _winapi.STILL_ACTIVE
     finally:
-        _kernel32.CloseHandle(handle)
+        _winapi.CloseHandle(handle)
 
 
 def _overlapped(start: int) -> ctypes.Array[ctypes.c_char]:
@@ -270,14 +256,13 @@ def _lock_file(fd: int, kind: int, start: int, length: int) -> None:
     flags = _FAIL_IMMEDIATELY | (_EXCLUSIVE if kind == EX else 0)
     low, high = length & 0xFFFFFFFF, length >> 32
     if not _kernel32.LockFileEx(msvcrt.get_osfhandle(fd), flags, 0, low, high, _overlapped(start)):
-        code = ctypes.get_last_error()
-        raise _busy("busy") if code in _BUSY else _error(code)
+        raise _failure()
 
 
 def _unlock_file(fd: int, start: int, length: int) -> None:
     low, high = length & 0xFFFFFFFF, length >> 32
     if not _kernel32.UnlockFileEx(msvcrt.get_osfhandle(fd), 0, low, high, _overlapped(start)):
-        raise _error(ctypes.get_last_error())
+        raise _failure()
 
 
 def set_range(fd: int, op: int, start: int, length: int) -> None:
