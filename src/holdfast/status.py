@@ -189,15 +189,18 @@ def _holders(
 
 def _find(pids: Iterable[int], named: list[KernelLock], counts: Callable[[KernelLock], bool]) -> list[Holder]:
     """Return those of the processes that have one of these locks, once for each lock."""
-    found: dict[int | tuple[int], Holder] = {}
+    found: list[Holder] = []
+    seen: set[int] = set()
     for pid in sorted(pids):
         text = system.lock_lines(pid)
         # Another user's process cannot be asked: there /proc/locks has to be believed.
         lines = [line for line in named if line.pid == pid][:1] if text is None else filter(counts, _lines(text))
         for line in lines:
             # If several descriptors have one exclusive lock, all but the first have inherited it.
-            found.setdefault(len(found) if line.shared else (line.start,), _holder(pid, line.shared))
-    return list(found.values())
+            if line.shared or line.start not in seen:
+                seen.add(line.start)
+                found.append(_holder(pid, line.shared))
+    return found
 
 
 def _waiters(file: str) -> tuple[Holder, ...]:

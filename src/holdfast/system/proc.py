@@ -11,8 +11,10 @@ _DELETED = " (deleted)"  # the kernel adds this to the name of a file that has n
 
 def read_text(path: str) -> str:
     """Return the text of a file in /proc; empty if it does not exist or may not be read."""
+    if not _HAS_PROC:
+        return ""
     try:
-        with open(path if _HAS_PROC else "", "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0) as file:
             return file.read().decode(errors="surrogateescape")
     except OSError:
         return ""
