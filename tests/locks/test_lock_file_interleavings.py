@@ -624,7 +624,9 @@ def next_one_gets_it(run: Run, policy: Any, whole: bool) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("content", ["absent", "foreign"])
-def test_death_of_one_that_is_alone(content: str, policy: str, way: str, tmp_path: Path, pids: Pids) -> None:
+def test_a_process_killed_while_it_acquires_leaves_a_lock_that_the_next_one_can_take(
+    content: str, policy: str, way: str, tmp_path: Path, pids: Pids
+) -> None:
     def scenario(run: Run) -> Callable[[], None]:
         pids.run = run
         put(run, IN_PLACE[content]())
@@ -636,7 +638,9 @@ def test_death_of_one_that_is_alone(content: str, policy: str, way: str, tmp_pat
 
 
 @pytest.mark.parametrize("what", ["break", "clean"])
-def test_death_of_one_that_removes(what: str, tmp_path: Path, pids: Pids) -> None:
+def test_a_process_killed_while_it_removes_a_file_leaves_a_lock_that_the_next_one_can_take(
+    what: str, tmp_path: Path, pids: Pids
+) -> None:
     def scenario(run: Run) -> Callable[[], None]:
         pids.run = run
         put(run, FOREIGN)
@@ -713,7 +717,7 @@ def beside(*others: dict[str, Any], victim: dict[str, Any], content: str, policy
     [(FAIR, FAIR), (UNFAIR, UNFAIR), (PATIENT, FAIR)],
     ids=["fair", "unfair", "patient"],
 )
-def test_death_beside_another(
+def test_a_process_killed_beside_another_leaves_that_one_its_lock(
     victim: dict[str, Any], other: dict[str, Any], content: str, preemptions: int, tmp_path: Path, pids: Pids
 ) -> None:
     """The other one is woken by the death, or finds the dead one's lock: there is nobody else to help it."""
@@ -725,7 +729,7 @@ def test_death_beside_another(
 @pytest.mark.parametrize("seeds", LONGER, ids=LONGER_IDS)
 @pytest.mark.parametrize("way", ["nameless", "private", "by_descriptor"])
 @pytest.mark.parametrize("content", IN_PLACE)
-def test_several_deaths_in_a_crowd(
+def test_several_processes_killed_in_a_crowd_never_leave_two_holders(
     content: str, way: str, seeds: range, tmp_path: Path, pids: Pids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrange(way, monkeypatch)

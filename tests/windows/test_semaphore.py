@@ -12,7 +12,7 @@ from holdfast import Semaphore, process
 from holdfast.system import windows
 
 
-def test_as_many_as_there_are_permits(path, start_peer):
+def test_as_many_processes_hold_a_semaphore_as_it_has_permits(path, start_peer):
     peer = start_peer(path=path)
     first = Semaphore(path, 2).acquire(timeout=0)
     peer.do("hold = Semaphore(path, 2).acquire(timeout=0)")
