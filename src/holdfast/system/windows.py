@@ -211,7 +211,8 @@ def _transfer(call: Callable[..., int], fd: int, buffer: ctypes.Array[ctypes.c_c
 
 def pread(fd: int, length: int, offset: int) -> bytes:
     buffer = ctypes.create_string_buffer(length)
-    return buffer.raw[: _transfer(_kernel32.ReadFile, fd, buffer, length, offset)]
+    done = _transfer(_kernel32.ReadFile, fd, buffer, length, offset)
+    return buffer.raw[:done]
 
 
 def pwrite(fd: int, buffer: bytes, offset: int) -> int:
