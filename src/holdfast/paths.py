@@ -43,7 +43,8 @@ _TRAITS = {
     **dict.fromkeys(("nfs", "nfs4"), "remote ranges caches"),
     "fuse.sshfs": "remote no-locks",
 }
-_LOCAL_ONLY_OPTIONS = frozenset({"nobrl", "nolock", "local_lock=all", "local_lock=posix"})
+# The last one that is given is named. After `mount -o nolock` the kernel lists local_lock=all, too.
+_LOCAL_ONLY_OPTIONS = ("local_lock=posix", "local_lock=all", "nolock", "nobrl")
 _SEPARATORS = (os.sep, os.altsep or os.sep)
 # How mountinfo writes some characters. The backslash comes last, because all others contain one.
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
@@ -73,7 +74,7 @@ class Mount:
             # lock was granted twice, without them never. The fault in the client is not known (docs/guarantees.md).
             if kind in ("cifs", "smb3") and "nolease" not in given:
                 self.refusal = "without the mount option nolease locks may stay on the client"
-            for option in _LOCAL_ONLY_OPTIONS & given:
+            for option in filter(given.__contains__, _LOCAL_ONLY_OPTIONS):
                 self.refusal = f"the mount option {option} keeps locks on the client"
         # Other processes can read a file that has a kernel lock which reaches them. Then a lock file may have one.
         self.lets_read = os.name != "nt" and self.blocks and self.refusal is None

@@ -303,7 +303,7 @@ def device(major: int, minor: int) -> int:
     [
         (40, "/nfs4/x", "nfs4", True, False, None),
         (41, "/nfs3/x", "nfs", True, False, None),
-        (42, "/nfs-all/x", "nfs", True, False, "nolock|local_lock=all"),
+        (42, "/nfs-all/x", "nfs", True, False, "nolock"),
         (43, "/nfs-posix/x", "nfs", True, False, "local_lock=posix"),
         (44, "/nfs-flock/x", "nfs", True, False, None),
         (45, "/nfs-nolock/x", "nfs", True, False, "nolock"),
