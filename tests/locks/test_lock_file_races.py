@@ -236,16 +236,18 @@ def overlaps(stays: list[Stay]) -> list[tuple[Stay, Stay]]:
 def test_of_all_that_try_at_once_there_are_never_two_holders(
     processes: int, content: str, rounds: int, path: str
 ) -> None:
-    arena = Arena(path, [OURS] * processes, content, rounds)
-    arena.run()
-    found = arena.stays()
-    together = [pair for stays in found for pair in overlaps(stays)]
-    assert not together, f"{len(together)} times two holders in {rounds} rounds"
-    inside = [sum(stay.came > 0 for stay in stays) for stays in found]
-    assert all(inside), "in some round nobody got it"
-    assert not any(stay.told for stays in found for stay in stays)
-    assert sum(number == 1 for number in inside) > rounds / 20, "they never met"
-    assert_nothing_left(path)
+    met = 0  # rounds in which all but one were refused. On a busy machine the processes run one after the other
+    while met <= rounds / 20:
+        arena = Arena(path, [OURS] * processes, content, rounds)
+        arena.run()
+        found = arena.stays()
+        together = [pair for stays in found for pair in overlaps(stays)]
+        assert not together, f"{len(together)} times two holders in {rounds} rounds"
+        inside = [sum(stay.came > 0 for stay in stays) for stays in found]
+        assert all(inside), "in some round no process acquired the lock"
+        assert not any(stay.told for stays in found for stay in stays)
+        met += inside.count(1)
+        assert_nothing_left(path)
 
 
 def excused(pair: tuple[Stay, Stay], stays: list[Stay]) -> bool:
