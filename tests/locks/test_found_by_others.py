@@ -219,6 +219,9 @@ def test_on_lost_does_not_keep_others_from_being_renewed(path, how, caplog):
     good.release()
     with pytest.raises(holdfast.LockLost):
         lost.release()
+    for thread in threading.enumerate():
+        if thread.name == "holdfast-on-lost":
+            thread.join()  # else pytest reports its SystemExit in a later test
 
 
 # Metrics.

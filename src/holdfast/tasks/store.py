@@ -1,0 +1,255 @@
+"""The port behind `TaskQueue` and `Worker`: what an engine does with tasks.
+
+An engine stores tasks and assigns each to one worker at a time. It makes no decisions. The code above the port decides
+how often a task is tried, how long it waits in between, when a schedule is due and how long results are kept.
+
+The life of a task:
+
+    blocked ──▶ delayed ──▶ parked ──▶ ready ── claim ──▶ running ── settle ──▶ done, failed or cancelled
+     after=      delay=      key=                            └────── settle ──▶ delayed or ready
+
+    blocked    waits for other tasks (`after`)
+    delayed    waits for its due moment
+    parked     has a key, and as many tasks with that key are ready or running as its limit allows
+    ready      the next claim may take it
+
+Each claim gives the task a token that is greater than all its earlier ones. A worker settles a task by id and token. If
+the token is old, another worker has the task now, and settling changes nothing.
+
+A worker registers (`Store.register`) and is alive as long as its process or a command that inherited its descriptor
+runs. `orphans` returns the running tasks of dead workers. The caller settles them.
+
+Every operation is atomic. A process that is killed in it has done all of it or nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WAITING = ("ready", "delayed", "parked", "blocked")
+ENDED = ("done", "failed", "cancelled")
+STATES = (*WAITING, "running", *ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to add. Fields that end in `_json` hold JSON text."""
+
+    payload_json: str
+    id: str | None = None  # None: the engine chooses an id, an underscore and a number
+    function: str | None = None  # the name of a registered function; None: the worker's handler
+    priority: int = 0
+    delay: float = 0.0  # seconds
+    attempts: int = 3
+    timeout: float | None = None
+    key: str | None = None
+    limit: int = 1  # how many tasks with this key may run at a time. 0: any number
+    interval: float = 0.0  # seconds between the starts of two tasks with this key
+    after: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A running task, as its worker has it."""
+
+    id: str
+    token: int
+    payload_json: str
+    function: str | None
+    priority: int
+    attempts: int
+    tried: int  # including this attempt
+    timeout: float | None
+    key: str | None
+    begun: bool = True  # of an orphan. False: its worker had reserved it, and was still busy with an earlier task
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended. `state` is "done", "failed" or "cancelled", or "delayed" if the task is tried again."""
+
+    id: str
+    token: int
+    state: str
+    delay: float = 0.0  # seconds until the task is tried again. 0: at once
+    counts: bool = True  # False: the task was given back. That was no attempt, and the task keeps its place in the queue
+    result_json: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    output: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A task as the engine stores it. Moments are seconds since the epoch, by the wall clock."""
+
+    id: str
+    state: str
+    payload_json: str
+    function: str | None
+    priority: int
+    attempts: int
+    tried: int
+    token: int
+    timeout: float | None
+    key: str | None
+    limit: int
+    due_in: float | None  # seconds, of a delayed task
+    worker: str | None
+    result_json: str | None
+    error: str | None
+    traceback: str | None
+    output: str | None
+    progress_json: str | None
+    put_at: float
+    started_at: float | None
+    ended_at: float | None
+    cancelling: bool  # it runs, and was cancelled
+    history: tuple[dict[str, Any], ...]  # its earlier attempts: token, worker, started_at, ended_at, state, error
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which tasks. All conditions must hold."""
+
+    ids: Collection[str] | None = None
+    states: Collection[str] = STATES
+    ended_before: float | None = None  # seconds since the epoch
+
+
+class Registration(ABC):
+    """A worker that the engine knows to be alive. One thread uses it."""
+
+    name: str  # unique, and readable: it contains the pid and the host
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """A descriptor for a command to inherit. The worker counts as alive as long as the command runs. -1: none."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The worker has no running task any more."""
+
+
+class Store(ABC):
+    """Tasks on one engine. Any thread may call it. A forked child calls it as if it had opened it itself."""
+
+    name: str  # for messages: the path, or the URL without a password
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    # Add.
+
+    @abstractmethod
+    def add(
+        self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
+    ) -> list[tuple[str, bool]]:
+        """Add tasks. Return the id of each, and whether it is new: a task whose id exists stays as it is.
+
+        max_waiting: add as many as there is room for, in order, and return only these
+        connection: add them in the transaction of this connection of the caller, where the engine can
+        Raises ValueError if a task in `after` does not exist.
+        """
+
+    @abstractmethod
+    def set_schedule(self, name: str, text: str | None) -> bool:
+        """Store a schedule as JSON text, or remove it. Return whether there was one."""
+
+    @abstractmethod
+    def schedules(self) -> dict[str, tuple[str, float]]:
+        """All schedules: the JSON text, and the last moment that was added. 0: none yet."""
+
+    @abstractmethod
+    def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
+        """Add the task of one moment of a schedule. False: this moment or a later one was added already."""
+
+    # Work.
+
+    @abstractmethod
+    def register(self) -> Registration: ...
+
+    @abstractmethod
+    def claim(self, worker: Registration, count: int, *, reserve: bool = False, idle: bool = False) -> list[Attempt]:
+        """Assign up to `count` ready tasks to a worker: highest priority first, then oldest first.
+
+        reserve: the worker begins them one after the other
+        idle: if there is no task, the worker is about to call `wait`, and wants to be woken
+        """
+
+    @abstractmethod
+    def settle(self, endings: Sequence[Ending]) -> list[bool]:
+        """End attempts. False for each whose token is old."""
+
+    @abstractmethod
+    def report(self, id: str, token: int, progress_json: str) -> bool:
+        """Store the progress of an attempt. False: its token is old."""
+
+    @abstractmethod
+    def is_cancelling(self, id: str, token: int) -> bool | None:
+        """Was this attempt cancelled while it runs? None: its token is old."""
+
+    @abstractmethod
+    def cancelling(self) -> list[tuple[str, int]]:
+        """The id and token of every running task that was cancelled."""
+
+    @abstractmethod
+    def running(self, worker: str) -> list[Attempt]:
+        """The running tasks of a worker, in the order in which it begins them."""
+
+    @abstractmethod
+    def orphans(self) -> list[Attempt]:
+        """The running tasks of all dead workers."""
+
+    @abstractmethod
+    def wait(self, worker: Registration, seconds: float, *others: int) -> bool:
+        """Wait until there may be a task for this worker, or a worker died. True: one of the descriptors `others` is
+        readable."""
+
+    @abstractmethod
+    def wait_for_change(self, seconds: float) -> None:
+        """Wait until a task may have ended."""
+
+    # Change.
+
+    @abstractmethod
+    def cancel(self, which: Selection) -> int:
+        """Cancel tasks that have not ended. A running one is only marked, and its worker ends it. Return how many."""
+
+    @abstractmethod
+    def retry(self, which: Selection) -> int:
+        """Make ended tasks wait again, with all their attempts. Return how many."""
+
+    @abstractmethod
+    def delete(self, which: Selection, limit: int) -> int:
+        """Delete at most `limit` ended tasks. Return how many. The newest task stays, because its number must not be
+        used again."""
+
+    @abstractmethod
+    def prune(self, older_than: dict[str, float], limit: int) -> int:
+        """Look at the next `limit` tasks, and delete those that ended before the moment for their state. Return how
+        many were deleted."""
+
+    @abstractmethod
+    def set_paused(self, paused: bool) -> None:
+        """While a queue is paused, `claim` returns nothing."""
+
+    # Look.
+
+    @abstractmethod
+    def is_paused(self) -> bool: ...
+
+    @abstractmethod
+    def get(self, ids: Sequence[str]) -> list[Stored | None]:
+        """Tasks by id. None for an id that does not exist."""
+
+    @abstractmethod
+    def list(self, which: Selection) -> Iterator[Stored]:
+        """Tasks in the order in which they were added. Other processes may change them meanwhile."""
+
+    @abstractmethod
+    def count(self) -> dict[str, int]:
+        """How many tasks are in each of the states."""
