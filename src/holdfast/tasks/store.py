@@ -27,6 +27,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 WAITING = ("ready", "delayed", "parked", "blocked")
@@ -75,7 +76,9 @@ class Ending:
     token: int
     state: str
     delay: float = 0.0  # seconds until the task is tried again. 0: at once
-    counts: bool = True  # False: the task was given back. That was no attempt, and the task keeps its place in the queue
+    counts: bool = (
+        True  # False: the task was given back. That was no attempt, and the task keeps its place in the queue
+    )
     result_json: str | None = None
     error: str | None = None
     traceback: str | None = None
@@ -118,6 +121,26 @@ class Selection:
     ids: Collection[str] | None = None
     states: Collection[str] = STATES
     ended_before: float | None = None  # seconds since the epoch
+
+
+class Woken(Enum):
+    """Why a wait ended."""
+
+    TASK = "there may be a task"
+    DEATH = "a worker may have died"
+    OTHER = "another descriptor is readable"
+    TIME = "the time is over"
+
+
+class Changes(ABC):
+    """Watches for tasks that end. A change after the object was made is not missed."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Wait until a task may have ended, at most so long."""
+
+    @abstractmethod
+    def close(self) -> None: ...
 
 
 class Registration(ABC):
@@ -205,13 +228,13 @@ class Store(ABC):
         """The running tasks of all dead workers."""
 
     @abstractmethod
-    def wait(self, worker: Registration, seconds: float, *others: int) -> bool:
-        """Wait until there may be a task for this worker, or a worker died. True: one of the descriptors `others` is
-        readable."""
+    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
+        """Wait until there may be a task for this worker, a worker may have died, or one of the descriptors `others`
+        is readable. Call `claim(idle=True)` before."""
 
     @abstractmethod
-    def wait_for_change(self, seconds: float) -> None:
-        """Wait until a task may have ended."""
+    def changes(self) -> Changes:
+        """Begin to watch for tasks that end."""
 
     # Change.
 
@@ -247,7 +270,7 @@ class Store(ABC):
         """Tasks by id. None for an id that does not exist."""
 
     @abstractmethod
-    def list(self, which: Selection) -> Iterator[Stored]:
+    def tasks(self, which: Selection) -> Iterator[Stored]:
         """Tasks in the order in which they were added. Other processes may change them meanwhile."""
 
     @abstractmethod

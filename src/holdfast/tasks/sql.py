@@ -1,0 +1,643 @@
+"""The SQL that all engines share: what a task is in a database, and what each operation of the port does to it.
+
+An engine derives from `SqlStore`. It opens connections, runs a function in a transaction, claims, knows which workers
+are alive, and wakes those that wait. The statements are written for SQLite and work in PostgreSQL, too: there `?`
+becomes `%s`, and `{lock}` and `{share}` become the clauses that lock rows.
+
+Tables, with the prefix of the queue before their names:
+
+    task       one row per task, in all its states
+    edge       task `task` waits for task `blocker` (`after`)
+    key_rate   the earliest moment at which the next task with a key may start
+    schedule   its text, and the last moment that was added
+    meta       version, clock, counters
+
+Columns of a task that need explaining:
+
+    seq        the number of the task. The id of a task without an `id` is an underscore and this number
+    ord        its place in the queue. A task that is tried again gets the number of the newest task: the back
+    due        a moment of the engine's clock (`SqlStore.now`), not of the wall clock
+    admitted   of a task with a key: it counts towards the limit of its key
+    reserved   0: begun. Else the worker begins it after the tasks that it has with smaller numbers
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from operator import itemgetter
+from time import time
+from typing import Any, TypeVar
+
+from .store import ENDED, Attempt, Ending, NewTask, Selection, Store, Stored
+
+Result = TypeVar("Result")
+
+READY, RUNNING, DELAYED, PARKED, BLOCKED, DONE, FAILED, CANCELLED = range(8)
+NAMES = ("ready", "running", "delayed", "parked", "blocked", "done", "failed", "cancelled")
+NUMBERS = {name: number for number, name in enumerate(NAMES)}
+
+MAX_HISTORY = 20  # earlier attempts that are kept
+_PAGE = 500  # tasks that one step of a long operation looks at
+
+SCHEMA = """
+create table {p}task (
+    seq {serial} primary key, id text, state integer not null, priority integer not null, ord bigint not null,
+    due double precision, payload text not null, function text, attempts integer not null,
+    tried integer not null default 0, token bigint not null default 0, timeout double precision,
+    key_name text, key_limit integer not null default 0, key_interval double precision not null default 0,
+    admitted integer not null default 0, worker text, reserved integer not null default 0,
+    cancelling integer not null default 0, put_at double precision not null, started_at double precision,
+    ended_at double precision, result text, error text, traceback text, output text, progress text, history text);
+create unique index {p}task_id on {p}task (id) where id is not null;
+create index {p}task_ready on {p}task (priority desc, ord, seq) where state = 0;
+create index {p}task_running on {p}task (worker) where state = 1;
+create index {p}task_delayed on {p}task (due) where state = 2;
+create index {p}task_parked on {p}task (key_name, priority desc, ord, seq) where state = 3;
+create index {p}task_blocked on {p}task (seq) where state = 4;
+create index {p}task_failed on {p}task (seq) where state = 6;
+create index {p}task_cancelled on {p}task (seq) where state = 7;
+create index {p}task_admitted on {p}task (key_name) where admitted = 1;
+create table {p}edge (blocker bigint not null, task bigint not null, primary key (blocker, task));
+create index {p}edge_task on {p}edge (task);
+create table {p}key_rate (key_name text primary key, next_at double precision not null);
+create table {p}schedule (name text primary key, text text not null, last double precision not null);
+create table {p}meta (name text primary key, value text not null);
+"""
+
+_ATTEMPT = "seq, id, token, payload, function, priority, attempts, tried, timeout, key_name"
+_STORED = (
+    "seq, id, state, payload, function, priority, attempts, tried, token, timeout, key_name, key_limit, due, worker, "
+    "result, error, traceback, output, progress, put_at, started_at, ended_at, cancelling, history"
+)
+
+STATEMENTS = {
+    "insert": """insert into {p}task (id, state, priority, ord, due, payload, function, attempts, timeout, key_name,
+        key_limit, key_interval, put_at, error, ended_at)
+        values (?, ?, ?, (select coalesce(max(seq), 0) + 1 from {p}task), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "newest": "select coalesce(max(seq), 0) from {p}task",
+    "by_id": "select seq, state from {p}task where id = ? {share}",
+    "by_seq": "select seq, state from {p}task where seq = ? and id is null {share}",
+    "ready": f"""select {_ATTEMPT} from {{p}}task
+        where state = 0 and not exists (select 1 from {{p}}meta where name = 'paused')
+        order by priority desc, ord, seq limit ? {{lock}}""",
+    "begin": """update {p}task set state = 1, token = token + 1, tried = tried + 1, worker = ?, reserved = ?,
+        started_at = ?, progress = null where seq = ?""",
+    "due": "select seq, key_name, admitted from {p}task where state = 2 and due <= ? order by due limit ? {lock}",
+    "next_due": "select min(due) from {p}task where state = 2",
+    "state": "update {p}task set state = ?, due = ? where seq = ?",
+    "back": "update {p}task set state = ?, due = ?, ord = ? where seq = ?",
+    "parked": """select seq, key_limit, key_interval from {p}task where state = 3 and key_name = ?
+        order by priority desc, ord, seq limit 1""",
+    "admitted": "select count(*), coalesce(max(due), 0) from {p}task where admitted = 1 and key_name = ?",
+    "admit": "update {p}task set state = ?, due = ?, admitted = 1 where seq = ?",
+    "next_at": "select next_at from {p}key_rate where key_name = ?",
+    "set_next_at": """insert into {p}key_rate (key_name, next_at) values (?, ?)
+        on conflict (key_name) do update set next_at = excluded.next_at""",
+    "forget_rates": "delete from {p}key_rate where next_at < ?",
+    "attempt_id": """select seq, key_name, tried, worker, started_at, history, cancelling,
+        exists (select 1 from {p}edge where blocker = {p}task.seq)
+        from {p}task where id = ? and token = ? and state = 1 {lock}""",
+    "attempt_seq": """select seq, key_name, tried, worker, started_at, history, cancelling,
+        exists (select 1 from {p}edge where blocker = {p}task.seq)
+        from {p}task where seq = ? and token = ? and state = 1 {lock}""",
+    "end": """update {p}task set state = ?, ended_at = ?, result = ?, error = ?, traceback = ?, output = ?,
+        admitted = 0, cancelling = 0 where seq = ?""",
+    "again": """update {p}task set state = ?, due = ?, ord = ?, tried = ?, error = ?, traceback = ?, output = ?,
+        history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
+    "give_back": """update {p}task set state = ?, due = null, tried = tried - 1, admitted = 0, cancelling = 0,
+        reserved = 0 where seq = ?""",
+    "ord": "select ord from {p}task where seq = ?",
+    "report_id": "update {p}task set progress = ? where id = ? and token = ? and state = 1",
+    "report_seq": "update {p}task set progress = ? where seq = ? and token = ? and state = 1",
+    "cancelling_id": "select cancelling from {p}task where id = ? and token = ? and state = 1",
+    "cancelling_seq": "select cancelling from {p}task where seq = ? and token = ? and state = 1",
+    "cancelling": "select seq, id, token from {p}task where state = 1 and cancelling = 1",
+    "running": f"select {_ATTEMPT}, reserved from {{p}}task where state = 1 and worker = ? order by reserved, seq",
+    "workers": "select distinct worker from {p}task where state = 1",
+    "add_edge": "insert into {p}edge (blocker, task) values (?, ?)",
+    "dependents": "select task from {p}edge where blocker = ? order by task",
+    "cut": "delete from {p}edge where blocker = ?",
+    "cut_task": "delete from {p}edge where task = ?",
+    "is_blocked": "select 1 from {p}edge where task = ? limit 1",
+    "waits": "select state, key_name, due from {p}task where seq = ?",
+    "mark_cancelling": "update {p}task set cancelling = 1 where seq = ?",
+    "cancel": """update {p}task set state = 7, ended_at = ?, error = ?, admitted = 0 where seq = ?""",
+    "reset": """update {p}task set state = ?, due = null, ord = ?, tried = 0, ended_at = null, result = null,
+        history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
+    "ended": """select key_name, tried, token, worker, started_at, ended_at, error, history
+        from {p}task where seq = ?""",
+    "delete": "delete from {p}task where seq = ?",
+    "page": f"select {_STORED} from {{p}}task where state = {{state}} and seq > ? order by seq limit ?",
+    "stored_id": f"select {_STORED} from {{p}}task where id = ?",
+    "stored_seq": f"select {_STORED} from {{p}}task where seq = ? and id is null",
+    "prunable": "select seq, state, ended_at from {p}task where seq > ? order by seq limit ?",
+    "count": "select count(*) from {p}task where state = {state}",
+    "meta": "select value from {p}meta where name = ?",
+    "set_meta": """insert into {p}meta (name, value) values (?, ?)
+        on conflict (name) do update set value = excluded.value""",
+    "unset_meta": "delete from {p}meta where name = ?",
+    "schedules": "select name, text, last from {p}schedule order by name",
+    "set_schedule": """insert into {p}schedule (name, text, last) values (?, ?, 0)
+        on conflict (name) do update set text = excluded.text, last = 0""",
+    "unset_schedule": "delete from {p}schedule where name = ?",
+    "set_last": "update {p}schedule set last = ? where name = ? and last < ?",
+}
+
+
+class Transaction:
+    """One transaction: its statements, and what it changed that others must learn of."""
+
+    __slots__ = ("due", "keys", "now", "ready", "run")
+
+    def __init__(self, run: Callable[..., Any], now: float) -> None:
+        self.run = run  # run(statement, parameters) returns a cursor
+        self.now = now  # of the engine's clock
+        self.ready = 0  # tasks that became ready
+        self.due = False  # a task became delayed
+        self.keys: set[str] = set()  # whose parked tasks may have become ready
+
+
+class SqlStore(Store):
+    """Operations of the port in SQL."""
+
+    def __init__(self, *, prefix: str, mark: str, lock: str, share: str) -> None:
+        self.sql: dict[str, str] = {}
+        for name, text in STATEMENTS.items():
+            filled = " ".join(text.format(p=prefix, lock=lock, share=share, state="{state}").split())
+            self.sql[name] = filled.replace("?", mark)
+        self.prefix = prefix
+
+    # What an engine adds.
+
+    @abstractmethod
+    def transact(self, work: Callable[[Transaction], Result]) -> Result:
+        """Run `work` in a transaction that excludes no reader. Calls `finish` at its end."""
+
+    @abstractmethod
+    def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
+        """Run `work(run)`, which only reads."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The clock of due moments, in seconds. It does not jump if the wall clock is set."""
+
+    def lock_key(self, tx: Transaction, key: str) -> None:
+        """Keep other transactions from admitting tasks with this key. A no-op where transactions run one by one."""
+
+    # Add.
+
+    def add_in(self, tx: Transaction, tasks: Sequence[NewTask], max_waiting: int | None) -> list[tuple[str, bool]]:
+        room = None if max_waiting is None else max_waiting - self._count_waiting(tx, max_waiting)
+        added = []
+        for task in tasks:
+            if task.id is not None and self.find(tx.run, task.id, "by") is not None:
+                added.append((task.id, False))
+                continue
+            if room is not None:
+                if room <= 0:
+                    break
+                room -= 1
+            added.append((self._add_one(tx, task), True))
+        return added
+
+    def _count_waiting(self, tx: Transaction, limit: int) -> int:
+        return sum(tx.run(self.sql["count"].format(state=state)).fetchone()[0] for state in (0, 2, 3, 4))
+
+    def _add_one(self, tx: Transaction, task: NewTask) -> str:
+        state, error, blockers = READY, None, []
+        for id in task.after:
+            found = self.find(tx.run, id, "by")
+            if found is None:
+                raise ValueError(f"{self.name}: after={id!r}: there is no such task")
+            if found[1] in (FAILED, CANCELLED):
+                state, error = CANCELLED, f"task {id} is {NAMES[found[1]]}"
+            elif found[1] != DONE:
+                blockers.append(found[0])
+        due = tx.now + task.delay if task.delay else None
+        if state == READY:
+            if blockers:
+                state = BLOCKED
+            elif due is not None:
+                state, tx.due = DELAYED, True
+            elif task.key is not None:
+                state = PARKED
+                tx.keys.add(task.key)
+            else:
+                tx.ready += 1
+        ended_at = time() if state == CANCELLED else None
+        seq = self.insert(
+            tx,
+            (
+                task.id,
+                state,
+                task.priority,
+                due,
+                task.payload_json,
+                task.function,
+                task.attempts,
+                task.timeout,
+                task.key,
+                task.limit,
+                task.interval,
+                time(),
+                error,
+                ended_at,
+            ),
+        )
+        if state == BLOCKED:
+            for blocker in dict.fromkeys(blockers):
+                tx.run(self.sql["add_edge"], (blocker, seq))
+        return task.id if task.id is not None else f"_{seq}"
+
+    def insert(self, tx: Transaction, values: tuple[Any, ...]) -> int:
+        seq: int = tx.run(self.sql["insert"], values).lastrowid
+        return seq
+
+    def find(self, run: Callable[..., Any], id: str, statement: str, *more: object) -> Any:
+        """The first row of a statement that comes in two kinds, by the task's own id or by its number."""
+        seq = number_of(id)
+        if seq is None:
+            return run(self.sql[f"{statement}_id"], (id, *more)).fetchone()
+        return run(self.sql[f"{statement}_seq"], (seq, *more)).fetchone()
+
+    def set_schedule(self, name: str, text: str | None) -> bool:
+        def work(tx: Transaction) -> bool:
+            existed: bool = tx.run(self.sql["unset_schedule"], (name,)).rowcount > 0
+            if text is not None:
+                tx.run(self.sql["set_schedule"], (name, text))
+            tx.due = True  # idle workers look again when the next moment is
+            return existed
+
+        return self.transact(work)
+
+    def schedules(self) -> dict[str, tuple[str, float]]:
+        return self.read(lambda run: {name: (text, last) for name, text, last in run(self.sql["schedules"]).fetchall()})
+
+    def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
+        def work(tx: Transaction) -> bool:
+            if tx.run(self.sql["set_last"], (moment, name, moment)).rowcount == 0:
+                return False
+            self.add_in(tx, [task], None)
+            return True
+
+        return self.transact(work)
+
+    # Work.
+
+    def claim_in(self, tx: Transaction, worker: str, count: int, *, reserve: bool) -> list[Attempt]:
+        self.promote_due(tx)
+        rows = tx.run(self.sql["ready"], (count,)).fetchall()
+        now = time()
+        for place, row in enumerate(rows):
+            tx.run(self.sql["begin"], (worker, place if reserve else 0, now, row[0]))
+        return [_attempt(row, 1) for row in rows]
+
+    def promote_due(self, tx: Transaction) -> None:
+        """Delayed tasks whose moment has come are ready, or wait for the limit of their key."""
+        rows = tx.run(self.sql["due"], (tx.now, _PAGE)).fetchall()
+        if not rows:
+            return
+        newest = tx.run(self.sql["newest"]).fetchone()[0]
+        for seq, key, admitted in rows:
+            if key is not None and not admitted:
+                tx.run(self.sql["back"], (PARKED, None, newest, seq))
+            else:
+                tx.run(self.sql["back"], (READY, None, newest, seq))
+                tx.ready += 1
+            if key is not None:
+                tx.keys.add(key)
+
+    def finish(self, tx: Transaction) -> None:
+        """The last step of a transaction: admit parked tasks of the keys that it touched."""
+        for key in sorted(tx.keys):
+            self.lock_key(tx, key)
+            while self._admit_next(tx, key):
+                pass
+        tx.keys.clear()
+
+    def _admit_next(self, tx: Transaction, key: str) -> bool:
+        row = tx.run(self.sql["parked"], (key,)).fetchone()
+        if row is None:
+            return False
+        seq, limit, interval = row
+        admitted, last_due = tx.run(self.sql["admitted"], (key,)).fetchone()
+        if (limit and admitted >= limit) or (interval and last_due > tx.now):
+            return False
+        starts = tx.now
+        if interval:
+            found = tx.run(self.sql["next_at"], (key,)).fetchone()
+            starts = max(tx.now, found[0]) if found else tx.now
+            tx.run(self.sql["set_next_at"], (key, starts + interval))
+        if starts > tx.now:
+            tx.run(self.sql["admit"], (DELAYED, starts, seq))
+            tx.due = True
+        else:
+            tx.run(self.sql["admit"], (READY, None, seq))
+            tx.ready += 1
+        return True
+
+    def settle(self, endings: Sequence[Ending]) -> list[bool]:
+        return self.transact(lambda tx: [self._settle(tx, ending) for ending in endings])
+
+    def _settle(self, tx: Transaction, ending: Ending) -> bool:
+        row = self.find(tx.run, ending.id, "attempt", ending.token)
+        if row is None:
+            return False
+        seq, key, tried, worker, started_at, history, cancelling, has_dependents = row
+        if key is not None:
+            tx.keys.add(key)
+        if ending.state in ENDED or cancelling:
+            state = NUMBERS["cancelled" if cancelling and ending.state != "done" else ending.state]
+            texts = (ending.result_json, ending.error, ending.traceback, ending.output)
+            tx.run(self.sql["end"], (state, time(), *texts, seq))
+            if has_dependents:
+                self._release_dependents(tx, seq, ending.id, state)
+        elif not ending.counts:
+            tx.run(self.sql["give_back"], (READY if key is None else PARKED, seq))
+            tx.ready += key is None
+        else:
+            due = tx.now + ending.delay if ending.delay > 0 else None
+            state = DELAYED if due is not None else READY if key is None else PARKED
+            tx.ready += state == READY
+            tx.due = tx.due or state == DELAYED
+            past = _with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
+            newest = tx.run(self.sql["newest"]).fetchone()[0]
+            tx.run(
+                self.sql["again"], (state, due, newest, tried, ending.error, ending.traceback, ending.output, past, seq)
+            )
+        return True
+
+    def _release_dependents(self, tx: Transaction, seq: int, id: str, state: int) -> None:
+        """Tasks that wait for an ended task start, or are cancelled if it was not done."""
+        ended = [(seq, id, state)]
+        while ended:
+            blocker, name, state = ended.pop()
+            tasks = [row[0] for row in tx.run(self.sql["dependents"], (blocker,)).fetchall()]
+            tx.run(self.sql["cut"], (blocker,))
+            for task in tasks:
+                if state != DONE:
+                    tx.run(self.sql["cut_task"], (task,))
+                    tx.run(self.sql["cancel"], (time(), f"task {name} is {NAMES[state]}", task))
+                    ended.append((task, self._id_of(tx, task), CANCELLED))
+                elif tx.run(self.sql["is_blocked"], (task,)).fetchone() is None:
+                    self._unblock(tx, task)
+
+    def _id_of(self, tx: Transaction, seq: int) -> str:
+        row = tx.run(self.sql["page"].format(state=CANCELLED), (seq - 1, 1)).fetchone()
+        return _id(row[0], row[1])
+
+    def _unblock(self, tx: Transaction, seq: int) -> None:
+        _, key, due = tx.run(self.sql["waits"], (seq,)).fetchone()
+        if due is not None and due > tx.now:
+            tx.run(self.sql["state"], (DELAYED, due, seq))
+            tx.due = True
+        elif key is not None:
+            tx.run(self.sql["state"], (PARKED, None, seq))
+            tx.keys.add(key)
+        else:
+            tx.run(self.sql["state"], (READY, None, seq))
+            tx.ready += 1
+
+    def report(self, id: str, token: int, progress_json: str) -> bool:
+        seq = number_of(id)
+        name, key = ("report_id", id) if seq is None else ("report_seq", seq)
+        done: bool = self.transact(lambda tx: tx.run(self.sql[name], (progress_json, key, token)).rowcount > 0)
+        return done
+
+    def is_cancelling(self, id: str, token: int) -> bool | None:
+        row = self.read(lambda run: self.find(run, id, "cancelling", token))
+        return None if row is None else bool(row[0])
+
+    def cancelling(self) -> list[tuple[str, int]]:
+        rows = self.read(lambda run: run(self.sql["cancelling"]).fetchall())
+        return [(_id(seq, id), token) for seq, id, token in rows]
+
+    def running(self, worker: str) -> list[Attempt]:
+        """The first one, and all that are not reserved, have begun."""
+        rows = self.read(lambda run: run(self.sql["running"], (worker,)).fetchall())
+        attempts = [_attempt(row, 0) for row in rows]
+        for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
+            attempt.begun = place == 0 or row[-1] == 0
+        return attempts
+
+    # Change.
+
+    def cancel(self, which: Selection) -> int:
+        def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
+            if state == RUNNING:
+                tx.run(self.sql["mark_cancelling"], (seq,))
+                return True
+            key = tx.run(self.sql["waits"], (seq,)).fetchone()[1]
+            if key is not None:
+                tx.keys.add(key)
+            tx.run(self.sql["cut_task"], (seq,))
+            tx.run(self.sql["cancel"], (time(), "cancelled", seq))
+            self._release_dependents(tx, seq, id, CANCELLED)
+            return True
+
+        return self._change(which, [RUNNING, READY, DELAYED, PARKED, BLOCKED], change)
+
+    def retry(self, which: Selection) -> int:
+        def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
+            key, tried, token, worker, started, ended, error, history = tx.run(self.sql["ended"], (seq,)).fetchone()
+            if tried:
+                history = _with_attempt(history, token, worker, started, ended, NAMES[state], error)
+            newest = tx.run(self.sql["newest"]).fetchone()[0]
+            tx.run(self.sql["reset"], (READY if key is None else PARKED, newest, history, seq))
+            tx.ready += key is None
+            if key is not None:
+                tx.keys.add(key)
+            return True
+
+        return self._change(which, [DONE, FAILED, CANCELLED], change)
+
+    def delete(self, which: Selection, limit: int) -> int:
+        def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
+            if seq == tx.run(self.sql["newest"]).fetchone()[0]:
+                return False
+            self.delete_in(tx, [seq])
+            return True
+
+        return self._change(which, [DONE, FAILED, CANCELLED], change, limit)
+
+    def delete_in(self, tx: Transaction, numbers: list[int]) -> None:
+        for seq in numbers:
+            tx.run(self.sql["delete"], (seq,))
+
+    def _change(
+        self,
+        which: Selection,
+        states: list[int],
+        change: Callable[[Transaction, int, str, int], bool],
+        limit: int | None = None,
+    ) -> int:
+        """Call `change` for each selected task that is in one of the states, a page in each transaction."""
+        wanted = [state for state in states if NAMES[state] in which.states]
+        changed = 0
+        if which.ids is not None:
+            ids = list(which.ids)[:limit]
+            for at in range(0, len(ids), _PAGE):
+                changed += self.transact(lambda tx: self._change_ids(tx, ids[at : at + _PAGE], wanted, change, which))  # noqa: B023
+            return changed
+        for state in wanted:
+            after: int | None = 0
+            while after is not None and (limit is None or changed < limit):
+                size = _PAGE if limit is None else min(_PAGE, limit - changed)
+                number, after = self.transact(lambda tx: self._change_page(tx, state, after, size, change, which))  # noqa: B023
+                changed += number
+        return changed
+
+    def _change_ids(self, tx: Transaction, ids: list[str], wanted: list[int], change: Any, which: Selection) -> int:
+        changed = 0
+        for id in ids:
+            row = self.find(tx.run, id, "stored")
+            if row is not None and row[2] in wanted and _ended_before(row, which):
+                changed += change(tx, row[0], id, row[2])
+        return changed
+
+    def _change_page(
+        self, tx: Transaction, state: int, after: int | None, size: int, change: Any, which: Selection
+    ) -> tuple[int, int | None]:
+        rows = tx.run(self.sql["page"].format(state=state), (after, size)).fetchall()
+        changed = sum(change(tx, row[0], _id(row[0], row[1]), state) for row in rows if _ended_before(row, which))
+        return changed, rows[-1][0] if rows else None
+
+    def prune(self, older_than: dict[str, float], limit: int) -> int:
+        """A pass goes through all tasks by their number, and stops where one ended too recently. Its place is kept in
+        `meta`. A day after the last pass began, the next pass begins at the first task: older tasks may have ended."""
+        moments = {NUMBERS[state]: moment for state, moment in older_than.items()}
+
+        def work(tx: Transaction) -> int:
+            row = tx.run(self.sql["meta"], ("prune",)).fetchone()
+            place, began = json.loads(row[0]) if row else (0, time())
+            if time() - began > 86_400:
+                place, began = 0, time()
+                tx.run(self.sql["forget_rates"], (tx.now,))
+            newest = tx.run(self.sql["newest"]).fetchone()[0]
+            deleted: list[int] = []
+            for seq, state, ended_at in tx.run(self.sql["prunable"], (place, limit)).fetchall():
+                if seq == newest or (state in moments and ended_at >= moments[state]):
+                    break
+                place = seq
+                if state in moments:
+                    deleted.append(seq)
+            self.delete_in(tx, deleted)
+            tx.run(self.sql["set_meta"], ("prune", json.dumps([place, began])))
+            return len(deleted)
+
+        return self.transact(work)
+
+    def set_paused(self, paused: bool) -> None:
+        def work(tx: Transaction) -> None:
+            if paused:
+                tx.run(self.sql["set_meta"], ("paused", "1"))
+            else:
+                tx.run(self.sql["unset_meta"], ("paused",))
+                tx.ready += 1 << 30  # wake all idle workers
+
+        self.transact(work)
+
+    # Look.
+
+    def is_paused(self) -> bool:
+        return self.read(lambda run: run(self.sql["meta"], ("paused",)).fetchone()) is not None
+
+    def get(self, ids: Sequence[str]) -> list[Stored | None]:
+        now = self.now()
+        rows = self.read(lambda run: [self.find(run, id, "stored") for id in ids])
+        return [None if row is None else _stored(row, now) for row in rows]
+
+    def tasks(self, which: Selection) -> Iterator[Stored]:
+        if which.ids is not None:
+            found = self.get(list(which.ids))
+            yield from (task for task in found if task is not None and task.state in which.states)
+            return
+        for row in merge(*(self._rows(NUMBERS[state]) for state in which.states), key=itemgetter(0)):
+            if _ended_before(row, which):
+                yield _stored(row, self.now())
+
+    def _rows(self, state: int) -> Iterator[Any]:
+        """In pages, so that no read transaction keeps the write-ahead log from being emptied."""
+        after = 0
+        page = self.sql["page"].format(state=state)
+        while rows := self.read(lambda run: run(page, (after, _PAGE)).fetchall()):  # noqa: B023
+            yield from rows
+            after = rows[-1][0]
+
+    def count(self) -> dict[str, int]:
+        def work(run: Callable[..., Any]) -> dict[str, int]:
+            return {name: run(self.sql["count"].format(state=state)).fetchone()[0] for name, state in NUMBERS.items()}
+
+        return self.read(work)
+
+
+def number_of(id: str) -> int | None:
+    """The number of a task whose id was chosen by the engine. None: the id was chosen by the caller."""
+    digits = id[1:]
+    return int(digits) if id[:1] == "_" and digits.isascii() and digits.isdigit() and len(digits) < 19 else None
+
+
+def _id(seq: int, id: str | None) -> str:
+    return f"_{seq}" if id is None else id
+
+
+def _attempt(row: Sequence[Any], more: int) -> Attempt:
+    seq, id, token, payload, function, priority, attempts, tried, timeout, key = row[:10]
+    return Attempt(
+        f"_{seq}" if id is None else id,
+        token + more,
+        payload,
+        function,
+        priority,
+        attempts,
+        tried + more,
+        timeout,
+        key,
+    )
+
+
+def _stored(row: Sequence[Any], now: float) -> Stored:
+    due, history = row[12], row[23]
+    return Stored(
+        id=_id(row[0], row[1]),
+        state=NAMES[row[2]],
+        payload_json=row[3],
+        function=row[4],
+        priority=row[5],
+        attempts=row[6],
+        tried=row[7],
+        token=row[8],
+        timeout=row[9],
+        key=row[10],
+        limit=row[11],
+        due_in=None if due is None or row[2] != DELAYED else max(0.0, due - now),
+        worker=row[13],
+        result_json=row[14],
+        error=row[15],
+        traceback=row[16],
+        output=row[17],
+        progress_json=row[18],
+        put_at=row[19],
+        started_at=row[20],
+        ended_at=row[21],
+        cancelling=bool(row[22]),
+        history=() if history is None else tuple(json.loads(history)),
+    )
+
+
+def _ended_before(row: Sequence[Any], which: Selection) -> bool:
+    return which.ended_before is None or (row[21] is not None and row[21] < which.ended_before)
+
+
+def _with_attempt(
+    history: str | None, token: int, worker: str | None, started: Any, ended: Any, state: str, error: str | None
+) -> str:
+    """The history of a task with one more attempt."""
+    past = [] if history is None else json.loads(history)
+    past.append(
+        {"token": token, "worker": worker, "started_at": started, "ended_at": ended, "state": state, "error": error}
+    )
+    return json.dumps(past[-MAX_HISTORY:])

@@ -1,0 +1,646 @@
+"""Tasks in an SQLite database, for the processes of one machine.
+
+    queue.db, queue.db-wal, queue.db-shm    the database and its write-ahead log
+    queue.lock                              the lock of all writers
+    workers/<name>                          a worker, which holds a kernel lock on its file as long as it lives
+    bells/<name>                            a FIFO. A byte in it wakes an idle worker
+
+Every write transaction and every checkpoint runs under `queue.lock`. Writers are served in order and woken without
+polling, so no writer meets SQLITE_BUSY. Two writers or checkpointers at a time are also what the WAL-reset bug of
+SQLite before 3.51.3 needs. Readers do not take the lock.
+
+A connection belongs to one thread. A forked child never uses, closes or finalises a connection of its parent: SQLite
+forbids it. The child leaks it and opens its own. No code of this process opens or closes `queue.db` itself, because
+that would drop SQLite's POSIX locks.
+
+A claim that finds no task adds its worker to the table `idle`, in the same transaction. A transaction that makes n
+tasks ready removes n workers from that table and rings their bells after the commit. So no task is missed, and a put
+wakes no more workers than there are tasks. If a woken worker dies, the kernel closes its file in `workers`, which all
+idle workers watch.
+
+Delayed tasks: one idle worker wakes at the next due moment (`until` in the table `idle`). When it gets a task instead,
+it rings another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+from urllib.request import pathname2url
+
+from .. import owner, process, system
+from ..errors import CorruptStore, LockLost, Unsupported
+from ..files import OwnedFd, inode_of, named, remove, sync_directory, try_lock
+from ..locks.store_lock import StoreLock
+from ..paths import mount_of
+from ..wait import RECHECK_S
+from .sql import DONE, NUMBERS, SCHEMA, Result, SqlStore, Transaction
+from .store import Attempt, Changes, NewTask, Registration, Woken
+
+VERSION = 1
+MAX_WAL_BYTES = 4 << 20  # the log is emptied when it is larger
+_APPLICATION = 0x48467471  # "HFtq", in the header of the database
+_CHECK_WAL_EVERY = 16  # commits
+_CHECKPOINT_WAIT_MS = 200  # for readers. After a wait in vain, the log may grow to twice its size before the next one
+_BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
+_SOON_S = 0.001
+_OLD_FORMAT = "queue.json"
+
+_IDLE = "create table {p}idle (worker text primary key, until double precision not null)"
+_clock = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+class SqliteStore(SqlStore):
+    """The engine of a queue in a directory. See the head of this module."""
+
+    def __init__(self, directory: str, *, durable: bool = True, mode: int = 0o644) -> None:
+        super().__init__(prefix="", mark="?", lock="", share="")
+        self.name = self.path = os.path.abspath(directory)
+        self.durable = durable
+        self._mode = mode
+        self._file = f"{self.path}/queue.db"
+        self._in_process = _InProcess()
+        self._wal_limit = MAX_WAL_BYTES
+        self._commits = 0
+        _check_directory(self.path)
+        self._lock = StoreLock(f"{self.path}/queue.lock", timeout=None, mode=mode)
+        self._offset = self._explained(self._open)
+
+    def close(self) -> None:
+        self._in_process.close()
+        self._lock.close()
+
+    # Opening.
+
+    def _open(self) -> float:
+        """Create or check the schema. Return the offset of the clock."""
+        if not system.access(self._file, os.F_OK):
+            self._create()
+        run = self._connection().run
+        if run("pragma application_id").fetchone()[0] != _APPLICATION:
+            raise CorruptStore(f"{self._file} is not a task queue of Holdfast. It was left as it is.", path=self.path)
+        version = run("pragma user_version").fetchone()[0]
+        if version > VERSION:
+            raise Unsupported(
+                f"{self.path}: this queue has format {version}, and this version of Holdfast knows {VERSION}. Upgrade "
+                "Holdfast.",
+                path=self.path,
+            )
+        return self._clock_offset(run)
+
+    def _create(self) -> None:
+        """In one transaction, under the lock. A process that is killed before its end leaves no `queue.db`."""
+        with self._lock.acquire():
+            if system.access(self._file, os.F_OK):
+                return
+            private = f"{self._file}.new"
+            for name in (private, f"{private}-wal", f"{private}-shm", f"{private}-journal"):
+                remove(name)  # of a process that was killed
+            OwnedFd(system.open_fd(private, system.O_NEW, self._mode)).close()
+            raw = sqlite3.connect(private, isolation_level=None)
+            try:
+                raw.execute("pragma page_size = 2048")  # small pages: a commit writes a few of them to the log
+                raw.execute("pragma journal_mode = wal")
+                raw.executescript("begin;" + SCHEMA.format(p="", serial="integer") + _IDLE.format(p="") + "; commit")
+                raw.execute(f"pragma application_id = {_APPLICATION}")
+                raw.execute(f"pragma user_version = {VERSION}")
+            finally:
+                raw.close()
+            system.rename(private, self._file)
+            sync_directory(self.path)
+            sync_directory(os.path.dirname(self.path))
+        for folder in ("workers", "bells"):
+            with suppress(FileExistsError):
+                system.mkdir(f"{self.path}/{folder}", 0o777)
+
+    def _clock_offset(self, run: Callable[..., Any]) -> float:
+        """What to add to the clock of this boot. It is stored, so that all processes use the same."""
+        boot = owner.boot_id()
+        if boot is None or _clock is None:
+            return 0.0
+
+        def stored() -> float | None:
+            row = run(self.sql["meta"], ("clock",)).fetchone()
+            if row is None or row[0].split()[0] != boot:
+                return None
+            return float(row[0].split()[1])
+
+        offset = stored()
+        if offset is not None:
+            return offset
+        self._offset = 0.0
+
+        def work(tx: Transaction) -> float:
+            found = stored()
+            if found is None:
+                found = time.time() - time.clock_gettime(_clock)
+                tx.run(self.sql["set_meta"], ("clock", f"{boot} {found:.6f}"))
+            return found
+
+        return self.transact(work)
+
+    def now(self) -> float:
+        if _clock is None or owner.boot_id() is None:
+            return time.time()
+        return time.clock_gettime(_clock) + self._offset
+
+    # Transactions.
+
+    def _here(self) -> _InProcess:
+        if self._in_process.registry is not process.registry:
+            self._in_process = _InProcess()
+        return self._in_process
+
+    def _connection(self) -> _Connection:
+        local = self._here().local
+        try:
+            connection: _Connection = local.connection
+        except AttributeError:
+            connection = local.connection = _Connection(self._file)
+        return connection
+
+    def transact(self, work: Callable[[Transaction], Result]) -> Result:
+        return self._explained(lambda: self._transact(work))
+
+    def _transact(self, work: Callable[[Transaction], Result]) -> Result:
+        connection = self._connection()
+        run = connection.run
+        taken = self._lock.take()
+        hold = None if taken is not None else self._lock.acquire()
+        try:
+            try:
+                run("begin immediate")
+                tx = Transaction(run, self.now())
+                result = work(tx)
+                if tx.keys:
+                    self.finish(tx)
+                woken = self._choose_idle(tx) if tx.ready or tx.due else []
+                run("commit")
+            except BaseException:
+                if connection.raw.in_transaction:
+                    run("rollback")
+                raise
+            self._commits += 1
+            if self._commits % _CHECK_WAL_EVERY == 0:
+                self._checkpoint_if_large(connection)
+        finally:
+            with suppress(LockLost):  # the lock file was deleted. SQLite's own locks have kept other writers out
+                if taken is not None:
+                    self._lock.give_back(taken)
+                elif hold is not None:
+                    hold.release()
+        if woken:
+            self._ring(woken)
+        if self.durable:
+            self._here().syncer.sync(connection)
+        return result
+
+    def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
+        return self._explained(lambda: work(self._connection().run))
+
+    def _explained(self, work: Callable[[], Result]) -> Result:
+        """Run `work`. Its SQLite errors become errors of this package or of the operating system."""
+        try:
+            return work()
+        except sqlite3.OperationalError as error:
+            text = str(error)
+            if "full" in text:
+                raise OSError(
+                    errno.ENOSPC, "the disk is full. What was acknowledged before is kept", self.path
+                ) from error
+            if "readonly" in text or "unable to open" in text:
+                raise PermissionError(errno.EACCES, f"this process may not write here ({text})", self.path) from error
+            if "disk I/O" in text:
+                raise OSError(errno.EIO, text, self.path) from error
+            raise
+        except sqlite3.DatabaseError as error:
+            raise CorruptStore(
+                f"{self._file} is damaged ({error}). It was left as it is. Restore it from a backup, or read what "
+                "is left with the command sqlite3 and .recover.",
+                path=self.path,
+            ) from error
+
+    def _checkpoint_if_large(self, connection: _Connection) -> None:
+        """Empty the write-ahead log, unless a reader still needs it."""
+        try:
+            size = system.stat(f"{self._file}-wal").st_size
+        except FileNotFoundError:
+            return
+        if size <= self._wal_limit:
+            return
+        connection.run(f"pragma busy_timeout = {_CHECKPOINT_WAIT_MS}")
+        busy = connection.run("pragma wal_checkpoint(truncate)").fetchone()[0]
+        connection.run(f"pragma busy_timeout = {int(_BUSY_WAIT_S * 1000)}")
+        self._wal_limit = 2 * size if busy else MAX_WAL_BYTES
+
+    # Operations that differ from other engines.
+
+    def add(
+        self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
+    ) -> list[tuple[str, bool]]:
+        if connection is not None:
+            raise Unsupported(
+                f"{self.name}: connection= needs a queue on PostgreSQL. This queue is a directory.", path=self.path
+            )
+        known = [task.id for task in tasks if task.id is not None]
+        if known and len(known) == len(tasks):
+            found = self.read(lambda run: [self.find(run, id, "by") for id in known])
+            if all(found):
+                return [(id, False) for id in known]  # nothing to write, and nothing to sync
+        return self.transact(lambda tx: self.add_in(tx, tasks, max_waiting))
+
+    def claim(self, worker: Registration, count: int, *, reserve: bool = False, idle: bool = False) -> list[Attempt]:
+        assert isinstance(worker, _Worker)
+
+        def work(tx: Transaction) -> list[Attempt]:
+            if worker.is_idle:
+                (was_timekeeper,) = tx.run(
+                    "select count(*) from idle where until < 1e300 and worker = ?", name
+                ).fetchone()
+                tx.run("delete from idle where worker = ?", name)
+            else:
+                was_timekeeper = 0
+            attempts = self.claim_in(tx, worker.name, count, reserve=reserve)
+            tx.ready = max(0, tx.ready - len(attempts))  # these need no other worker
+            if attempts:
+                tx.due = tx.due or was_timekeeper > 0
+                worker.next_is_idle = False
+            elif idle:
+                worker.until = self._time_to_wake(tx)
+                tx.run("insert into idle (worker, until) values (?, ?)", (worker.name, worker.until))
+                worker.next_is_idle = True
+                tx.due = False
+            return attempts
+
+        name = (worker.name,)
+        if idle:
+            worker.prepare(self)
+        worker.next_is_idle = False
+        attempts = self.transact(work)
+        worker.is_idle = worker.next_is_idle
+        return attempts
+
+    def _time_to_wake(self, tx: Transaction) -> float:
+        """The next due moment, unless another idle worker wakes then."""
+        due = tx.run(self.sql["next_due"]).fetchone()[0]
+        earliest = tx.run("select min(until) from idle").fetchone()[0]
+        return 1e300 if due is None or (earliest is not None and earliest <= due) else float(due)
+
+    def _choose_idle(self, tx: Transaction) -> list[str]:
+        """Idle workers to wake: one for each task that became ready, or one to learn of a new due moment."""
+        found = tx.run("select worker from idle limit ?", (tx.ready or 1,)).fetchall()
+        for row in found:
+            tx.run("delete from idle where worker = ?", row)
+        return [row[0] for row in found]
+
+    def _ring(self, workers: list[str]) -> None:
+        missed = 0
+        for name in workers:
+            try:
+                with OwnedFd(
+                    system.open_fd(f"{self.path}/bells/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                ) as bell:
+                    system.write(bell.fd, b"!")
+            except BlockingIOError:
+                pass  # the pipe is full of earlier rings
+            except OSError:  # the worker is dead: wake another one
+                missed += 1
+        if missed:
+
+            def work(tx: Transaction) -> None:
+                tx.ready = missed
+
+            self._transact(work)
+
+    def register(self) -> Registration:
+        return _Worker(self)
+
+    def forget_idle(self, worker: _Worker) -> None:
+        """A worker that ends is not idle any more. If it was woken for a task, another one gets that task."""
+
+        def work(tx: Transaction) -> None:
+            tx.run("delete from idle where worker = ?", (worker.name,))
+            tx.ready = 1
+            tx.due = True
+
+        if worker.is_idle:
+            self.transact(work)
+
+    def orphans(self) -> list[Attempt]:
+        """The running tasks of workers whose kernel lock is free. Files of dead workers without tasks are removed."""
+        workers = [row[0] for row in self.read(lambda run: run(self.sql["workers"]).fetchall())]
+        dead = [name for name in workers if not self._is_alive(name)]
+        for name in system.listdir(f"{self.path}/workers"):
+            if name not in workers and not self._is_alive(name):
+                remove(f"{self.path}/workers/{name}")
+                remove(f"{self.path}/bells/{name}")
+        return [attempt for name in dead for attempt in self.running(name)]
+
+    def _is_alive(self, name: str) -> bool:
+        if name in self._here().workers:
+            return True
+        try:
+            # Read-only: closing a file that could be written wakes all idle workers.
+            file = OwnedFd(system.open_fd(f"{self.path}/workers/{name}", system.O_READ))
+        except FileNotFoundError:
+            return False
+        with file:
+            return not try_lock(file.fd, system.EX_NB)
+
+    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
+        assert isinstance(worker, _Worker)
+        deadline = monotonic() + seconds
+        with self._here().watching(f"{self.path}/workers", worker) as watch:
+            while True:
+                now = monotonic()
+                left = min(deadline - now, worker.look, max(0.0, worker.until - self.now()))
+                fds = [worker.bell.fd, *others, *([watch.fd] if watch is not None else [])]
+                ready = _poll(fds, left)
+                if ready.intersection(others):
+                    return Woken.OTHER
+                if worker.bell.fd in ready:
+                    with suppress(BlockingIOError):
+                        system.read(worker.bell.fd, 4096)
+                    return Woken.TASK
+                if watch is not None and watch.fd in ready:
+                    watch.drain()
+                    worker.look = _SOON_S  # the kernel reports the close before it drops the lock
+                    return Woken.DEATH
+                if monotonic() >= deadline:
+                    return Woken.TIME
+                if worker.look < RECHECK_S:
+                    worker.look = min(worker.look * 10, RECHECK_S)
+                    return Woken.DEATH
+                if self.now() >= worker.until or self.read(lambda run: run(self.sql["ready"], (1,)).fetchone()):
+                    return Woken.TASK
+
+    def changes(self) -> Changes:
+        return _Changes(self._connection(), f"{self._file}-wal")
+
+    def delete_in(self, tx: Transaction, numbers: list[int]) -> None:
+        super().delete_in(tx, numbers)
+        if numbers:
+            row = tx.run(self.sql["meta"], ("deleted",)).fetchone()
+            tx.run(self.sql["set_meta"], ("deleted", str(int(row[0] if row else 0) + len(numbers))))
+
+    def count(self) -> dict[str, int]:
+        """Done tasks are what is left of all numbers: counting them would take as long as the history is."""
+
+        def work(run: Callable[..., Any]) -> dict[str, int]:
+            run("begin")
+            try:
+                counts = {
+                    name: run(self.sql["count"].format(state=state)).fetchone()[0]
+                    for name, state in NUMBERS.items()
+                    if state != DONE
+                }
+                deleted = run(self.sql["meta"], ("deleted",)).fetchone()
+                newest = run(self.sql["newest"]).fetchone()[0]
+            finally:
+                run("rollback")
+            return counts | {"done": newest - int(deleted[0] if deleted else 0) - sum(counts.values())}
+
+        return self.read(work)
+
+
+def _check_directory(path: str) -> None:
+    """Create the directory. Refuse one that is used for something else, or is on a network file system."""
+    try:
+        names = system.listdir(path)
+    except FileNotFoundError:
+        os.makedirs(path, exist_ok=True)
+        names = []
+    except NotADirectoryError:
+        raise NotADirectoryError(
+            errno.ENOTDIR, "a queue is a directory, and this is a file or below one", path
+        ) from None
+    if _OLD_FORMAT in names and "queue.db" not in names:
+        raise Unsupported(
+            f"{path}: this queue was made by an earlier version of Holdfast. It was left as it is. Finish its tasks "
+            "with that version, and give the new queue another directory.",
+            path=path,
+        )
+    foreign = sorted(name for name in names if not name.startswith(("queue.", "workers", "bells")))
+    if foreign and "queue.db" not in names:
+        text = f"this directory contains something else ({foreign[0]}). Give the queue a directory of its own"
+        raise FileExistsError(errno.EEXIST, text, path)
+    mount = mount_of(system.stat(path).st_dev, path)
+    if not mount.events:
+        raise Unsupported(
+            f"{path}: {mount.where} is {mount.kind}, a network file system. SQLite is not safe there. Use a disk of "
+            "this machine, or PostgreSQL for workers on several machines: TaskQueue('postgresql://…').",
+            path=path,
+        )
+
+
+def _poll(fds: list[int], seconds: float) -> set[int]:
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(min(1 << 30, max(0, int(seconds * 1000 + 0.999))))}
+
+
+class _Connection:
+    """A connection of one thread of one process."""
+
+    def __init__(self, file: str) -> None:
+        self.wal = f"{file}-wal"
+        self.registry = process.registry
+        self.synced: OwnedFd | None = None
+        uri = f"file:{pathname2url(file)}?mode=rw"
+        # `_InProcess` keeps it to one thread. The check would also refuse that another thread closes it at the end.
+        self.raw = sqlite3.connect(
+            uri, uri=True, timeout=_BUSY_WAIT_S, isolation_level=None, cached_statements=256, check_same_thread=False
+        )
+        self.run = self.raw.execute
+        # The log is synced by `_Syncer`, and by SQLite itself before each checkpoint.
+        self.run("pragma synchronous = normal")
+        self.run("pragma wal_autocheckpoint = 0")
+        self.run("select count(*) from meta").fetchone()  # creates the log
+
+    def sync(self) -> None:
+        """Wait until the log is on disk. It is not deleted as long as this connection is open."""
+        if self.synced is None:
+            self.synced = OwnedFd(system.open_fd(self.wal, system.O_READ))
+        system.fdatasync(self.synced.fd)
+
+    def close(self) -> None:
+        if self.synced is not None:
+            self.synced.close()
+        if self.registry is process.registry:
+            self.raw.close()
+
+    def __del__(self) -> None:
+        try:
+            if self.registry is process.registry:
+                self.close()
+            else:  # a forked child must not finalise it
+                import ctypes
+
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.raw))
+        except (AttributeError, TypeError, ImportError):
+            pass  # never opened, or the interpreter is going down
+
+
+class _Syncer:
+    """Threads of one process share a sync: one that begins after the commits of all of them serves all of them."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._committed = self._synced = 0
+        self._is_syncing = False
+
+    def sync(self, connection: _Connection) -> None:
+        with self._condition:
+            self._committed += 1
+            mine = self._committed
+            while self._synced < mine and self._is_syncing:
+                self._condition.wait()
+            if self._synced >= mine:
+                return
+            self._is_syncing, target = True, self._committed
+        try:
+            connection.sync()
+        except BaseException:
+            target = 0
+            raise
+        finally:
+            with self._condition:
+                self._is_syncing = False
+                self._synced = max(self._synced, target)
+                self._condition.notify_all()
+
+
+class _InProcess:
+    """What one process has open. A forked child makes its own."""
+
+    def __init__(self) -> None:
+        self.registry = process.registry
+        self.local = threading.local()
+        self.syncer = _Syncer()
+        self.workers: set[str] = set()
+        self._watch: system.Watch | None = None
+        self._watcher: _Worker | None = None
+
+    def watching(self, path: str, worker: _Worker) -> _Watching:
+        return _Watching(self, path, worker)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        connection = getattr(self.local, "connection", None)
+        if connection is not None:
+            del self.local.connection
+            connection.close()
+
+
+class _Watching:
+    """One of the waiting threads of a process watches for dead workers: a process has one inotify instance."""
+
+    def __init__(self, here: _InProcess, path: str, worker: _Worker) -> None:
+        self._here, self._path, self._worker = here, path, worker
+
+    def __enter__(self) -> system.Watch | None:
+        here = self._here
+        if here._watcher is not None:
+            return None
+        here._watcher = self._worker
+        if here._watch is None:
+            with suppress(OSError):  # too many watches: the waiter looks again every second
+                here._watch = system.Watch(self._path, OwnedFd, system.WATCH_CLOSING)
+                self._worker.look = _SOON_S  # a worker may have died before
+        return here._watch
+
+    def __exit__(self, *_: object) -> None:
+        if self._here._watcher is self._worker:
+            self._here._watcher = None
+
+
+class _Worker(Registration):
+    """A worker of this process. Its file is locked until the process and all commands that inherited it have ended."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        me = owner.me()
+        host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
+        self._store = store
+        self._here = store._here()
+        self.until = 1e300
+        self.look = RECHECK_S
+        self.is_idle = self.next_is_idle = False
+        self._bell: OwnedFd | None = None
+        while True:
+            self.name = f"{me.pid}@{host}.{os.urandom(4).hex()}"
+            path = f"{store.path}/workers/{self.name}"
+            self._here.workers.add(self.name)
+            try:
+                self._file = OwnedFd(system.open_fd(path, system.O_NEW, 0o666))
+            except FileNotFoundError:
+                for folder in ("workers", "bells"):
+                    with suppress(FileExistsError):
+                        system.mkdir(f"{store.path}/{folder}", 0o777)
+                continue
+            # Another process may have found the file before it was locked, and removed it.
+            if try_lock(self._file.fd, system.EX_NB) and named(path, inode_of(system.fstat(self._file.fd))):
+                return
+            self._here.workers.discard(self.name)
+
+    @property
+    def bell(self) -> OwnedFd:
+        assert self._bell is not None
+        return self._bell
+
+    def prepare(self, store: SqliteStore) -> None:
+        """Make the bell, before the worker is found in the table `idle`."""
+        if self._bell is None:
+            path = f"{store.path}/bells/{self.name}"
+            with suppress(FileExistsError):
+                system.mkfifo(path, 0o622)
+            self._bell = OwnedFd(system.open_fd(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def fileno(self) -> int:
+        return self._file.fd
+
+    def close(self) -> None:
+        if self._here.registry is not process.registry or self.name not in self._here.workers:
+            return
+        try:
+            self._store.forget_idle(self)
+        finally:
+            self._here.workers.discard(self.name)
+            for folder in ("bells", "workers"):
+                remove(f"{self._store.path}/{folder}/{self.name}")
+            self._file.close()
+            if self._bell is not None:
+                self._bell.close()
+
+
+class _Changes(Changes):
+    """Watches the write-ahead log, which the connection keeps from being deleted."""
+
+    def __init__(self, connection: _Connection, path: str) -> None:
+        self._connection = connection
+        self._watch: system.Watch | None = None
+        with suppress(OSError):
+            self._watch = system.Watch(path, OwnedFd, system.WATCH_WRITING)
+
+    def wait(self, seconds: float) -> None:
+        if self._watch is None:
+            time.sleep(min(seconds, 0.05))
+            return
+        if _poll([self._watch.fd], seconds):
+            time.sleep(_SOON_S)  # so that a waiter beside busy workers looks a thousand times a second at most
+            self._watch.drain()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close(reuse=True)
+            self._watch = None
