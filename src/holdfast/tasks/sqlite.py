@@ -26,22 +26,20 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
-from urllib.request import pathname2url
 
 from .. import owner, process, system
-from ..errors import CorruptStore, LockLost, Unsupported
-from ..files import OwnedFd, inode_of, named, remove, sync_directory, try_lock
-from ..locks.store_lock import StoreLock
+from ..errors import CorruptStore, Unsupported
+from ..files import OwnedFd, remove, sync_directory, try_lock
 from ..paths import mount_of
 from ..wait import RECHECK_S
+from .connection import BUSY_WAIT_S, Connection, WriterLock
+from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker, poll
 from .sql import DONE, NUMBERS, SCHEMA, Result, SqlStore, Transaction
 from .store import Attempt, Changes, NewTask, Registration, Woken
 
@@ -50,8 +48,6 @@ MAX_WAL_BYTES = 4 << 20  # the log is emptied when it is larger
 _APPLICATION = 0x48467471  # "HFtq", in the header of the database
 _CHECK_WAL_EVERY = 16  # commits
 _CHECKPOINT_WAIT_MS = 200  # for readers. After a wait in vain, the log may grow to twice its size before the next one
-_BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
-_SOON_S = 0.001
 _OLD_FORMAT = "queue.json"
 
 _IDLE = "create table {p}idle (worker text primary key, until double precision not null)"
@@ -67,16 +63,15 @@ class SqliteStore(SqlStore):
         self.durable = durable
         self._mode = mode
         self._file = f"{self.path}/queue.db"
-        self._in_process = _InProcess()
+        self._in_process = InProcess()
         self._wal_limit = MAX_WAL_BYTES
         self._commits = 0
         _check_directory(self.path)
-        self._lock = StoreLock(f"{self.path}/queue.lock", timeout=None, mode=mode)
+        self._lock = WriterLock(f"{self.path}/queue.lock", mode)
         self._offset = self._explained(self._open)
 
     def close(self) -> None:
         self._in_process.close()
-        self._lock.close()
 
     # Opening.
 
@@ -98,7 +93,7 @@ class SqliteStore(SqlStore):
 
     def _create(self) -> None:
         """In one transaction, under the lock. A process that is killed before its end leaves no `queue.db`."""
-        with self._lock.acquire():
+        with self._lock.creating():
             if system.access(self._file, os.F_OK):
                 return
             private = f"{self._file}.new"
@@ -154,17 +149,17 @@ class SqliteStore(SqlStore):
 
     # Transactions.
 
-    def _here(self) -> _InProcess:
+    def _here(self) -> InProcess:
         if self._in_process.registry is not process.registry:
-            self._in_process = _InProcess()
+            self._in_process = InProcess()
         return self._in_process
 
-    def _connection(self) -> _Connection:
+    def _connection(self) -> Connection:
         local = self._here().local
         try:
-            connection: _Connection = local.connection
+            connection: Connection = local.connection
         except AttributeError:
-            connection = local.connection = _Connection(self._file)
+            connection = local.connection = Connection(self._file)
         return connection
 
     def transact(self, work: Callable[[Transaction], Result]) -> Result:
@@ -173,8 +168,7 @@ class SqliteStore(SqlStore):
     def _transact(self, work: Callable[[Transaction], Result]) -> Result:
         connection = self._connection()
         run = connection.run
-        taken = self._lock.take()
-        hold = None if taken is not None else self._lock.acquire()
+        hold = self._lock.acquire(connection)
         try:
             try:
                 run("begin immediate")
@@ -192,11 +186,7 @@ class SqliteStore(SqlStore):
             if self._commits % _CHECK_WAL_EVERY == 0:
                 self._checkpoint_if_large(connection)
         finally:
-            with suppress(LockLost):  # the lock file was deleted. SQLite's own locks have kept other writers out
-                if taken is not None:
-                    self._lock.give_back(taken)
-                elif hold is not None:
-                    hold.release()
+            self._lock.release(connection, hold)
         if woken:
             self._ring(woken)
         if self.durable:
@@ -228,7 +218,7 @@ class SqliteStore(SqlStore):
                 path=self.path,
             ) from error
 
-    def _checkpoint_if_large(self, connection: _Connection) -> None:
+    def _checkpoint_if_large(self, connection: Connection) -> None:
         """Empty the write-ahead log, unless a reader still needs it."""
         try:
             size = system.stat(f"{self._file}-wal").st_size
@@ -238,7 +228,7 @@ class SqliteStore(SqlStore):
             return
         connection.run(f"pragma busy_timeout = {_CHECKPOINT_WAIT_MS}")
         busy = connection.run("pragma wal_checkpoint(truncate)").fetchone()[0]
-        connection.run(f"pragma busy_timeout = {int(_BUSY_WAIT_S * 1000)}")
+        connection.run(f"pragma busy_timeout = {int(BUSY_WAIT_S * 1000)}")
         self._wal_limit = 2 * size if busy else MAX_WAL_BYTES
 
     # Operations that differ from other engines.
@@ -258,12 +248,12 @@ class SqliteStore(SqlStore):
         return self.transact(lambda tx: self.add_in(tx, tasks, max_waiting))
 
     def claim(self, worker: Registration, count: int, *, reserve: bool = False, idle: bool = False) -> list[Attempt]:
-        assert isinstance(worker, _Worker)
+        assert isinstance(worker, Worker)
 
         def work(tx: Transaction) -> list[Attempt]:
             if worker.is_idle:
                 (was_timekeeper,) = tx.run(
-                    "select count(*) from idle where until < 1e300 and worker = ?", name
+                    f"select count(*) from idle where until < {NEVER} and worker = ?", name
                 ).fetchone()
                 tx.run("delete from idle where worker = ?", name)
             else:
@@ -292,7 +282,7 @@ class SqliteStore(SqlStore):
         """The next due moment, unless another idle worker wakes then."""
         due = tx.run(self.sql["next_due"]).fetchone()[0]
         earliest = tx.run("select min(until) from idle").fetchone()[0]
-        return 1e300 if due is None or (earliest is not None and earliest <= due) else float(due)
+        return NEVER if due is None or (earliest is not None and earliest <= due) else float(due)
 
     def _choose_idle(self, tx: Transaction) -> list[str]:
         """Idle workers to wake: one for each task that became ready, or one to learn of a new due moment."""
@@ -321,9 +311,9 @@ class SqliteStore(SqlStore):
             self._transact(work)
 
     def register(self) -> Registration:
-        return _Worker(self)
+        return Worker(self)
 
-    def forget_idle(self, worker: _Worker) -> None:
+    def forget_idle(self, worker: Worker) -> None:
         """A worker that ends is not idle any more. If it was woken for a task, another one gets that task."""
 
         def work(tx: Transaction) -> None:
@@ -356,14 +346,14 @@ class SqliteStore(SqlStore):
             return not try_lock(file.fd, system.EX_NB)
 
     def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
-        assert isinstance(worker, _Worker)
+        assert isinstance(worker, Worker)
         deadline = monotonic() + seconds
         with self._here().watching(f"{self.path}/workers", worker) as watch:
             while True:
                 now = monotonic()
                 left = min(deadline - now, worker.look, max(0.0, worker.until - self.now()))
                 fds = [worker.bell.fd, *others, *([watch.fd] if watch is not None else [])]
-                ready = _poll(fds, left)
+                ready = poll(fds, left)
                 if ready.intersection(others):
                     return Woken.OTHER
                 if worker.bell.fd in ready:
@@ -372,7 +362,7 @@ class SqliteStore(SqlStore):
                     return Woken.TASK
                 if watch is not None and watch.fd in ready:
                     watch.drain()
-                    worker.look = _SOON_S  # the kernel reports the close before it drops the lock
+                    worker.look = SOON_S  # the kernel reports the close before it drops the lock
                     return Woken.DEATH
                 if monotonic() >= deadline:
                     return Woken.TIME
@@ -383,7 +373,7 @@ class SqliteStore(SqlStore):
                     return Woken.TASK
 
     def changes(self) -> Changes:
-        return _Changes(self._connection(), f"{self._file}-wal")
+        return LogChanges(self._connection(), f"{self._file}-wal")
 
     def delete_in(self, tx: Transaction, numbers: list[int]) -> None:
         super().delete_in(tx, numbers)
@@ -439,208 +429,3 @@ def _check_directory(path: str) -> None:
             "this machine, or PostgreSQL for workers on several machines: TaskQueue('postgresql://…').",
             path=path,
         )
-
-
-def _poll(fds: list[int], seconds: float) -> set[int]:
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    return {fd for fd, _ in poll.poll(min(1 << 30, max(0, int(seconds * 1000 + 0.999))))}
-
-
-class _Connection:
-    """A connection of one thread of one process."""
-
-    def __init__(self, file: str) -> None:
-        self.wal = f"{file}-wal"
-        self.registry = process.registry
-        self.synced: OwnedFd | None = None
-        uri = f"file:{pathname2url(file)}?mode=rw"
-        # `_InProcess` keeps it to one thread. The check would also refuse that another thread closes it at the end.
-        self.raw = sqlite3.connect(
-            uri, uri=True, timeout=_BUSY_WAIT_S, isolation_level=None, cached_statements=256, check_same_thread=False
-        )
-        self.run = self.raw.execute
-        # The log is synced by `_Syncer`, and by SQLite itself before each checkpoint.
-        self.run("pragma synchronous = normal")
-        self.run("pragma wal_autocheckpoint = 0")
-        self.run("select count(*) from meta").fetchone()  # creates the log
-
-    def sync(self) -> None:
-        """Wait until the log is on disk. It is not deleted as long as this connection is open."""
-        if self.synced is None:
-            self.synced = OwnedFd(system.open_fd(self.wal, system.O_READ))
-        system.fdatasync(self.synced.fd)
-
-    def close(self) -> None:
-        if self.synced is not None:
-            self.synced.close()
-        if self.registry is process.registry:
-            self.raw.close()
-
-    def __del__(self) -> None:
-        try:
-            if self.registry is process.registry:
-                self.close()
-            else:  # a forked child must not finalise it
-                import ctypes
-
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.raw))
-        except (AttributeError, TypeError, ImportError):
-            pass  # never opened, or the interpreter is going down
-
-
-class _Syncer:
-    """Threads of one process share a sync: one that begins after the commits of all of them serves all of them."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._committed = self._synced = 0
-        self._is_syncing = False
-
-    def sync(self, connection: _Connection) -> None:
-        with self._condition:
-            self._committed += 1
-            mine = self._committed
-            while self._synced < mine and self._is_syncing:
-                self._condition.wait()
-            if self._synced >= mine:
-                return
-            self._is_syncing, target = True, self._committed
-        try:
-            connection.sync()
-        except BaseException:
-            target = 0
-            raise
-        finally:
-            with self._condition:
-                self._is_syncing = False
-                self._synced = max(self._synced, target)
-                self._condition.notify_all()
-
-
-class _InProcess:
-    """What one process has open. A forked child makes its own."""
-
-    def __init__(self) -> None:
-        self.registry = process.registry
-        self.local = threading.local()
-        self.syncer = _Syncer()
-        self.workers: set[str] = set()
-        self._watch: system.Watch | None = None
-        self._watcher: _Worker | None = None
-
-    def watching(self, path: str, worker: _Worker) -> _Watching:
-        return _Watching(self, path, worker)
-
-    def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
-        connection = getattr(self.local, "connection", None)
-        if connection is not None:
-            del self.local.connection
-            connection.close()
-
-
-class _Watching:
-    """One of the waiting threads of a process watches for dead workers: a process has one inotify instance."""
-
-    def __init__(self, here: _InProcess, path: str, worker: _Worker) -> None:
-        self._here, self._path, self._worker = here, path, worker
-
-    def __enter__(self) -> system.Watch | None:
-        here = self._here
-        if here._watcher is not None:
-            return None
-        here._watcher = self._worker
-        if here._watch is None:
-            with suppress(OSError):  # too many watches: the waiter looks again every second
-                here._watch = system.Watch(self._path, OwnedFd, system.WATCH_CLOSING)
-                self._worker.look = _SOON_S  # a worker may have died before
-        return here._watch
-
-    def __exit__(self, *_: object) -> None:
-        if self._here._watcher is self._worker:
-            self._here._watcher = None
-
-
-class _Worker(Registration):
-    """A worker of this process. Its file is locked until the process and all commands that inherited it have ended."""
-
-    def __init__(self, store: SqliteStore) -> None:
-        me = owner.me()
-        host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
-        self._store = store
-        self._here = store._here()
-        self.until = 1e300
-        self.look = RECHECK_S
-        self.is_idle = self.next_is_idle = False
-        self._bell: OwnedFd | None = None
-        while True:
-            self.name = f"{me.pid}@{host}.{os.urandom(4).hex()}"
-            path = f"{store.path}/workers/{self.name}"
-            self._here.workers.add(self.name)
-            try:
-                self._file = OwnedFd(system.open_fd(path, system.O_NEW, 0o666))
-            except FileNotFoundError:
-                for folder in ("workers", "bells"):
-                    with suppress(FileExistsError):
-                        system.mkdir(f"{store.path}/{folder}", 0o777)
-                continue
-            # Another process may have found the file before it was locked, and removed it.
-            if try_lock(self._file.fd, system.EX_NB) and named(path, inode_of(system.fstat(self._file.fd))):
-                return
-            self._here.workers.discard(self.name)
-
-    @property
-    def bell(self) -> OwnedFd:
-        assert self._bell is not None
-        return self._bell
-
-    def prepare(self, store: SqliteStore) -> None:
-        """Make the bell, before the worker is found in the table `idle`."""
-        if self._bell is None:
-            path = f"{store.path}/bells/{self.name}"
-            with suppress(FileExistsError):
-                system.mkfifo(path, 0o622)
-            self._bell = OwnedFd(system.open_fd(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-
-    def fileno(self) -> int:
-        return self._file.fd
-
-    def close(self) -> None:
-        if self._here.registry is not process.registry or self.name not in self._here.workers:
-            return
-        try:
-            self._store.forget_idle(self)
-        finally:
-            self._here.workers.discard(self.name)
-            for folder in ("bells", "workers"):
-                remove(f"{self._store.path}/{folder}/{self.name}")
-            self._file.close()
-            if self._bell is not None:
-                self._bell.close()
-
-
-class _Changes(Changes):
-    """Watches the write-ahead log, which the connection keeps from being deleted."""
-
-    def __init__(self, connection: _Connection, path: str) -> None:
-        self._connection = connection
-        self._watch: system.Watch | None = None
-        with suppress(OSError):
-            self._watch = system.Watch(path, OwnedFd, system.WATCH_WRITING)
-
-    def wait(self, seconds: float) -> None:
-        if self._watch is None:
-            time.sleep(min(seconds, 0.05))
-            return
-        if _poll([self._watch.fd], seconds):
-            time.sleep(_SOON_S)  # so that a waiter beside busy workers looks a thousand times a second at most
-            self._watch.drain()
-
-    def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close(reuse=True)
-            self._watch = None
