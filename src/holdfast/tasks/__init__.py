@@ -1,4 +1,4 @@
-"""Tasks that are shared out among workers: each is done by exactly one.
+"""Tasks that are shared out among workers: each is done by one worker at a time.
 
 queue = TaskQueue("jobs")
 queue.put({"url": "https://example.org"})
@@ -9,8 +9,19 @@ from __future__ import annotations
 
 from .claim import Claim
 from .errors import NoSuchTask, QueueFull, WorkerFailed
-from .journal import Task
+from .functions import TaskFunction
+from .model import Task
 from .queue import TaskQueue
 from .worker import Summary, Worker
 
-__all__ = ["Claim", "NoSuchTask", "QueueFull", "Summary", "Task", "TaskQueue", "Worker", "WorkerFailed"]
+__all__ = [
+    "Claim",
+    "NoSuchTask",
+    "QueueFull",
+    "Summary",
+    "Task",
+    "TaskFunction",
+    "TaskQueue",
+    "Worker",
+    "WorkerFailed",
+]

@@ -1,210 +1,189 @@
-"""`TaskQueue`: tasks in a directory, each done by exactly one worker (`places`, `journal`, `claim`).
+"""`TaskQueue`: tasks that are shared out among workers. Each is done by one worker at a time.
 
-Put is atomic: a task is there whole, or not at all. By its id it is there once. Whatever happens to it is added to its
-file, by who holds the kernel lock on that; a worker that dies lets go of it, and another one takes it.
+The queue checks what its users pass in and decides what happens when (`policy`, `schedule`). An engine stores the tasks
+(`store`): SQLite in a directory, or PostgreSQL.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime, timezone
-from itertools import groupby, islice
-from time import monotonic, sleep
+from itertools import islice
+from time import monotonic, time
 from typing import Any
 
-from .. import process, system
-from ..errors import CorruptStore, HoldfastError, NotLocked, UnsafePath, Unsupported
-from ..files import remove
-from ..locks import base
-from ..paths import mount_of
-from . import about, journal
-from .claim import Claim, Desk
-from .clock import Clock
-from .errors import NoSuchTask
-from .finder import Finder
-from .inventory import Inventory
-from .journal import Task
-from .limits import Limits
-from .lines import Lines
-from .looking import Looker
-from .places import Places, file_name, listed, make, task_id
-from .putting import Putter, check_options, check_settings
-from .schedule import OPTIONS, Schedules, id_of, last_due, timing
-from .sequence import Sequence
-from .sheet import TAKEN, WAITS, is_on_sheet
-from .sheets import Sheets
-from .slots import Slots
-from .taking import Taker
-from .verdict import Verdict
+from .. import process
+from ..errors import NotLocked, Timeout, UnsafePath
+from ..wait import RECHECK_S, in_thread
+from .claim import Claim
+from .claimer import Claimer
+from .errors import NoSuchTask, QueueFull
+from .functions import TaskFunction
+from .model import STATES, Task, check_seconds, new_task, seconds_of, task_from
+from .policy import Retries
+from .schedule import Schedule
+from .store import ENDED, WAITING, NewTask, Selection, Store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .idle import Idle
+    from ..locks.base import StrPath
 
-_USUAL: dict[str, Any] = {"priority": 0, "attempts": 3, "delay": 0, "timeout": None, "key": None, "limit": 1}
-_A_MOMENT, _PATIENCE = 0.001, 5.0  # seconds
-_AT_ONCE = 1000
+_AT_ONCE = 1000  # tasks in one transaction
+_PRUNED_AT_ONCE = 500
 
 
 class TaskQueue:
-    """Tasks in a directory, which is made if it is not there.
+    """Tasks in a directory, which is made if it does not exist, or in PostgreSQL ("postgresql://user@host/db").
 
-    durable: what is put, and how it ended, survives a power failure
-    max_pending: `put` refuses more than so many that wait, or waits itself
-    retry_after, retry_most: seconds until the second attempt, twice as many until the third, and so on
-    stale_after: seconds after which a task is taken from a worker on another machine that is not heard of
+    durable: `put` and `complete` return when the disk has the data. PostgreSQL decides that itself
+    max_pending: `put` raises QueueFull if so many tasks are pending, or waits
+    retry_after, retry_most: seconds until the second attempt; twice as long until the third, and so on; at most
+    keep, keep_failed: how long done and cancelled tasks, and failed ones, are kept: seconds, "7d", or None for ever
+    mode: of the files in the directory
     """
 
     def __init__(
         self,
-        directory: base.StrPath,
+        where: StrPath,
         *,
         durable: bool = True,
         max_pending: int | None = None,
         retry_after: float = 1.0,
         retry_most: float = 300.0,
-        stale_after: float = 300.0,
+        keep: float | str | None = "7d",
+        keep_failed: float | str | None = None,
         mode: int = 0o644,
     ) -> None:
-        path = os.fsdecode(directory)
-        if not path:
-            raise UnsafePath("an empty path cannot name a queue", path=path)
-        check_settings(max_pending, retry_after=retry_after, retry_most=retry_most, stale_after=stale_after)
-        self.path = os.path.abspath(path)
+        if max_pending is not None and (not isinstance(max_pending, int) or max_pending < 1):
+            raise ValueError(f"max_pending must be an integer of at least 1 or None, not {max_pending!r}")
+        check_seconds("retry_after", retry_after)
+        check_seconds("retry_most", retry_most)
+        self.retries = Retries(retry_after, retry_most)
+        self.keep = seconds_of("keep", keep)
+        self.keep_failed = seconds_of("keep_failed", keep_failed)
         self.durable = durable
         self.max_pending = max_pending
-        self.retry_after = retry_after
-        self.retry_most = retry_most
-        self.stale_after = stale_after
-        self._mode = mode
-        self._places = Places(self.path)
-        about.open_directory(self._places, durable=durable, mode=mode)
-        mount = mount_of(system.stat(self.path).st_dev, self.path)
-        if mount.reads_old:
-            raise Unsupported(
-                f"{self.path}: {mount.where} is {mount.kind}, whose clients may read old content from their cache, so "
-                "that two machines could run the same task. Use a disk of one machine, or CIFS with the mount option "
-                "nolease.",
-                path=self.path,
-            )
-        self.is_shared = not mount.is_ours
-        self._sequence = Sequence(self._places, mode, ranged=mount.ranged)
-        self.clock = Clock(self.path)
-        self.schedules = Schedules(self.path, mode)
-        self._put_at: dict[str, float] = {}
-        usable = system.TELLS_NAMES and not self.is_shared
-        self._sheets = Sheets(self._places, mode=mode, durable=durable, usable=usable)
-        slots = Slots(self._places, mode)
-        self._inventory = Inventory(self._places, self._sheets, slots, self.clock, self._is_at_work)
+        self.functions: dict[str, TaskFunction] = {}
+        self._settings: dict[str, Any] = {
+            "durable": durable,
+            "max_pending": max_pending,
+            "retry_after": retry_after,
+            "retry_most": retry_most,
+            "keep": keep,
+            "keep_failed": keep_failed,
+            "mode": mode,
+        }
+        self._where = os.fsdecode(where)
+        self.store = open_store(self._where, durable=durable, mode=mode)
+        self.name = self.store.name
         self._local = threading.local()
-        self._putter = Putter(
-            self._places,
-            self._sequence,
-            self._sheets,
-            self.clock,
-            durable=durable,
-            mode=mode,
-            most=max_pending,
-            count_waiting=self._inventory.count_waiting,
-        )
-        limits = Limits(self._places, self._sequence)
-        self._desk = Desk(
-            self._places,
-            durable=durable,
-            shared=self.is_shared,
-            ranged=mount.ranged,
-            mode=mode,
-            put_back=self._putter.put_back,
-            ended=limits.ended,
-            delay_after=self._delay_after,
-        )
-        self._lines = Lines(self._places, self._sheets, slots, self._desk)
-        self._looker = Looker(self._places, self._sheets, self._lines, self._is_at_work)
-        finder = Finder(self._places, self._sequence, self._sheets, self.clock)
-        self.taker = Taker(self._places, self._desk, finder, limits, self._lines, stale_after)
+        self._claimers: weakref.WeakSet[Claimer] = weakref.WeakSet()
+        self._parsed: dict[str, tuple[str, Schedule]] = {}
 
     def __repr__(self) -> str:
-        return f"holdfast.TaskQueue({self.path!r})"
+        return f"holdfast.TaskQueue({self.name!r})"
 
-    # Putting.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._where, self._settings, self.functions)
+
+    @property
+    def path(self) -> str:
+        """The directory, or the URL without a password."""
+        return self.name
+
+    def close(self) -> None:
+        """Close the connection of this thread. Tasks that it has reserved are given back."""
+        for claimer in list(self._claimers):
+            claimer.close()
+        self.store.close()
+
+    # Put.
 
     def put(
         self,
         payload: object,
         *,
         id: str | None = None,
-        priority: int = 0,
-        delay: float = 0,
-        attempts: int = 3,
-        timeout: float | None = None,
-        key: str | None = None,
-        limit: int = 1,
         wait: float | None = 0,
+        connection: Any = None,
+        **options: Any,
     ) -> str:
-        """Add a task, and give its id. If there is one with this id, nothing happens.
+        """Add a task and return its id. If a task with this id exists, nothing happens.
 
-        payload: whatever JSON can say
-        delay: seconds before which it is not begun
-        attempts: how often it is tried before it has failed
-        timeout: seconds after which an attempt is ended
-        key, limit: of the tasks with one key, so many run at the same time
-        wait: how long to wait if there are `max_pending`; 0: QueueFull at once, None: for ever
+        payload: anything that JSON can express
+        priority: a task with a higher one comes first (0)
+        delay: seconds before the first attempt (0)
+        attempts: how often the task is tried before it has failed (3)
+        timeout: seconds after which an attempt is killed (None)
+        key, limit, rate: of the tasks with one key, `limit` run at a time (1), and `rate` of them start ("10/m")
+        after: ids of tasks that must be done before
+        wait: seconds to wait if the queue is full; None waits for ever, 0 raises QueueFull at once
+        connection: PostgreSQL: add the task in the transaction of this connection
         """
-        check_options(priority, attempts, delay, timeout, key, limit)
-        if self.max_pending is not None and (id is None or id not in self):
-            self._putter.wait_for_room(wait)
-        if id is None:
-            if delay == 0 and key is None:
-                line = journal.first_line("", payload, priority, attempts, timeout, key, limit, delay)
-                if self._sheets.has_room_for(line) and (id := self._putter.put_line(line, priority)) is not None:
-                    return id
-            id = _random_id()
-        elif is_on_sheet(id) and (entry := self._sheets.find(id)) is not None and entry.kind in (WAITS, TAKEN):
-            if self.durable:
-                entry.sheet.sync()  # whoever put it may have died before it did
-            return id
-        self._putter.put(
-            id, journal.first_line(id, payload, priority, attempts, timeout, key, limit, delay), priority, delay
-        )
-        return id
+        return self._add([new_task(payload, id=id, **options)], wait, connection)[0]
 
-    def put_all(
-        self,
-        payloads: Iterable[object],
-        *,
-        priority: int = 0,
-        delay: float = 0,
-        attempts: int = 3,
-        timeout: float | None = None,
-        key: str | None = None,
-        limit: int = 1,
-        wait: float | None = 0,
-    ) -> list[str]:
-        """`put` for each of them, and give their ids. With `durable`, much faster: the disk is waited for once."""
-        check_options(priority, attempts, delay, timeout, key, limit)
+    async def aput(self, payload: object, **options: Any) -> str:
+        """`put` for asyncio and trio."""
+        return await in_thread(lambda: self.put(payload, **options))
+
+    def put_all(self, payloads: Iterable[object], *, wait: float | None = 0, **options: Any) -> list[str]:
+        """`put` for each payload, a thousand in one transaction. Return the ids.
+
+        If the queue becomes full in the middle, the tasks before stay.
+        """
         ids: list[str] = []
-        payloads = iter(payloads)
-        options: dict[str, Any] = {"priority": priority, "attempts": attempts, "delay": delay, "timeout": timeout}
-        options.update(key=key, limit=limit)
-        while some := list(islice(payloads, _AT_ONCE)):
-            if self.max_pending is not None:
-                ids += [self.put(payload, wait=wait, **options) for payload in some]
-                continue
-            lines = [journal.first_line("", payload, **options) for payload in some]
-            needs_file = [delay > 0 or key is not None or not self._sheets.has_room_for(line) for line in lines]
-            for has_files, group in groupby(range(len(some)), needs_file.__getitem__):
-                part = list(group)
-                put = [] if has_files else self._putter.put_lines([lines[number] for number in part], priority)
-                named = [(_random_id(), some[number]) for number in part[len(put) :]]
-                self._putter.put_all(
-                    [(id, journal.first_line(id, payload, **options), priority, delay) for id, payload in named]
-                )
-                ids += [*put, *(id for id, _ in named)]
+        remaining = iter(payloads)
+        while some := [new_task(payload, **options) for payload in islice(remaining, _AT_ONCE)]:
+            ids += self._add(some, wait)
         return ids
+
+    def _add(self, tasks: list[NewTask], wait: float | None, connection: Any = None) -> list[str]:
+        self._write()
+        if self.max_pending is None:
+            return [id for id, _ in self.store.add(tasks, connection=connection)]
+        deadline = None if wait is None else monotonic() + wait
+        ids: list[str] = []
+        changes = self.store.changes()
+        try:
+            while True:
+                added = self.store.add(tasks[len(ids) :], max_waiting=self.max_pending, connection=connection)
+                ids += [id for id, _ in added]
+                if len(ids) == len(tasks):
+                    return ids
+                left = RECHECK_S if deadline is None else deadline - monotonic()
+                if left <= 0:
+                    raise QueueFull(
+                        f"{self.name}: {self.max_pending} tasks are pending already. Wait with put(…, wait=seconds), "
+                        "or start more workers.",
+                        path=self.name,
+                    )
+                changes.wait(min(left, RECHECK_S))
+        finally:
+            changes.close()
+
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Register a function whose calls can be put: a decorator, with or without options of `put`.
+
+        @queue.task(attempts=5, timeout=60)
+        def resize(name, width): ...
+
+        resize.put("a.png", width=200)      # a worker calls it
+        resize("a.png", width=200)          # calls it here
+        """
+
+        def register(wrapped: Callable[..., Any]) -> TaskFunction:
+            made = TaskFunction(self, wrapped, options)
+            if made.name in self.functions:
+                raise ValueError(f"two functions of this queue are called {made.name}. Give one of them name=…")
+            self.functions[made.name] = made
+            return made
+
+        return register if function is None else register(function)
+
+    # Schedules.
 
     def schedule(
         self,
@@ -213,293 +192,235 @@ class TaskQueue:
         *,
         cron: str | None = None,
         every: float | None = None,
+        tz: str | None = None,
         **options: Any,
     ) -> None:
-        """Have workers put a task again and again: `cron` is five fields, in UTC, `every` is seconds.
+        """Let workers add a task again and again. A schedule with the same name is replaced.
 
-        In place of the schedule with this name, if there is one. The options are those of `put`.
+        cron: minute, hour, day of the month, month, day of the week: "0 6 * * mon-fri"
+        every: seconds, at least 1
+        tz: the time zone of `cron`, such as "Europe/Berlin" (UTC)
+        options: priority, attempts, timeout, key, limit, rate, as in `put`
         """
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a schedule is a text that is not empty, not {name!r}")
-        file_name(name)
-        said = {"name": name, "payload": payload, "cron": cron, "every": every, "options": options}
-        unknown = set(options) - OPTIONS
-        if unknown:
-            raise TypeError(f"a schedule cannot have {', '.join(sorted(unknown))}")
-        check_options(**{**_USUAL, **options})
-        id = f"{name}@2000-01-01T00:00:00Z"  # that of a task that is put must be possible, and so must its first line
-        file_name(id)
-        journal.first_line(id, payload, 0, 1, None, None, 1, 0)
-        self.schedules.write(name, {**said, "since": self.clock.now()})
+        made = Schedule(name, payload, cron, every, tz, options, time())
+        made.check()
+        self.store.set_schedule(name, made.to_json())
 
     def unschedule(self, name: str) -> bool:
-        """True: there was one."""
-        return self.schedules.remove(name)
+        """Remove a schedule. False: there was none."""
+        return self.store.set_schedule(name, None)
+
+    def schedules(self) -> dict[str, Schedule]:
+        return {name: self._schedule(name, text) for name, (text, _) in self.store.schedules().items()}
+
+    def _schedule(self, name: str, text: str) -> Schedule:
+        known = self._parsed.get(name)
+        if known is None or known[0] != text:
+            known = self._parsed[name] = (text, Schedule.from_json(name, text))
+        return known[1]
 
     def put_scheduled(self) -> float | None:
-        """Put what is due by its schedule, once, whoever looks. Gives when the next one is; None: never."""
-        now = self.clock.now()
-        moments: list[float | None] = []
-        wrong: Exception | None = None
-        for name, said in self.schedules.all().items():
-            try:
-                moments.append(self._put_if_due(name, said, now))
-            except (OSError, HoldfastError) as error:
-                wrong = wrong or error
-            except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-                wrong = wrong or ValueError(f"{self.path}: schedule {name!r} is wrong: {error}")  # edited, perhaps
-        if wrong is not None:
-            raise wrong
-        return min((moment for moment in moments if moment is not None), default=None)
-
-    def _put_if_due(self, name: str, said: dict[str, Any], now: float) -> float | None:
-        """Gives when it is due next."""
-        when = timing(said)
-        due = last_due(when, self._put_at.get(name, said["since"]), now)
-        if due is not None:
-            self.put(said["payload"], id=id_of(name, due), **said["options"])
-            self._put_at[name] = due
-        return when.after(now)
+        """Add the tasks of all schedules that are due. Return the next moment. Workers call this."""
+        now = time()
+        following: list[float] = []
+        for name, (text, last) in self.store.schedules().items():
+            schedule = self._schedule(name, text)
+            due = schedule.due(last, now)
+            if due is not None:
+                self.store.add_moment(name, due, schedule.task(due))
+            after = schedule.when().after(now)
+            following += [] if after is None else [after]
+        return min(following, default=None)
 
     def next_scheduled(self, name: str) -> datetime | None:
-        """When a schedule is due next; None: never, or there is none of this name."""
-        said = self.schedules.all().get(name)
-        due = None if said is None else timing(said).after(self.clock.now())
+        """The next moment of a schedule. None: there is no moment, or no such schedule."""
+        schedule = self.schedules().get(name)
+        due = None if schedule is None else schedule.when().after(time())
         return None if due is None else datetime.fromtimestamp(due, timezone.utc)
 
-    def _delay_after(self, tried: int) -> float:
-        from random import uniform
-
-        longest = min(self.retry_most, self.retry_after * 2 ** min(tried - 1, 50))
-        return uniform(longest / 2, longest)
-
-    # Taking.
+    # Claim.
 
     def claim(self, timeout: float | None = 0) -> Claim | None:
-        """The next task, which is ours then. None: nothing was to be done for `timeout` seconds; None waits for ever.
+        """The next task, or None if there was none for `timeout` seconds. None waits for ever.
 
-        `with queue.claim() as task:` completes it, or has it tried again if an exception comes.
+        with queue.claim() as task:         # completes the task, or fails it if the block raises
+            print(task.payload)
         """
-        claim = self.taker.try_claim()
+        claimer = self.claimer()
+        claim = claimer.next()
         if claim is not None or timeout == 0:
             return claim
-        return self._idle().wait(None if timeout is None else monotonic() + timeout)
+        return claimer.wait(None if timeout is None else monotonic() + timeout)
 
-    def _idle(self) -> Idle:
-        """Kept, for each thread: to close what one waits with takes longer than to wait."""
-        from .idle import Idle
+    async def aclaim(self, timeout: float | None = 0) -> Claim | None:
+        """`claim` for asyncio and trio. A cancelled call claims nothing."""
+        from .aclaim import aclaim
 
-        idle: Idle | None = getattr(self._local, "idle", None)
-        if idle is None or idle.registry is not process.registry:
-            idle = self._local.idle = Idle(self)
-        return idle
+        return await aclaim(self, timeout)
 
-    def check_writable(self) -> None:
-        """Raise PermissionError if this process may only look."""
-        effective = os.access in os.supports_effective_ids
-        for folder in (self.path, *self._places.folders):
-            make(folder)  # somebody has tidied up
-            if not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
-                raise PermissionError(
-                    errno.EACCES, "to work on these tasks, one has to be allowed to write here", folder
-                )
+    def claimer(self) -> Claimer:
+        """The claimer of this thread."""
+        claimer: Claimer | None = getattr(self._local, "claimer", None)
+        if claimer is None or claimer.registry is not process.registry:
+            claimer = self._local.claimer = self.new_claimer()
+        return claimer
 
-    def reopened(self) -> TaskQueue:
-        """The same queue, for another process or thread."""
-        return TaskQueue(
-            self.path,
-            durable=self.durable,
-            max_pending=self.max_pending,
-            retry_after=self.retry_after,
-            retry_most=self.retry_most,
-            stale_after=self.stale_after,
-            mode=self._mode,
-        )
+    def new_claimer(self) -> Claimer:
+        claimer = Claimer(self.store, self.retries, buffered=self.store.is_local and not self.durable)
+        self._claimers.add(claimer)
+        return claimer
 
-    # Looking.
-
-    def __iter__(self) -> Iterator[Task]:
-        """Every task there is, in whatever state. This claims nothing."""
-        return self._looker.all()
-
-    def get(self, id: str) -> Task:
-        """What is known of a task. Raises NoSuchTask."""
-        task = self._looker.find(id)
-        if task is None:
-            raise self._no_such(id)
-        return task
-
-    def _no_such(self, id: str) -> NoSuchTask:
-        return NoSuchTask(f"{self.path}: there is no task {id!r}", path=self.path)
-
-    def __contains__(self, id: str) -> bool:
-        try:
-            return self._looker.find(id) is not None
-        except (CorruptStore, OSError):
-            return True
-
-    def files_of(self, id: str) -> tuple[str, ...]:
-        """One of these is written to when something happens to a task."""
-        return self._looker.files_of(id)
-
-    def _is_at_work(self, path: str) -> bool:
-        return self.is_shared or self._desk.is_locked(path)
-
-    def ids(self, state: str) -> list[str]:
-        """Of the tasks in a state, by where they are: no file is read. Those that wait come in their order."""
-        if state not in journal.STATES:
-            raise ValueError(f"a task is {', '.join(journal.STATES)}; not {state!r}")
-        return [task_id(name) for name in self._inventory.names(state)]
-
-    def put_off(self) -> dict[str, float | None]:
-        """What waits and cannot be begun now, and for how many seconds; None: until others of its key have ended."""
-        return self._inventory.put_off()
-
-    def stats(self) -> dict[str, int]:
-        """How many tasks are in which state. `delayed` and `parked` are among the pending ones."""
-        return self._inventory.stats()
-
-    def is_empty(self) -> bool:
-        """Is there nothing left to be done, and nobody at it?"""
-        return self._inventory.is_empty()
-
-    def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
-        """Until all of these have ended. Raises Timeout."""
-        wanted = [ids] if isinstance(ids, str) else list(ids)
-        deadline = None if timeout is None else monotonic() + timeout
-        from .idle import ended
-
-        return [ended(self, id, deadline) for id in wanted]
-
-    # Changing.
-
-    def retry(self, id: str) -> None:
-        """Have a task that has ended, in whatever way, done again, with all its attempts."""
-        self._give_file(id)
-        with self._opened(id) as claim:
-            if claim.task.state == "pending" and self._putter.rescue(file_name(id)):
-                return
-            if claim.task.state not in journal.ENDED:
-                raise NotLocked(f"{self.path}: task {id!r} has not ended, it is {claim.task.state}", path=self.path)
-            self._inventory.remove_places({claim.inode} & self._inventory.cancelled_in_place())
-            self._putter.put_again(claim)
-
-    def _give_file(self, id: str) -> None:
-        """Of its own, if it has none and nobody works on it."""
-        entry = None if system.access(self._places.own(id), 0) else self._sheets.find(id)
-        if entry is None:
-            return
-        if entry.kind == WAITS:
-            self._lines.give_file(entry)
-        elif entry.kind == TAKEN:
-            _, slot = self._lines.text(id) or (b"", "")
-            claim = self._lines.left_in(slot) if slot else None
-            if claim is not None:
-                claim.abandon()  # its worker is dead; it has a file now
-            elif self.get(id).state == "done":
-                self._lines.give_file_to_done(entry)
-
-    @contextmanager
-    def _opened(self, id: str) -> Iterator[Claim]:
-        """A task that nobody works on, locked. Raises NotLocked if somebody does."""
-        own = self._places.own(id)
-        claim = self._desk.open_named(own, "")
-        if claim is None:
-            if id not in self:
-                raise self._no_such(id)
-            raise NotLocked(f"{self.path}: task {id!r} is being worked on", path=self.path)
-        try:
-            yield claim
-        finally:
-            claim.abandon()
-
-    def cancel(self, id: str) -> bool:
-        """Have a task not be done. False: it has ended already. If it runs, its worker ends it."""
-        deadline = monotonic() + _PATIENCE
-        while monotonic() < deadline:
-            task = self.get(id)
-            if task.state in journal.ENDED:
-                return False
-            if self._is_locked(id):
-                if task.state == "running":
-                    Verdict("cancelled", "cancelled").write(self._places, task)
-                    again = self.get(id)
-                    if (again.state, again.token) == ("running", task.token):
-                        return True  # its worker has not decided yet, and so sees that before it does
-                    remove(f"{self._places.ending}/{file_name(id)}")
-                    continue
-                sleep(_A_MOMENT)  # it is just being begun, or ended
-                continue
-            try:
-                self._give_file(id)
-                with self._opened(id) as claim:
-                    if claim.task.state in journal.ENDED:
-                        return False
-                    # Whoever comes to the place where it waits sees that, and removes it there.
-                    claim.say(**{"is": "cancelled"})
-                    with suppress(FileExistsError):
-                        system.link(self._places.own(id), f"{self._places.cancelled}/{file_name(id)}")
-                    return True
-            except (NotLocked, FileNotFoundError):
-                continue  # somebody was quicker: look again
-        text = (
-            f"{self.path}: task {id!r} is locked, and nobody says that it runs: its process has been stopped, perhaps"
-        )
-        raise NotLocked(text, path=self.path)
-
-    def _is_locked(self, id: str) -> bool:
-        """Does somebody work on it?"""
-        own = self._places.own(id)
-        found = None if system.access(own, 0) else self._lines.text(id)
-        if found is None:
-            return self._desk.is_locked(own)
-        return bool(found[1]) and self._desk.is_locked(self._lines.slots.path(found[1]))
-
-    def purge(self, older_than: float = 0, *, states: Collection[str] = journal.ENDED) -> int:
-        """Remove tasks that have ended so, more than so many seconds ago. Gives how many.
-
-        The last one of a schedule stays: that it is there says that it was put.
-        """
-        from .purging import Purge
-
-        if not isinstance(older_than, int | float):
-            raise TypeError(f"older_than is seconds, not {older_than!r}")
-        wanted = {states} if isinstance(states, str) else set(states)
-        for state in wanted - journal.ENDED:
-            raise ValueError(f"what can be purged is {', '.join(sorted(journal.ENDED))}; not {state!r}")
-        purge = Purge(self._places, self._desk, self._inventory, self._sheets, self._lines, older_than)
-        removed = purge.files(wanted, set(map(file_name, self.schedules.last_ids(self.clock.now()))))
-        if "done" in wanted:
-            self.taker.finder.shut_sheets()
-            removed += purge.sheets()
-        self._putter.rescue_unplaced()
-        purge.what_was_never_put()
-        return removed
-
-    def _file_again(self, name: str) -> bool:
-        """A task that has failed, or was cancelled, and is not where these are."""
-        own = f"{self._places.tasks}/{name}"
-        try:
-            state = journal.read_file(own).state
-            folder = {"failed": self._places.failed, "cancelled": self._places.cancelled}.get(state)
-            if folder is None:
-                return False
-            system.link(own, f"{folder}/{name}")
-        except (OSError, CorruptStore):
-            return False
-        return True
-
-    def rescue(self) -> None:
-        """Bring to its place what somebody was putting who died. Workers do so when they begin."""
-        self._putter.rescue_unplaced()
+    def _write(self) -> None:
+        """Write what this process has completed, so that it sees it."""
+        for claimer in list(self._claimers):
+            claimer.write()
 
     def recover(self) -> int:
-        """Give a place to what has none, because somebody died, or removed it by hand. Gives how many."""
-        found = self._lines.recover()
-        for name in listed(self._places.tasks):
-            found += self._putter.rescue(name) or self._file_again(name)
-        return found
+        """Give the tasks of dead workers to others. Workers do this themselves. Return how many."""
+        return self.claimer().recover()
+
+    # Look.
+
+    def get(self, id: str) -> Task:
+        """Everything about a task. Raises NoSuchTask."""
+        return self._get([id])[0]
+
+    def _get(self, ids: list[str]) -> list[Task]:
+        self._write()
+        found = self.store.get(ids)
+        for id, stored in zip(ids, found, strict=True):
+            if stored is None:
+                raise NoSuchTask(f"{self.name}: there is no task {id!r}", path=self.name)
+        return [task_from(stored) for stored in found if stored is not None]
+
+    def __contains__(self, id: str) -> bool:
+        return self.store.get([id])[0] is not None
+
+    def __iter__(self) -> Iterator[Task]:
+        """All tasks, in the order in which they were put."""
+        return self.tasks()
+
+    def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
+        """The tasks in these states, in the order in which they were put. Claims nothing."""
+        self._write()
+        return map(task_from, self.store.tasks(Selection(states=_engine_states(states))))
+
+    def stats(self) -> dict[str, int]:
+        """How many tasks are in each state. `delayed`, `parked` and `blocked` are parts of `pending`."""
+        self._write()
+        counts = self.store.count()
+        pending = sum(counts[state] for state in WAITING)
+        return {"pending": pending, **{state: count for state, count in counts.items() if state != "ready"}}
+
+    def is_empty(self) -> bool:
+        """Is no task pending or running?"""
+        counts = self.stats()
+        return counts["pending"] == 0 and counts["running"] == 0
+
+    def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
+        """Wait until these tasks have ended, and return them. Raises Timeout and NoSuchTask."""
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        deadline = None if timeout is None else monotonic() + timeout
+        changes = self.store.changes()
+        try:
+            while True:
+                tasks = self._get(wanted)
+                open_ones = [task for task in tasks if task.state not in ENDED]
+                if not open_ones:
+                    return tasks
+                left = RECHECK_S if deadline is None else deadline - monotonic()
+                if left <= 0:
+                    first = open_ones[0]
+                    raise Timeout(
+                        f"{self.name}: task {first.id!r} is still {first.state}. Wait longer with timeout=…",
+                        path=self.name,
+                    )
+                changes.wait(min(left, RECHECK_S))
+        finally:
+            changes.close()
+
+    async def await_done(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
+        """`wait` for asyncio and trio."""
+        from .aclaim import await_done
+
+        return await await_done(self, [ids] if isinstance(ids, str) else list(ids), timeout)
+
+    # Change.
+
+    def cancel(self, id: str) -> bool:
+        """Cancel a task. A running one is killed by its worker. False: it has ended already."""
+        self._write()
+        if self.store.cancel(Selection(ids=[id])):
+            return True
+        self.get(id)
+        return False
+
+    def retry(self, id: str) -> None:
+        """Do a task that has ended again, with all its attempts. Raises NotLocked if it has not ended."""
+        self._write()
+        if not self.store.retry(Selection(ids=[id])):
+            raise NotLocked(f"{self.name}: task {id!r} has not ended, it is {self.get(id).state}", path=self.name)
+
+    def purge(self, older_than: float = 0, *, states: Collection[str] = ENDED) -> int:
+        """Delete tasks that ended in these states more than `older_than` seconds ago. Return how many.
+
+        The newest task stays, so that its id is not used again.
+        """
+        check_seconds("older_than", older_than)
+        wanted = {states} if isinstance(states, str) else set(states)
+        for state in wanted - set(ENDED):
+            raise ValueError(f"states must be some of {', '.join(ENDED)}, not {state!r}")
+        self._write()
+        before = time() - older_than if older_than else None
+        return self.store.delete(Selection(states=wanted, ended_before=before), 1 << 60)
+
+    def prune(self) -> bool:
+        """Delete some tasks that `keep` and `keep_failed` do not keep. Workers call this. True: there may be more."""
+        now = time()
+        older_than = {} if self.keep is None else {"done": now - self.keep, "cancelled": now - self.keep}
+        if self.keep_failed is not None:
+            older_than["failed"] = now - self.keep_failed
+        return bool(older_than) and self.store.prune(older_than, _PRUNED_AT_ONCE) > 0
+
+    def pause(self) -> None:
+        """Let workers begin no task until `resume`. Tasks can be put, and running ones end."""
+        self.store.set_paused(True)
+
+    def resume(self) -> None:
+        self.store.set_paused(False)
+
+    @property
+    def is_paused(self) -> bool:
+        return self.store.is_paused()
 
 
-def _random_id() -> str:
-    return os.urandom(12).hex()
+def open_store(where: str, *, durable: bool = True, mode: int = 0o644) -> Store:
+    """The engine for a directory or a URL. Raises Unsupported for a URL with an unknown scheme."""
+    if not where:
+        raise UnsafePath("an empty path cannot name a queue", path=where)
+    scheme, separator, _ = where.partition("://")
+    if not separator:
+        from .sqlite import SqliteStore
+
+        return SqliteStore(where, durable=durable, mode=mode)
+    if scheme in ("postgresql", "postgres"):
+        from .postgres import PostgresStore
+
+        return PostgresStore(where)
+    raise UnsafePath(
+        f"{scheme}://… is not a task queue. Use a directory, or postgresql://user@host/database.", path=f"{scheme}://…"
+    )
+
+
+def _engine_states(states: Collection[str]) -> list[str]:
+    wanted = [states] if isinstance(states, str) else list(states)
+    for state in wanted:
+        if state not in STATES:
+            raise ValueError(f"a task is {', '.join(STATES)}, not {state!r}")
+    return [*(WAITING if "pending" in wanted else ()), *(state for state in wanted if state != "pending")]
+
+
+def _reopen(where: str, settings: dict[str, Any], functions: dict[str, TaskFunction]) -> TaskQueue:
+    queue = TaskQueue(where, **settings)
+    queue.functions.update(functions)
+    return queue

@@ -1,24 +1,22 @@
-"""Tasks that are put again and again: `schedules/<name>.json`, and when each is due.
+"""When a schedule is due: every so many seconds, or by five fields as in cron.
 
-Any number of workers may look after the schedules of a queue. Who finds that one is due puts its task with an id made
-of its name and of the moment, and what is put twice by one id is there once. Moments that passed while nobody looked
-are not made up for, but for the last one.
+The fields are minute, hour, day of the month, month, day of the week: `*`, `5`, `1-5`, `*/15`, `1,2`, and the names of
+months and days. They are in UTC, or in a time zone. In a zone, a moment in the hour that summer time skips comes an
+hour later. A moment in the hour that comes twice is due the first time, or both times if the hour is `*`.
 
-A schedule is every so many seconds, or five fields as cron has them: minute, hour, day of the month, month, day of the
-week; `*`, `5`, `1-5`, `*/15`, `1,2`, names of months and days. They are in UTC, in which no hour is there twice.
+Workers add the task of a moment once, however many of them look (`Store.add_moment`). Of the moments that passed while
+no worker ran, only the last one is made up for.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
 
-from .. import system
-from ..files import read_all, replace_file
-from .journal import LONGEST
-from .places import file_name, listed, make, sync_folders
+from .model import MAX_SECONDS, check_id, new_task
+from .store import NewTask
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -36,27 +34,28 @@ _ALIASES = {
     "@monthly": "0 0 1 * *",
     "@yearly": "0 0 1 1 *",
 }
-_A_MINUTE = timedelta(minutes=1)
-OPTIONS = frozenset({"priority", "attempts", "timeout", "key", "limit"})  # of `put`
+OPTIONS = frozenset({"priority", "attempts", "timeout", "key", "limit", "rate"})  # of `put`
+A_DAY_S = 86_400.0
 _SPANS = (60.0, 3600.0, 86_400.0, 86_400.0 * 31, 86_400.0 * 366 * 5)
-_LONGEST_SEARCH = 366 * 5  # days; the 29th of February is never further away than that, but for one century
+_MAX_SEARCH_DAYS = 366 * 5  # the 29th of February is at most that far away, except for one century
 
 
 class Cron:
-    """The minutes that a text of five fields names."""
+    """The minutes that a text of five fields names, in a time zone."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, zone: tzinfo = timezone.utc) -> None:
         if not isinstance(text, str):
-            raise TypeError(f"a schedule has five fields (minute hour day month weekday), not {text!r}")
+            raise TypeError(f"cron must be five fields (minute hour day month weekday), not {text!r}")
         parts = _ALIASES.get(text.strip(), text).split()
         if len(parts) != len(_FIELDS):
-            raise ValueError(f"a schedule has five fields (minute hour day month weekday), not {text!r}")
+            raise ValueError(f"cron must be five fields (minute hour day month weekday), not {text!r}")
         sets = [_parse(part, *field) for part, field in zip(parts, _FIELDS, strict=True)]
         self._minutes, self._hours, self._days, self._months, self._weekdays = sets
         if 7 in self._weekdays:
             self._weekdays |= {0}
-        # As cron has it: if both are given, either will do.
+        # As in cron: if both are given, either will do.
         self._either_day = not parts[2].startswith("*") and not parts[4].startswith("*")
+        self._zone = zone
 
     def _has_day(self, day: datetime) -> bool:
         if day.month not in self._months:
@@ -65,23 +64,41 @@ class Cron:
         return by_date or by_name if self._either_day else by_date and by_name
 
     def after(self, moment: float) -> float | None:
-        """The first one later than this. None: there is none."""
-        found = datetime.fromtimestamp(moment, timezone.utc).replace(second=0, microsecond=0) + _A_MINUTE
-        for _ in range(_LONGEST_SEARCH):
-            if self._has_day(found):
-                for hour in sorted(one for one in self._hours if one >= found.hour):
-                    least = found.minute if hour == found.hour else 0
-                    minute = min((one for one in self._minutes if one >= least), default=None)
-                    if minute is not None:
-                        return found.replace(hour=hour, minute=minute).timestamp()
-            found = found.replace(hour=0, minute=0) + timedelta(days=1)
+        """The first moment later than this. None: there is none."""
+        return self._after_by_hour(moment) if len(self._hours) == 24 else self._after_by_day(moment)
+
+    def _after_by_day(self, moment: float) -> float | None:
+        """By the local time. The hour that comes twice is meant the first time."""
+        local = datetime.fromtimestamp(moment, self._zone).replace(tzinfo=None, second=0, microsecond=0, fold=0)
+        for _ in range(_MAX_SEARCH_DAYS):
+            if self._has_day(local):
+                for hour in sorted(one for one in self._hours if one >= local.hour):
+                    for minute in sorted(self._minutes):
+                        found = local.replace(hour=hour, minute=minute, tzinfo=self._zone).timestamp()
+                        if found > moment:
+                            return found
+            local = local.replace(hour=0, minute=0) + timedelta(days=1)
+        return None
+
+    def _after_by_hour(self, moment: float) -> float | None:
+        """By the time that passes: every hour counts, also one that comes twice."""
+        found = (moment // 60 + 1) * 60
+        for _ in range(_MAX_SEARCH_DAYS * 24):
+            local = datetime.fromtimestamp(found, self._zone)
+            if self._has_day(local):
+                minute = min((one for one in self._minutes if one >= local.minute), default=None)
+                if minute is not None:
+                    return found + (minute - local.minute) * 60
+            found += (60 - local.minute) * 60
         return None
 
 
 class Every:
+    """Moments every so many seconds, counted from 1970, so that all workers agree."""
+
     def __init__(self, seconds: float) -> None:
-        if not isinstance(seconds, int | float) or not 1 <= seconds < LONGEST:
-            raise ValueError(f"every is a number of seconds, at least 1, not {seconds!r}")
+        if not isinstance(seconds, int | float) or not 1 <= seconds < MAX_SECONDS:
+            raise ValueError(f"every must be a number of seconds, at least 1, not {seconds!r}")
         self._seconds = seconds
 
     def after(self, moment: float) -> float:
@@ -100,7 +117,7 @@ def _parse(part: str, name: str, least: int, most: int, names: tuple[str, ...]) 
             high = _number(end, names, least) if dash else (most if step else low)
         by = int(step) if step.isdigit() else 0 if step else 1
         if not (least <= low <= high <= most) or by < 1 or (step and not step.isdigit()):
-            raise ValueError(f"{piece!r} is no {name} of a schedule ({least} to {most})")
+            raise ValueError(f"{piece!r} is not a {name} of cron ({least} to {most})")
         found.update(range(low, high + 1, by))
     return found
 
@@ -125,76 +142,65 @@ def last_due(when: Cron | Every, after: float, now: float) -> float | None:
     return None
 
 
-def id_of(name: str, due: float) -> str:
-    """That of the task which is put for a moment."""
-    moment = datetime.fromtimestamp(due, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return f"{name}@{moment}"
+@dataclass(frozen=True)
+class Schedule:
+    """A task that workers add again and again."""
+
+    name: str
+    payload: Any
+    cron: str | None
+    every: float | None
+    tz: str | None
+    options: dict[str, Any]  # of `put`
+    since: float  # when it was made
+    function: str | None = None
+
+    def check(self) -> None:
+        """Raises TypeError or ValueError if the schedule, or a task of it, is wrong."""
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"the name of a schedule must be a text that is not empty, not {self.name!r}")
+        check_id(f"{self.name}@2000-01-01T00:00:00Z")
+        unknown = set(self.options) - OPTIONS
+        if unknown:
+            raise TypeError(f"a schedule cannot have {', '.join(sorted(unknown))}")
+        self.when()
+        self.task(0.0)
+
+    def when(self) -> Cron | Every:
+        if (self.cron is None) == (self.every is None):
+            raise ValueError("a schedule needs either cron='… five fields …' or every=seconds")
+        if self.cron is None:
+            if self.tz is not None:
+                raise ValueError("tz needs cron")
+            return Every(self.every)  # type: ignore[arg-type]
+        return Cron(self.cron, timezone.utc if self.tz is None else zone_of(self.tz))
+
+    def due(self, last: float, now: float) -> float | None:
+        """The last moment that has come and was not added. One more than a day ahead was added by a wrong clock."""
+        after = last if self.since < last < now + A_DAY_S else self.since
+        return last_due(self.when(), after, now)
+
+    def task(self, moment: float) -> NewTask:
+        """The task of a moment."""
+        text = datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return new_task(self.payload, id=f"{self.name}@{text}", function=self.function, **self.options)
+
+    def to_json(self) -> str:
+        return json.dumps({name: value for name, value in vars(self).items() if name != "name"}, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(name: str, text: str) -> Schedule:
+        return Schedule(name=name, **json.loads(text))
 
 
-class Schedules:
-    """The schedules of a queue."""
+def zone_of(name: str) -> tzinfo:
+    """A time zone by its name. Raises ValueError."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-    def __init__(self, root: str, mode: int) -> None:
-        self.folder = f"{root}/schedules"
-        self._mode = mode
-        self._seen: tuple[int, ...] = ()
-        self._known: dict[str, dict[str, Any]] = {}
-
-    def write(self, name: str, said: dict[str, object]) -> None:
-        timing(said)  # what is wrong is told at once
-        text = json.dumps(said, ensure_ascii=False).encode() + b"\n"
-        make(self.folder)
-        replace_file(f"{self.folder}/{file_name(name)}.json", text, self._mode, sync=True)
-        sync_folders(self.folder)
-
-    def remove(self, name: str) -> bool:
-        try:
-            system.unlink(f"{self.folder}/{file_name(name)}.json")
-        except FileNotFoundError:
-            return False
-        return True
-
-    def last_ids(self, now: float) -> list[str]:
-        """Of what each has put last, or is to put next for a moment that is past."""
-        found = []
-        for name, said in self.all().items():
-            with suppress(TypeError, ValueError, AttributeError, OverflowError, KeyError):  # edited, perhaps, and wrong
-                due = last_due(timing(said), said["since"], now)
-                if due is not None:
-                    found.append(id_of(name, due))
-        return found
-
-    def all(self) -> dict[str, dict[str, Any]]:
-        """By name. Read again only if the directory has changed."""
-        try:
-            st = system.stat(self.folder)
-        except FileNotFoundError:
-            return {}
-        seen = (st.st_mtime_ns, st.st_ino)
-        if seen != self._seen:
-            self._known = {}
-            for name in listed(self.folder):
-                if name.endswith(".json"):
-                    self._read(name)
-            self._seen = seen
-        return self._known
-
-    def _read(self, name: str) -> None:
-        try:
-            said = json.loads(read_all(f"{self.folder}/{name}"))
-            timing(said)
-            complete = isinstance(said["since"], int | float) and "payload" in said and set(said["options"]) <= OPTIONS
-            if not complete or not isinstance(said["name"], str):
-                raise ValueError("it does not have what a schedule has")
-            self._known[said["name"]] = said
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            import logging
-
-            logging.getLogger("holdfast").warning("%s/%s is no schedule: %s", self.folder, name, error)
-
-
-def timing(said: dict[str, Any]) -> Cron | Every:
-    """When it is due."""
-    if (said.get("cron") is None) == (said.get("every") is None):
-        raise ValueError("a schedule has either cron='… five fields …' or every=seconds")
-    return Cron(said["cron"]) if said.get("cron") is not None else Every(said["every"])
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+        raise ValueError(
+            f"there is no time zone {name!r}. Use a name such as 'Europe/Berlin'. If that is unknown, too: pip install "
+            "tzdata"
+        ) from None

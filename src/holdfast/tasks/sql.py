@@ -40,6 +40,7 @@ NAMES = ("ready", "running", "delayed", "parked", "blocked", "done", "failed", "
 NUMBERS = {name: number for number, name in enumerate(NAMES)}
 
 MAX_HISTORY = 20  # earlier attempts that are kept
+_A_DAY_S = 86_400.0
 _PAGE = 500  # tasks that one step of a long operation looks at
 
 SCHEMA = """
@@ -143,7 +144,7 @@ STATEMENTS = {
     "set_schedule": """insert into {p}schedule (name, text, last) values (?, ?, 0)
         on conflict (name) do update set text = excluded.text, last = 0""",
     "unset_schedule": "delete from {p}schedule where name = ?",
-    "set_last": "update {p}schedule set last = ? where name = ? and last < ?",
+    "set_last": "update {p}schedule set last = ? where name = ? and (last < ? or last > ?)",
 }
 
 
@@ -278,7 +279,7 @@ class SqlStore(Store):
 
     def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
         def work(tx: Transaction) -> bool:
-            if tx.run(self.sql["set_last"], (moment, name, moment)).rowcount == 0:
+            if tx.run(self.sql["set_last"], (moment, name, moment, time() + _A_DAY_S)).rowcount == 0:
                 return False
             self.add_in(tx, [task], None)
             return True
@@ -340,9 +341,9 @@ class SqlStore(Store):
         return True
 
     def settle(self, endings: Sequence[Ending]) -> list[bool]:
-        return self.transact(lambda tx: [self._settle(tx, ending) for ending in endings])
+        return self.transact(lambda tx: [self.settle_in(tx, ending) for ending in endings])
 
-    def _settle(self, tx: Transaction, ending: Ending) -> bool:
+    def settle_in(self, tx: Transaction, ending: Ending) -> bool:
         row = self.find(tx.run, ending.id, "attempt", ending.token)
         if row is None:
             return False
@@ -513,7 +514,7 @@ class SqlStore(Store):
         def work(tx: Transaction) -> int:
             row = tx.run(self.sql["meta"], ("prune",)).fetchone()
             place, began = json.loads(row[0]) if row else (0, time())
-            if time() - began > 86_400:
+            if time() - began > _A_DAY_S:
                 place, began = 0, time()
                 tx.run(self.sql["forget_rates"], (tx.now,))
             newest = tx.run(self.sql["newest"]).fetchone()[0]

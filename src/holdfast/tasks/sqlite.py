@@ -41,7 +41,7 @@ from ..wait import RECHECK_S
 from .connection import BUSY_WAIT_S, Connection, WriterLock
 from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker, poll
 from .sql import DONE, NUMBERS, SCHEMA, Result, SqlStore, Transaction
-from .store import Attempt, Changes, NewTask, Registration, Woken
+from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
 
 VERSION = 1
 MAX_WAL_BYTES = 4 << 20  # the log is emptied when it is larger
@@ -56,6 +56,8 @@ _clock = getattr(time, "CLOCK_BOOTTIME", None)
 
 class SqliteStore(SqlStore):
     """The engine of a queue in a directory. See the head of this module."""
+
+    is_local = True
 
     def __init__(self, directory: str, *, durable: bool = True, mode: int = 0o644) -> None:
         super().__init__(prefix="", mark="?", lock="", share="")
@@ -247,10 +249,21 @@ class SqliteStore(SqlStore):
                 return [(id, False) for id in known]  # nothing to write, and nothing to sync
         return self.transact(lambda tx: self.add_in(tx, tasks, max_waiting))
 
-    def claim(self, worker: Registration, count: int, *, reserve: bool = False, idle: bool = False) -> list[Attempt]:
+    def claim(
+        self,
+        worker: Registration,
+        count: int,
+        *,
+        endings: Sequence[Ending] = (),
+        reserve: bool = False,
+        idle: bool = False,
+    ) -> list[Attempt]:
         assert isinstance(worker, Worker)
 
         def work(tx: Transaction) -> list[Attempt]:
+            for ending in endings:
+                self.settle_in(tx, ending)
+            self.finish(tx)  # a key whose task ended may have a task for this worker
             if worker.is_idle:
                 (was_timekeeper,) = tx.run(
                     f"select count(*) from idle where until < {NEVER} and worker = ?", name

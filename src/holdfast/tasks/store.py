@@ -161,6 +161,7 @@ class Store(ABC):
     """Tasks on one engine. Any thread may call it. A forked child calls it as if it had opened it itself."""
 
     name: str  # for messages: the path, or the URL without a password
+    is_local: bool  # all workers are on this machine, so that a live one never counts as dead
 
     @abstractmethod
     def close(self) -> None: ...
@@ -188,7 +189,10 @@ class Store(ABC):
 
     @abstractmethod
     def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
-        """Add the task of one moment of a schedule. False: this moment or a later one was added already."""
+        """Add the task of one moment of a schedule. False: this moment or a later one was added already.
+
+        A later one that is more than a day ahead does not count: a wrong clock has added it.
+        """
 
     # Work.
 
@@ -196,10 +200,19 @@ class Store(ABC):
     def register(self) -> Registration: ...
 
     @abstractmethod
-    def claim(self, worker: Registration, count: int, *, reserve: bool = False, idle: bool = False) -> list[Attempt]:
+    def claim(
+        self,
+        worker: Registration,
+        count: int,
+        *,
+        endings: Sequence[Ending] = (),
+        reserve: bool = False,
+        idle: bool = False,
+    ) -> list[Attempt]:
         """Assign up to `count` ready tasks to a worker: highest priority first, then oldest first.
 
-        reserve: the worker begins them one after the other
+        endings: settle these before, in the same transaction
+        reserve: the worker begins the tasks one after the other
         idle: if there is no task, the worker is about to call `wait`, and wants to be woken
         """
 

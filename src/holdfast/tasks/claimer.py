@@ -1,0 +1,212 @@
+"""`Claimer`: takes tasks for one thread, several in one transaction if they are short.
+
+A transaction costs more than a short task. So a thread that works on short tasks reserves the next ones together: as
+many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. With `durable=False`, endings are written together, too.
+
+A task may take longer than those before it. Then other workers must get the reserved tasks. `_Guard`, a thread of this
+process, gives them back after `_GUARD_S`, and writes the endings that are still in memory.
+
+If the process is killed, the reserved tasks are orphans that have not begun: that is no attempt. Endings that were not
+written are lost, so up to `_GUARD_S` of short tasks are done again. With `durable=True` each ending is on disk before
+`complete` returns.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from time import monotonic
+
+from .. import process
+from ..errors import HoldfastError
+from .claim import Claim
+from .policy import Retries, given_back
+from .store import Attempt, Ending, Registration, Store, Woken
+
+_RESERVE_S = 0.005
+_MAX_RESERVED = 64
+_GUARD_S = 0.010
+_RECOVER_EVERY_S = 1.0
+
+
+class Claimer:
+    """Takes tasks for one thread. `wait` and `next` are called by that thread, all else by any thread."""
+
+    def __init__(self, store: Store, retries: Retries, *, buffered: bool) -> None:
+        self.store = store
+        self.retries = retries
+        self.registry = process.registry
+        self.begun = 0  # changes with every task
+        self._buffered = buffered
+        self._worker: Registration | None = None
+        self._mutex = threading.RLock()
+        self._reserved: deque[Attempt] = deque()
+        self._endings: list[Ending] = []
+        self._dropped: deque[Attempt] = deque()
+        self._batch = 1
+        self._taken = 0  # from the last batch
+        self._claimed_at = self._recovered_at = 0.0
+
+    @property
+    def worker(self) -> Registration:
+        if self._worker is None:
+            self._worker = self.store.register()
+        return self._worker
+
+    def fileno(self) -> int:
+        return self.worker.fileno()
+
+    def next(self, *, idle: bool = False) -> Claim | None:
+        """The next task. None: no task is ready. idle: `wait` is called then."""
+        with self._mutex:
+            if not self._reserved:
+                self._claim(idle)
+            if not self._reserved:
+                return None
+            attempt = self._reserved.popleft()
+            self.begun += 1
+            self._taken += 1
+        if self._reserved or self._endings:
+            _guard(self)
+        return Claim(self, attempt)
+
+    def wait(self, deadline: float | None, *others: int) -> Claim | None:
+        """The next task. None: the deadline has passed, or one of the descriptors `others` is readable."""
+        while True:
+            claim = self.next(idle=True)
+            if claim is not None:
+                return claim
+            left = 3600.0 if deadline is None else deadline - monotonic()
+            if left <= 0:
+                return None
+            woken = self.store.wait(self.worker, left, *others)
+            if woken is Woken.OTHER:
+                return None
+            if woken is Woken.DEATH:
+                self.recover()
+
+    def _claim(self, idle: bool) -> None:
+        now = monotonic()
+        took = now - self._claimed_at
+        self._batch = max(1, min(_MAX_RESERVED, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
+        if now - self._recovered_at > _RECOVER_EVERY_S:
+            self._recovered_at = now
+            self.recover()
+        endings = self._take_endings()
+        self._claimed_at, self._taken = now, 0
+        self._reserved.extend(self.store.claim(self.worker, self._batch, endings=endings, reserve=True, idle=idle))
+
+    def recover(self) -> int:
+        """Settle the tasks of dead workers. Return how many."""
+        count = 0
+        while orphans := self.store.orphans():
+            settled = self.store.settle([self.retries.orphaned(attempt) for attempt in orphans])
+            count += sum(settled)
+            if not any(settled):
+                break  # another process is settling them
+        return count
+
+    def settle(self, ending: Ending) -> bool:
+        with self._mutex:
+            if self._buffered and ending.state == "done" and len(self._endings) < _MAX_RESERVED:
+                self._endings.append(ending)
+                _guard(self)
+                return True
+            return self.store.settle([*self._take_endings(), ending])[-1]
+
+    def drop(self, attempt: Attempt) -> None:
+        """Called while garbage is collected, in any place of the program: takes no lock."""
+        self._dropped.append(attempt)
+
+    def _take_endings(self) -> list[Ending]:
+        endings, self._endings = self._endings, []
+        while self._dropped:
+            endings.append(self.retries.failed(self._dropped.popleft(), "its claim was dropped", delay=0.0))
+        return endings
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._reserved or self._endings or self._dropped)
+
+    def write(self) -> None:
+        """Write the endings that are in memory, so that this process reads what it wrote."""
+        if (self._endings or self._dropped) and self.registry is process.registry:
+            with self._mutex:
+                endings = self._take_endings()
+                if endings:
+                    self.store.settle(endings)
+
+    def flush(self) -> None:
+        """Write endings, and give back reserved tasks."""
+        if self.registry is not process.registry:
+            return
+        with self._mutex:
+            endings = self._take_endings()
+            while self._reserved:
+                endings.append(given_back(self._reserved.popleft()))
+            if endings:
+                self.store.settle(endings)
+
+    def close(self) -> None:
+        if self.registry is process.registry:
+            self.flush()
+            if self._worker is not None:
+                self._worker.close()
+                self._worker = None
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except (HoldfastError, OSError, AttributeError, TypeError):
+            pass  # the process is ending: then its tasks are orphans
+
+
+class _Guard:
+    """A thread that flushes the claimers whose current task takes long."""
+
+    def __init__(self) -> None:
+        self.registry = process.registry
+        self.claimers: weakref.WeakSet[Claimer] = weakref.WeakSet()
+        self.needed = threading.Event()
+        threading.Thread(target=self._run, name="holdfast-reserved", daemon=True).start()
+
+    def _run(self) -> None:
+        seen: dict[int, int] = {}
+        while True:
+            self.needed.wait()
+            threading.Event().wait(_GUARD_S)
+            pending = [claimer for claimer in list(self.claimers) if claimer.has_pending]
+            if not pending:
+                self.needed.clear()
+                if not any(claimer.has_pending for claimer in list(self.claimers)):
+                    continue
+                self.needed.set()
+            for claimer in pending:
+                if seen.get(id(claimer)) == claimer.begun:
+                    try:
+                        claimer.flush()
+                    except (HoldfastError, OSError):
+                        pass  # its own thread meets the same error, and raises it
+            seen = {id(claimer): claimer.begun for claimer in pending}
+            del pending
+
+
+_current: _Guard | None = None
+
+
+def _guard(claimer: Claimer) -> None:
+    global _current
+    if _current is None or _current.registry is not process.registry:
+        _current = _Guard()
+        atexit.register(_flush_all)
+    _current.claimers.add(claimer)
+    if not _current.needed.is_set():
+        _current.needed.set()
+
+
+def _flush_all() -> None:
+    if _current is not None and _current.registry is process.registry:
+        for claimer in list(_current.claimers):
+            claimer.close()

@@ -1,0 +1,48 @@
+"""What happens to a task after an attempt. Engines do not decide this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import uniform
+
+from .store import Attempt, Ending
+
+WORKER_DIED = "the worker died"
+
+
+@dataclass(frozen=True)
+class Retries:
+    """The pause after the first attempt is about `first` seconds, then twice as long each time, at most `longest`."""
+
+    first: float = 1.0
+    longest: float = 300.0
+
+    def pause_after(self, tried: int) -> float:
+        """A random part, so that tasks that failed together do not all come back together."""
+        pause = min(self.longest, self.first * 2.0 ** min(tried - 1, 50))
+        return uniform(pause / 2, pause)
+
+    def failed(
+        self,
+        attempt: Attempt,
+        error: str,
+        *,
+        traceback: str | None = None,
+        output: str | None = None,
+        delay: float | None = None,
+    ) -> Ending:
+        """The task is tried again later, or has failed for good if this was its last attempt."""
+        if attempt.tried >= attempt.attempts:
+            return Ending(attempt.id, attempt.token, "failed", error=error, traceback=traceback, output=output)
+        pause = self.pause_after(attempt.tried) if delay is None else delay
+        return Ending(attempt.id, attempt.token, "delayed", pause, error=error, traceback=traceback, output=output)
+
+    def orphaned(self, attempt: Attempt) -> Ending:
+        """The worker died. If it had begun the task, that was an attempt. Another worker may take the task at once."""
+        if not attempt.begun:
+            return given_back(attempt)
+        return self.failed(attempt, WORKER_DIED, delay=0.0)
+
+
+def given_back(attempt: Attempt) -> Ending:
+    return Ending(attempt.id, attempt.token, "delayed", counts=False)
