@@ -12,7 +12,10 @@ from .errors import NoSuchTask, QueueFull, WorkerFailed
 from .functions import TaskFunction
 from .model import Task
 from .queue import TaskQueue
-from .worker import Summary, Worker
+try:
+    from .worker import Summary, Worker
+except ImportError:
+    pass
 
 __all__ = [
     "Claim",

@@ -33,7 +33,7 @@ class Connection:
         # The log is synced by `Syncer`, and by SQLite itself before each checkpoint.
         self.run("pragma synchronous = normal")
         self.run("pragma wal_autocheckpoint = 0")
-        self.run("select count(*) from meta").fetchone()  # creates the log
+        self.run("select count(*) from sqlite_master").fetchone()  # creates the log
 
     def sync(self) -> None:
         """Wait until the log is on disk. It is not deleted as long as this connection is open."""

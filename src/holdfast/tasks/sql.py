@@ -15,7 +15,7 @@ Tables, with the prefix of the queue before their names:
 Columns of a task that need explaining:
 
     seq        the number of the task. The id of a task without an `id` is an underscore and this number
-    ord        its place in the queue. A task that is tried again gets the number of the newest task: the back
+    ord        its place in the queue. A task that is tried again gets the next number: the back
     due        a moment of the engine's clock (`SqlStore.now`), not of the wall clock
     admitted   of a task with a key: it counts towards the limit of its key
     reserved   0: begun. Else the worker begins it after the tasks that it has with smaller numbers
@@ -79,6 +79,7 @@ STATEMENTS = {
         key_limit, key_interval, put_at, error, ended_at)
         values (?, ?, ?, (select coalesce(max(seq), 0) + 1 from {p}task), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "newest": "select coalesce(max(seq), 0) from {p}task",
+    "back_place": "select coalesce(max(seq), 0) + 1 from {p}task",
     "by_id": "select seq, state from {p}task where id = ? {share}",
     "by_seq": "select seq, state from {p}task where seq = ? and id is null {share}",
     "ready": f"""select {_ATTEMPT} from {{p}}task
@@ -301,15 +302,20 @@ class SqlStore(Store):
         rows = tx.run(self.sql["due"], (tx.now, _PAGE)).fetchall()
         if not rows:
             return
-        newest = tx.run(self.sql["newest"]).fetchone()[0]
+        place = self._back_place(tx)
         for seq, key, admitted in rows:
             if key is not None and not admitted:
-                tx.run(self.sql["back"], (PARKED, None, newest, seq))
+                tx.run(self.sql["back"], (PARKED, None, place, seq))
             else:
-                tx.run(self.sql["back"], (READY, None, newest, seq))
+                tx.run(self.sql["back"], (READY, None, place, seq))
                 tx.ready += 1
             if key is not None:
                 tx.keys.add(key)
+
+    def _back_place(self, tx: Transaction) -> int:
+        """The place behind all tasks so far, and before all tasks that are added later."""
+        place: int = tx.run(self.sql["back_place"]).fetchone()[0]
+        return place
 
     def finish(self, tx: Transaction) -> None:
         """The last step of a transaction: admit parked tasks of the keys that it touched."""
@@ -365,9 +371,9 @@ class SqlStore(Store):
             tx.ready += state == READY
             tx.due = tx.due or state == DELAYED
             past = _with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
-            newest = tx.run(self.sql["newest"]).fetchone()[0]
+            place = self._back_place(tx)
             tx.run(
-                self.sql["again"], (state, due, newest, tried, ending.error, ending.traceback, ending.output, past, seq)
+                self.sql["again"], (state, due, place, tried, ending.error, ending.traceback, ending.output, past, seq)
             )
         return True
 
@@ -446,8 +452,8 @@ class SqlStore(Store):
             key, tried, token, worker, started, ended, error, history = tx.run(self.sql["ended"], (seq,)).fetchone()
             if tried:
                 history = _with_attempt(history, token, worker, started, ended, NAMES[state], error)
-            newest = tx.run(self.sql["newest"]).fetchone()[0]
-            tx.run(self.sql["reset"], (READY if key is None else PARKED, newest, history, seq))
+            place = self._back_place(tx)
+            tx.run(self.sql["reset"], (READY if key is None else PARKED, place, history, seq))
             tx.ready += key is None
             if key is not None:
                 tx.keys.add(key)
