@@ -395,7 +395,8 @@ def test_a_process_has_one_inotify_instance(store: SqliteStore) -> None:
     workers = [store.register() for _ in range(4)]
     for worker in workers:
         store.claim(worker, 1, idle=True)
-    threads = [threading.Thread(target=store.wait, args=(worker, PATIENCE)) for worker in workers]
+    waiters = [lambda worker=worker: until(lambda: store.wait(worker, PATIENCE) is Woken.TASK) for worker in workers]
+    threads = [threading.Thread(target=waiter) for waiter in waiters]
     before = instances()
     for thread in threads:
         thread.start()

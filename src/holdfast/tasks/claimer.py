@@ -29,6 +29,7 @@ _RESERVE_S = 0.005
 _MAX_RESERVED = 64
 _GUARD_S = 0.010
 _RECOVER_EVERY_S = 1.0
+_LONG_S = 3600.0
 
 
 class Claimer:
@@ -78,14 +79,13 @@ class Claimer:
             claim = self.next(idle=True)
             if claim is not None:
                 return claim
-            left = 3600.0 if deadline is None else deadline - monotonic()
-            if left <= 0:
-                return None
-            woken = self.store.wait(self.worker, left, *others)
-            if woken is Woken.OTHER:
-                return None
+            left = _LONG_S if deadline is None else deadline - monotonic()
+            woken = self.store.wait(self.worker, left, *others) if left > 0 else Woken.OTHER
             if woken is Woken.DEATH:
                 self.recover()
+            elif woken is Woken.OTHER:
+                self.worker.leave()
+                return None
 
     def _claim(self, idle: bool) -> None:
         now = monotonic()

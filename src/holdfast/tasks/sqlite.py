@@ -265,16 +265,11 @@ class SqliteStore(SqlStore):
                 self.settle_in(tx, ending)
             self.finish(tx)  # a key whose task ended may have a task for this worker
             if worker.is_idle:
-                (was_timekeeper,) = tx.run(
-                    f"select count(*) from idle where until < {NEVER} and worker = ?", name
-                ).fetchone()
                 tx.run("delete from idle where worker = ?", name)
-            else:
-                was_timekeeper = 0
             attempts = self.claim_in(tx, worker.name, count, reserve=reserve)
             tx.ready = max(0, tx.ready - len(attempts))  # these need no other worker
             if attempts:
-                tx.due = tx.due or was_timekeeper > 0
+                tx.due = tx.due or keeps_time
                 worker.next_is_idle = False
             elif idle:
                 worker.until = self._time_to_wake(tx)
@@ -284,6 +279,7 @@ class SqliteStore(SqlStore):
             return attempts
 
         name = (worker.name,)
+        keeps_time = worker.is_idle and worker.until < NEVER
         if idle:
             worker.prepare(self)
         worker.next_is_idle = False
@@ -327,7 +323,7 @@ class SqliteStore(SqlStore):
         return Worker(self)
 
     def forget_idle(self, worker: Worker) -> None:
-        """A worker that ends is not idle any more. If it was woken for a task, another one gets that task."""
+        """A worker does not wait any more. If it was woken for a task, or keeps the time, another one does that."""
 
         def work(tx: Transaction) -> None:
             tx.run("delete from idle where worker = ?", (worker.name,))
@@ -335,6 +331,7 @@ class SqliteStore(SqlStore):
             tx.due = True
 
         if worker.is_idle:
+            worker.is_idle = False
             self.transact(work)
 
     def orphans(self) -> list[Attempt]:
@@ -361,29 +358,27 @@ class SqliteStore(SqlStore):
     def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
         assert isinstance(worker, Worker)
         deadline = monotonic() + seconds
-        with self._here().watching(f"{self.path}/workers", worker) as watch:
-            while True:
-                now = monotonic()
-                left = min(deadline - now, worker.look, max(0.0, worker.until - self.now()))
-                fds = [worker.bell.fd, *others, *([watch.fd] if watch is not None else [])]
-                ready = poll(fds, left)
-                if ready.intersection(others):
-                    return Woken.OTHER
-                if worker.bell.fd in ready:
-                    with suppress(BlockingIOError):
-                        system.read(worker.bell.fd, 4096)
-                    return Woken.TASK
-                if watch is not None and watch.fd in ready:
-                    watch.drain()
-                    worker.look = SOON_S  # the kernel reports the close before it drops the lock
-                    return Woken.DEATH
-                if monotonic() >= deadline:
-                    return Woken.TIME
-                if worker.look < RECHECK_S:
-                    worker.look = min(worker.look * 10, RECHECK_S)
-                    return Woken.DEATH
-                if self.now() >= worker.until or self.read(lambda run: run(self.sql["ready"], (1,)).fetchone()):
-                    return Woken.TASK
+        while True:
+            with self._here().watching(f"{self.path}/workers", worker) as watch:
+                left = min(deadline - monotonic(), worker.look, max(0.0, worker.until - self.now()))
+                ready = poll([worker.bell.fd, *others, *([watch.fd] if watch is not None else [])], left)
+            if ready.intersection(others):
+                return Woken.OTHER
+            if worker.bell.fd in ready:
+                with suppress(BlockingIOError):
+                    system.read(worker.bell.fd, 4096)
+                return Woken.TASK
+            if watch is not None and watch.fd in ready:
+                watch.drain()
+                worker.look = SOON_S  # the kernel reports the close before it drops the lock
+                return Woken.DEATH
+            if worker.look < RECHECK_S:
+                worker.look = min(worker.look * 10, RECHECK_S)
+                return Woken.DEATH
+            if monotonic() >= deadline:
+                return Woken.TIME
+            if self.now() >= worker.until or self.read(lambda run: run(self.sql["ready"], (1,)).fetchone()):
+                return Woken.TASK
 
     def changes(self) -> Changes:
         return LogChanges(self._connection(), f"{self._file}-wal")
