@@ -279,9 +279,15 @@ class InheritedNumber(int):
 
 
 _in_child: list[Callable[[], object]] = []
+_held: list[RLock] = []
 forks: list[None] = []  # one entry per fork under way: this may be a child whose hook has not run yet
 _pid = os.getpid()
 _is_ready = True  # False from the first fork on; True again in a child that has its own registry. Only a child reads it
+
+
+def hold_during_fork(mutex: RLock) -> None:
+    """Let a fork wait until no thread has this mutex, which protects a library that has mutexes of its own."""
+    _held.append(mutex)
 
 
 def after_fork_in_child(reset: Callable[[], object]) -> None:
@@ -298,12 +304,16 @@ def current_registry() -> Registry:
 
 def _before_fork() -> None:
     global _is_ready
+    for mutex in _held:
+        mutex.acquire()
     _is_ready = False
     forks.append(None)
 
 
 def _after_in_parent() -> None:
     forks.pop()
+    for mutex in _held:
+        mutex.release()
 
 
 def _begin_in_child() -> None:
@@ -311,6 +321,8 @@ def _begin_in_child() -> None:
     global registry, _pid, _is_ready
     if _is_ready:
         return
+    for mutex in _held:
+        mutex.release()
     forks.clear()
     _pid, _is_ready = os.getpid(), True
     old, registry = registry, Registry()

@@ -1,7 +1,7 @@
-"""`Claimer`: takes tasks for one thread, several in one transaction if they are short.
+"""`Claimer`: takes tasks for one thread. With `durable=False`, several in one transaction if they are short.
 
 A transaction costs more than a short task. So a thread that works on short tasks reserves the next ones together: as
-many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. With `durable=False`, endings are written together, too.
+many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. Endings are written together, too.
 
 A task may take longer than those before it. Then other workers must get the reserved tasks. `_Guard`, a thread of this
 process, gives them back after `_GUARD_S`, and writes the endings that are still in memory.
@@ -90,7 +90,8 @@ class Claimer:
     def _claim(self, idle: bool) -> None:
         now = monotonic()
         took = now - self._claimed_at
-        self._batch = max(1, min(_MAX_RESERVED, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
+        if self._buffered:
+            self._batch = max(1, min(_MAX_RESERVED, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
         if now - self._recovered_at > _RECOVER_EVERY_S:
             self._recovered_at = now
             self.recover()

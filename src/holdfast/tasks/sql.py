@@ -175,8 +175,8 @@ class SqlStore(Store):
     # What an engine adds.
 
     @abstractmethod
-    def transact(self, work: Callable[[Transaction], Result]) -> Result:
-        """Run `work` in a transaction that excludes no reader. Calls `finish` at its end."""
+    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
+        """Run `work` in a transaction, and `finish` at its end. sync: if the queue is durable, wait for the disk."""
 
     @abstractmethod
     def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
@@ -411,7 +411,8 @@ class SqlStore(Store):
     def report(self, id: str, token: int, progress_json: str) -> bool:
         seq = number_of(id)
         name, key = ("report_id", id) if seq is None else ("report_seq", seq)
-        done: bool = self.transact(lambda tx: tx.run(self.sql[name], (progress_json, key, token)).rowcount > 0)
+        statement = self.sql[name], (progress_json, key, token)
+        done: bool = self.transact(lambda tx: tx.run(*statement).rowcount > 0, sync=False)
         return done
 
     def is_cancelling(self, id: str, token: int) -> bool | None:

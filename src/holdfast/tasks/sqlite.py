@@ -38,7 +38,7 @@ from ..errors import CorruptStore, Unsupported
 from ..files import OwnedFd, remove, sync_directory, try_lock
 from ..paths import mount_of
 from ..wait import RECHECK_S
-from .connection import BUSY_WAIT_S, Connection, WriterLock
+from .connection import BUSY_WAIT_S, Connection, WriterLock, inside_sqlite
 from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker, poll
 from .sql import DONE, NUMBERS, SCHEMA, Result, SqlStore, Transaction
 from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
@@ -164,39 +164,50 @@ class SqliteStore(SqlStore):
             connection = local.connection = Connection(self._file)
         return connection
 
-    def transact(self, work: Callable[[Transaction], Result]) -> Result:
-        return self._explained(lambda: self._transact(work))
+    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
+        return self._explained(lambda: self._transact(work, sync))
 
-    def _transact(self, work: Callable[[Transaction], Result]) -> Result:
+    def _transact(self, work: Callable[[Transaction], Result], sync: bool) -> Result:
         connection = self._connection()
-        run = connection.run
         hold = self._lock.acquire(connection)
         try:
-            try:
-                run("begin immediate")
-                tx = Transaction(run, self.now())
-                result = work(tx)
-                if tx.keys:
-                    self.finish(tx)
-                woken = self._choose_idle(tx) if tx.ready or tx.due else []
-                run("commit")
-            except BaseException:
-                if connection.raw.in_transaction:
-                    run("rollback")
-                raise
-            self._commits += 1
-            if self._commits % _CHECK_WAL_EVERY == 0:
-                self._checkpoint_if_large(connection)
+            with inside_sqlite:
+                result, woken = self._commit(connection, work)
         finally:
             self._lock.release(connection, hold)
         if woken:
             self._ring(woken)
-        if self.durable:
+        if self.durable and sync:
             self._here().syncer.sync(connection)
         return result
 
+    def _commit(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
+        """Return the result of `work`, and the idle workers to wake."""
+        run = connection.run
+        try:
+            run("begin immediate")
+            tx = Transaction(run, self.now())
+            result = work(tx)
+            if tx.keys:
+                self.finish(tx)
+            woken = self._choose_idle(tx) if tx.ready or tx.due else []
+            run("commit")
+        except BaseException:
+            if connection.raw.in_transaction:
+                run("rollback")
+            raise
+        self._commits += 1
+        if self._commits % _CHECK_WAL_EVERY == 0:
+            self._checkpoint_if_large(connection)
+        return result, woken
+
     def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
-        return self._explained(lambda: work(self._connection().run))
+        def locked() -> Result:
+            connection = self._connection()
+            with inside_sqlite:
+                return work(connection.run)
+
+        return self._explained(locked)
 
     def _explained(self, work: Callable[[], Result]) -> Result:
         """Run `work`. Its SQLite errors become errors of this package or of the operating system."""
@@ -283,7 +294,7 @@ class SqliteStore(SqlStore):
         if idle:
             worker.prepare(self)
         worker.next_is_idle = False
-        attempts = self.transact(work)
+        attempts = self.transact(work, sync=bool(endings))  # a claim that a power failure undoes is no loss
         worker.is_idle = worker.next_is_idle
         return attempts
 
@@ -317,7 +328,7 @@ class SqliteStore(SqlStore):
             def work(tx: Transaction) -> None:
                 tx.ready = missed
 
-            self._transact(work)
+            self._transact(work, sync=False)
 
     def register(self) -> Registration:
         return Worker(self)
@@ -332,7 +343,7 @@ class SqliteStore(SqlStore):
 
         if worker.is_idle:
             worker.is_idle = False
-            self.transact(work)
+            self.transact(work, sync=False)
 
     def orphans(self) -> list[Attempt]:
         """The running tasks of workers whose kernel lock is free. Files of dead workers without tasks are removed."""

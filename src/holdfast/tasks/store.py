@@ -152,6 +152,7 @@ class Registration(ABC):
     def fileno(self) -> int:
         """A descriptor for a command to inherit. The worker counts as alive as long as the command runs. -1: none."""
 
+    @abstractmethod
     def leave(self) -> None:
         """The worker does not wait any more, and calls neither `wait` nor `claim` soon."""
 
