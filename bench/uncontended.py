@@ -59,7 +59,7 @@ def _holdfast(options: str) -> dict[str, tuple[str, str]]:
         JUDGED[2]: (setup, f"with Lock(path{options}): pass"),
         "holdfast: with lock, asyncio imported": (f"import asyncio; {setup}", "with lock: pass"),
         UNFAIR: (f"from holdfast import Lock; lock = Lock(path{options}, fair=False)", "with lock: pass"),
-        UNCOUNTED: (f"{setup}; lock._count = lock._metrics.cleanups.bump = int", "with lock: pass"),
+        UNCOUNTED: (f"{setup}; from itertools import repeat; lock._acquisitions = lock._engine.metrics.cleanups.count = repeat(0)", "with lock: pass"),
     }
 
 

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     Inode = tuple[int, int]  # st_dev, st_ino
     Key = Hashable  # what is locked: an inode, or a name on a server
     Task = weakref.ref[object]
-    # A live hold: what it locks, shared or not, its `owner`, and its open files, which must not be collected before it:
-    # a hold that was dropped releases itself. A tuple: every acquire makes one.
-    Entry = tuple[Key, bool, tuple[object, Task | None], object]
+    # A live hold: what it locks, shared or not, and its `owner`. A tuple: every acquire makes one.
+    Entry = tuple[Key, bool, tuple[object, Task | None]]
 
 _modules = sys.modules
 _local = ThreadLocal()
@@ -241,7 +240,9 @@ class Registry:
     __slots__ = ("holds", "lines", "mutex", "turns")
 
     def __init__(self) -> None:
-        self.holds: dict[int, Entry] = {}  # id of the hold. Popping the entry is the right to release it
+        # By the grant of the hold, so that the grant is not collected before the hold: a dropped hold releases itself.
+        # Popping the entry is the right to release the hold.
+        self.holds: dict[object, Entry] = {}
         self.turns: dict[str, Turn] = {}
         self.lines: dict[str, Line] = {}
         # Reentrant: a generator collected in the middle of `LinePlace` may run `leave` in the same thread.

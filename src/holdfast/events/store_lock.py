@@ -105,7 +105,7 @@ class StoreLock(BaseLock[Hold]):
         try:
             if engine.kind.take(file) is True:
                 if named(self.path, file.key) is not None:
-                    self._count()
+                    next(self._acquisitions)
                     return file
                 engine.kind.unlock(file)
         except BaseException:

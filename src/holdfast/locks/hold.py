@@ -48,11 +48,10 @@ class Hold:
         self._lost = False
         self._registry = registry = process.registry
         try:
-            count = lock._count
-            count()
-            registry.holds[id(self)] = (grant.key, grant.shared, process.owner(), grant)
+            next(lock._acquisitions)
+            registry.holds[grant] = (grant.key, grant.shared, process.owner())
         except BaseException:  # an interrupt. Once there is an entry, `__del__` releases
-            if id(self) not in registry.holds:
+            if grant not in registry.holds:
                 grant.release()
             raise
 
@@ -71,7 +70,7 @@ class Hold:
     @property
     def released(self) -> bool:
         """True after `release`, and in a forked child."""
-        return id(self) not in self._registry.holds or self._registry is not process.registry
+        return self._grant not in self._registry.holds or self._registry is not process.registry
 
     @property
     def lost(self) -> bool:
@@ -99,11 +98,11 @@ class Hold:
         holds, grant = self._registry.holds, self._grant
         try:
             # Popping the entry is atomic: if two threads release at once, exactly one of them pops it.
-            ours = holds.pop(id(self), None) is not None
+            ours = holds.pop(grant, None) is not None
             if ours and grant.release():
                 return
         except BaseException:  # perhaps an interrupt, before anything was done
-            if id(self) not in holds:
+            if grant not in holds:
                 grant.finish_release()
             raise
         raise self._loss() if ours else self._not_held()
@@ -119,7 +118,7 @@ class Hold:
 
     def _owner(self) -> object:
         """The task or thread that acquired it. None: it is released, or the task is gone."""
-        entry = self._registry.holds.get(id(self))
+        entry = self._registry.holds.get(self._grant)
         if entry is None:
             return None
         thread, task = entry[2]
@@ -178,9 +177,9 @@ class Hold:
 
     def __del__(self) -> None:
         try:
-            if id(self) not in self._registry.holds or self._registry is not process.current_registry():
+            if self._grant not in self._registry.holds or self._registry is not process.current_registry():
                 return
-            del self._registry.holds[id(self)]
+            del self._registry.holds[self._grant]
             self._grant.release()  # first: where warnings are errors, nothing comes after them
         except (AttributeError, KeyError):  # never got as far as being held, or the interpreter is going down
             return

@@ -22,7 +22,7 @@ A `Kind` defines what is locked: all of the file (`lock`), or one of several per
 
 from __future__ import annotations
 
-import stat
+from stat import S_ISREG
 from time import sleep, time
 
 from .. import metrics, process, system
@@ -250,7 +250,7 @@ class PathLock(local.LocalEngine):
         try:
             file.engine = self
             file.st = st = system.fstat(fd)
-            if not stat.S_ISREG(st.st_mode) or (st.st_size and self.kind.permits is None):
+            if not S_ISREG(st.st_mode) or (st.st_size and self.kind.permits is None):
                 raise not_a_lock_file(self.name)
             file.key = inode_of(st)
             device = st.st_dev
