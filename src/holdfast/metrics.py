@@ -69,8 +69,8 @@ class Kind:
         self.losses = Counter("Holds found to be lost")
 
     def waited(self, seconds: float) -> None:
-        self.contended.bump()
-        self._buckets[bisect_left(WAIT_BUCKETS, seconds)].bump()
+        next(self.contended.count)
+        next(self._buckets[bisect_left(WAIT_BUCKETS, seconds)].count)
         self._seconds += seconds  # exact, too: CPython switches threads only at calls and at jumps back
         for listener in _wait_listeners:
             listener(self.name, seconds)

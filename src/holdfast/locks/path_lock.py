@@ -29,11 +29,11 @@ from .. import metrics, process, system
 from ..errors import HoldfastError
 from ..files import OwnedFd, inode_of, named, try_lock
 from ..paths import LOCAL, absolute, mount_of
-from . import local
+from . import local, location
 from .base import would_deadlock
 from .engine import BUSY, QUEUED, REMOVING, REPLACED, Outcome
 from .first_waiter import FirstWaiter
-from .location import LockPath, not_a_lock_file
+from .location import Location, not_a_lock_file
 from .queue import remove_queue
 
 TYPE_CHECKING = False
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ..status import Status
     from ..wait import Steps
     from .base import StrPath
-    from .location import Location
 
 _FRESH_S = 0.1  # a file that was modified within this time shows the time of the acquisition
 _BRIEF_HOLD_S = 0.001  # after a longer hold, the cost of examining the queue does not matter
@@ -146,7 +145,10 @@ class Kind:
 class PathLock(local.LocalEngine):
     """The lock of one kind at one path."""
 
-    __slots__ = ("_path", "fair", "keeps_open", "kind", "metrics", "mode", "name", "removes_file", "sets_time")
+    __slots__ = (
+        *("_is_checked", "fair", "keeps_open", "kind", "location", "metrics", "mode", "name", "removes_file"),
+        "sets_time",
+    )
 
     blocks = False
 
@@ -159,11 +161,8 @@ class PathLock(local.LocalEngine):
         self.fair = fair and system.HAS_FIFOS
         self.mode = mode
         self.metrics = metrics.kind(kind.name)
-        self._path = LockPath(self.name, mode)
-
-    @property
-    def location(self) -> Location:  # type: ignore[override]
-        return self._path.location
+        self.location = Location(self.name)
+        self._is_checked = False
 
     def status(self) -> Status:
         from ..status import of_kernel_lock, of_semaphore
@@ -175,10 +174,10 @@ class PathLock(local.LocalEngine):
     # One attempt.
 
     def first_attempt(self) -> OpenFile | Outcome:
-        path = self._path
-        if path.is_unchecked:
-            path.check()
-        if self.fair and system.access(path.location.queue, 0):
+        if not self._is_checked:
+            location.check(self.location)
+            self._is_checked = True
+        if self.fair and system.access(self.location.queue, 0):
             return self.attempt(queued=True) if self.kind.may_pass_queue(self) else QUEUED
         return self.attempt()
 
@@ -236,16 +235,16 @@ class PathLock(local.LocalEngine):
 
         Raises NotALockFile, or Unsupported where the file system has no locks that work.
         """
-        path = self._path.location.file
+        path = self.location.file
         try:
             if path is not self.name:
-                path = self._path.follow_link()
+                path = location.follow_link(self)
             fd = system.open_fd(path, system.O_LOCK if create else system.O_EXISTING, self.mode)
         except OSError as error:
-            fd = self._path.open_otherwise(error, create)
+            fd = location.open_otherwise(self, error, create)
             if fd < 0:
                 return None
-            path = self._path.location.file
+            path = self.location.file
         file = OpenFile(fd)
         try:
             file.engine = self
@@ -380,8 +379,7 @@ class PathLock(local.LocalEngine):
 
     def gave_up(self) -> None:
         """Remove the file, unless others wait: then the last waiter that gives up does."""
-        location = self.location
-        if location.file not in process.registry.lines and not system.access(location.queue, 0):
+        if self.location.file not in process.registry.lines and not system.access(self.location.queue, 0):
             self.remove_if_unused()
 
 
