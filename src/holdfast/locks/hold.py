@@ -49,7 +49,7 @@ class Hold:
         self._registry = registry = process.registry
         try:
             next(lock._acquisitions)
-            registry.holds[grant] = (grant.key, grant.shared, process.owner())
+            registry.holds[grant] = process.owner()
         except BaseException:  # an interrupt. Once there is an entry, `__del__` releases
             if grant not in registry.holds:
                 grant.release()
@@ -118,10 +118,7 @@ class Hold:
 
     def _owner(self) -> object:
         """The task or thread that acquired it. None: it is released, or the task is gone."""
-        entry = self._registry.holds.get(self._grant)
-        if entry is None:
-            return None
-        thread, task = entry[2]
+        thread, task = self._registry.holds.get(self._grant, (None, None))
         return thread if task is None else task()
 
     def _not_held(self) -> HoldfastError:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..status import Status
     from ..wait import Steps
     from .base import StrPath
+    from .engine import Grant
 
 _FRESH_S = 0.1  # a file that was modified within this time shows the time of the acquisition
 _BRIEF_HOLD_S = 0.001  # after a longer hold, the cost of examining the queue does not matter
@@ -56,17 +57,20 @@ _PAUSE_S = 0.000_02
 class OpenFile(OwnedFd, local.LocalGrant):
     """The file of a lock, open. Once it is locked and the path names it, it is the grant of a hold."""
 
-    __slots__ = ("acquired_at", "called_at", "came_through_queue", "engine", "key", "mount", "set_lock", "shared", "st")
+    __slots__ = ("acquired_at", "called_at", "came_through_queue", "engine", "key", "mount", "set_lock", "st")
 
     token = None
     engine: PathLock
     key: process.Inode
-    shared: bool
     mount: Mount
     set_lock: Callable[[int, int], None]  # of a descriptor and an operation, as flock
     st: os.stat_result  # as of when it was opened
     acquired_at: float
     came_through_queue: bool  # with a ticket or in its turn. Its holder leaves the file to the next waiter
+
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        return self.engine.kind.shared
 
     def fileno(self) -> int:
         return self.fd
@@ -91,7 +95,10 @@ class OpenFile(OwnedFd, local.LocalGrant):
         finally:
             # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
             try:
-                engine.kind.unlock(self)
+                if engine.kind.permits is not None:
+                    system.unlock_slots(self.fd)
+                set_lock = self.set_lock
+                set_lock(self.fd, system.UN)
             finally:
                 if engine.keeps_open:
                     engine.put_away(self, still_named)
@@ -122,9 +129,6 @@ class Kind:
         """Try to lock the file. Returns True, or the reason why it failed."""
         raise NotImplementedError
 
-    def unlock(self, file: OpenFile) -> None:
-        raise NotImplementedError
-
     def is_free(self, file: OpenFile) -> bool:
         """Could the first waiter acquire the lock? The caller closes the file."""
         raise NotImplementedError
@@ -137,7 +141,7 @@ class Kind:
         """May the caller make an attempt although waiters are in the queue?"""
         raise NotImplementedError
 
-    def conflict(self, held: list[process.Entry]) -> str:
+    def conflict(self, held: list[Grant]) -> str:
         """Why a caller with these holds would wait for itself; empty if it would not."""
         raise NotImplementedError
 
@@ -255,7 +259,6 @@ class PathLock(local.LocalEngine):
             device = st.st_dev
             file.mount = mount = LOCAL if device & 0xFFF00 else mount_of(device, path)
             file.set_lock = system.lock_range if mount.ranged else system.lock
-            file.shared = self.kind.shared
         except BaseException:  # refused, or an interrupt
             file.close()
             raise
@@ -308,7 +311,7 @@ class PathLock(local.LocalEngine):
         except (FileNotFoundError, PermissionError):
             self.metrics.cleanups_skipped.bump()
         else:
-            self.metrics.cleanups.bump()
+            next(self.metrics.cleanups.count)
 
     def _remove_marked(self, file: OpenFile) -> None:
         """Remove the file if no other process uses it. The caller has marked the removal.
@@ -348,7 +351,7 @@ class PathLock(local.LocalEngine):
 
     # Waiting for it.
 
-    def held_by_caller(self, *, asynchronous: bool, ended: bool = False) -> list[process.Entry]:
+    def held_by_caller(self, *, asynchronous: bool, ended: bool = False) -> list[Grant]:
         if not process.registry.holds:
             return []
         try:
