@@ -17,6 +17,7 @@ from ..errors import HoldfastError, LockLost, NotLocked, NotOwner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any, TypeVar
 
@@ -109,12 +110,15 @@ class Hold:
 
     async def arelease(self) -> None:
         """`release`, for tasks. If it waits for a disk or a server, other tasks run meanwhile."""
+        await self._off_loop(self.release)
+
+    async def _off_loop(self, work: Callable[[], None]) -> None:
         if not self.lock._engine.blocks:
-            self.release()
+            work()
             return
         from ..wait import in_thread
 
-        await in_thread(self.release)
+        await in_thread(work)
 
     def _owner(self) -> object:
         """The task or thread that acquired it. None: it is released, or the task is gone."""
@@ -165,12 +169,7 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.lock._engine.blocks:
-            from ..wait import in_thread
-
-            await in_thread(lambda: self.__exit__(kind, error, trace))
-        else:
-            self.__exit__(kind, error, trace)
+        await self._off_loop(lambda: self.__exit__(kind, error, trace))
 
     def __del__(self) -> None:
         try:

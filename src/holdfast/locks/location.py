@@ -48,8 +48,11 @@ def follow_link(engine: PathLock) -> str:
 def open_otherwise(engine: PathLock, error: OSError, create: bool) -> int:
     """Open the file in another way after the plain open failed, or raise the reason. -1: there is no file."""
     path, name = engine.location.file, engine.name
-    if not create:
-        return _open_to_read(path, error)
+    if not create:  # another user's file, which this process may be able to remove
+        try:
+            return system.open_fd(path, system.O_READ) if isinstance(error, PermissionError) else -1
+        except OSError:
+            return -1
     if error.errno == errno.ELOOP and path == name and (path := follow_link(engine)) != name:
         try:
             return system.open_fd(path, system.O_LOCK, engine.mode)
@@ -63,14 +66,6 @@ def open_otherwise(engine: PathLock, error: OSError, create: bool) -> int:
         text = "the directory for this lock does not exist; make it first"
         raise FileNotFoundError(errno.ENOENT, text, name) from None
     raise error
-
-
-def _open_to_read(path: str, error: OSError) -> int:
-    """Open another user's file, which this process may be able to remove. -1: it cannot be opened."""
-    try:
-        return system.open_fd(path, system.O_READ) if isinstance(error, PermissionError) else -1
-    except OSError:
-        return -1
 
 
 def _open_denied(engine: PathLock, error: PermissionError) -> int:
