@@ -62,7 +62,6 @@ class _KeptOpen(PathLock):
             return
         kept = OpenFile(file.detach())
         kept.key, kept.st, kept.mount, kept.set_lock = file.key, file.st, file.mount, file.set_lock
-        kept.shared = False
         self.spare.append(kept)  # without `engine`, so without a cycle: the file is closed with the engine
 
     def can_keep(self, reusable: bool) -> bool:
@@ -105,9 +104,9 @@ class StoreLock(BaseLock[Hold]):
         try:
             if engine.kind.take(file) is True:
                 if named(self.path, file.key) is not None:
-                    self._count()
+                    next(self._acquisitions)
                     return file
-                engine.kind.unlock(file)
+                file.set_lock(file.fd, system.UN)
         except BaseException:
             file.close()
             raise
@@ -119,7 +118,7 @@ class StoreLock(BaseLock[Hold]):
         engine = self._engine
         try:
             still_named = named(self.path, file.key) is not None
-            engine.kind.unlock(file)
+            file.set_lock(file.fd, system.UN)
         except BaseException:
             file.close()
             raise
