@@ -140,7 +140,7 @@ def postgres(postgres_server: servers.Postgres) -> Iterator[str]:
     with postgres_server.connect("postgres") as connection:
         connection.execute(f"create database {name}")
     yield postgres_server.url(name)
-    with postgres_server.connect("postgres") as connection:
+    with postgres_server.connect("postgres", user="postgres") as connection:
         connection.execute(f"drop database {name} with (force)")
 
 

@@ -29,7 +29,6 @@ SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": 100,
     "fsync": "off",
-    "synchronous_commit": "off",
     "full_page_writes": "off",
     "shared_buffers": "32MB",
     "autovacuum_naptime": "5s",

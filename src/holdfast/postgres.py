@@ -38,7 +38,9 @@ else:
     _missing = None
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Sequence
+
+    Statement = tuple[str, Sequence[Any]]  # and its parameters
 
 SCHEMES = ("postgresql://", "postgres://")
 CONNECT_TIMEOUT_S = 10
@@ -149,6 +151,24 @@ def _refuse_transaction_pooler(session: Session, url: str) -> None:
                 f"{without_password(url)} is a connection pooler in transaction mode, where a session does not keep "
                 "its locks. Connect to the PostgreSQL server itself, or set pool_mode=session."
             )
+
+
+def send(
+    connection: psycopg.Connection[Any], statements: Iterable[Statement], cursors: list[psycopg.Cursor[Any]]
+) -> None:
+    """Send statements in one round trip. Their cursors are appended, also if a later statement fails."""
+    failed: psycopg.Error | None = None
+    try:
+        with connection.pipeline():
+            try:
+                for sql, values in statements:
+                    cursors.append(connection.execute(sql, values))
+            except psycopg.Error as error:
+                failed = error  # not raised here: the end of the pipeline would log a second error
+    except psycopg.Error as error:
+        failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def failure(url: str, error: psycopg.Error) -> ConnectionFailed:

@@ -43,7 +43,9 @@ from .store import ENDED, Attempt, Changes, Ending, NewTask, Registration, Woken
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg
 
-Statement = tuple[str, Sequence[Any]]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..postgres import Statement
 
 VERSION = 1
 RECONNECT_S = 30.0
@@ -136,6 +138,8 @@ def open_store(url: str) -> PostgresStore:
 
 class PostgresStore(SqlStore):
     """The engine of a queue on a PostgreSQL server. See the head of this module."""
+
+    is_local = False
 
     def __init__(self, url: str) -> None:
         self.name = postgres.without_password(url)
@@ -237,14 +241,12 @@ class PostgresStore(SqlStore):
 
     def _begin(self, session: postgres.Session, first: Sequence[Statement]) -> tuple[Transaction, str]:
         connection = session.connection
-        with connection.pipeline():
-            connection.execute("begin isolation level read committed")
-            head = connection.execute(_HEAD)
-            cursors = [connection.execute(sql, values) for sql, values in first]
-        now, xid = head.fetchone() or (0.0, "")
+        cursors: list[Any] = []
+        postgres.send(connection, (("begin isolation level read committed", ()), (_HEAD, ()), *first), cursors)
+        now, xid = cursors[1].fetchone() or (0.0, "")
         self._offset = now - monotonic()
         tx = Transaction(connection.execute, now)
-        tx.first = cursors
+        tx.first = cursors[2:]
         return tx, xid
 
     def _commit(self, session: postgres.Session, tx: Transaction) -> None:
@@ -253,14 +255,12 @@ class PostgresStore(SqlStore):
         if not (wake or tx.ended):
             connection.execute("commit")
             return
-        committed = None
+        cursors: list[Any] = []
         try:
-            with connection.pipeline():
-                committed = connection.execute("commit")
-                connection.execute(self.sql["wake"], [wake])
+            postgres.send(connection, (("commit", ()), (self.sql["wake"], [wake])), cursors)
         except psycopg.Error:
             # Idle workers look again after a second. What matters is whether the commit was answered.
-            if committed is None or committed.statusmessage != "COMMIT":
+            if not cursors or cursors[0].statusmessage != "COMMIT":
                 raise
 
     def _was_committed(self, session: postgres.Session, pid: int, xid: str) -> bool:
@@ -281,9 +281,10 @@ class PostgresStore(SqlStore):
     def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
         return self._attempt(lambda session: work(session.connection.execute))
 
-    def _attempt(self, work: Callable[[postgres.Session], Result], patience: float = RECONNECT_S) -> Result:
+    def _attempt(self, work: Callable[[postgres.Session], Result], patience: float | None = None) -> Result:
         """Call `work` with a session. Repeat it after a deadlock or a lost connection."""
-        deadline, pause, deadlocks = monotonic() + patience, 0.0, 0
+        deadline = monotonic() + (RECONNECT_S if patience is None else patience)
+        pause, deadlocks = 0.0, 0
         while True:
             try:
                 with self.here().session() as session:
@@ -539,9 +540,9 @@ class PostgresStore(SqlStore):
     def changes(self) -> Changes:
         return self._retried(lambda: ServerChanges(self, self.here()))
 
-    def _retried(self, work: Callable[[], Result], patience: float = RECONNECT_S) -> Result:
+    def _retried(self, work: Callable[[], Result]) -> Result:
         """Call `work` until the server can be reached."""
-        deadline = monotonic() + patience
+        deadline = monotonic() + RECONNECT_S
         while True:
             try:
                 return work()

@@ -148,13 +148,16 @@ class Home:
         if not poll([session.fileno()], 0):
             return True
         try:
-            for notification in session.connection.notifies(timeout=0):
+            notifications = list(session.connection.notifies(timeout=0))
+            for notification in notifications:
                 if notification.channel == self.channel:
                     bells = [bell] if (bell := self._bells.get(notification.payload)) is not None else []
                 else:
                     bells = list(self._bells.values())
                 for bell in bells:
                     bell.ring()
+            if not notifications:  # perhaps the last words of the server
+                session.connection.execute("select 1")
         except psycopg.OperationalError:
             session.close()
         return session.is_open
