@@ -2,7 +2,11 @@
 
 An engine derives from `SqlStore`. It opens connections, runs a function in a transaction, claims, knows which workers
 are alive, and wakes those that wait. The statements are written for SQLite and work in PostgreSQL, too: there `?`
-becomes `%s`, and `{lock}` and `{share}` become the clauses that lock rows.
+becomes `%s`, and these become clauses that lock the rows which a statement returns:
+
+    {lock}     the transaction is about to end the task or to change who may run it
+    {skip}     the same, without the rows that another transaction has locked
+    {share}    the task must not end before this transaction does
 
 Tables, with the prefix of the queue before their names:
 
@@ -68,7 +72,7 @@ create table {p}schedule (name text primary key, text text not null, last double
 create table {p}meta (name text primary key, value text not null);
 """
 
-_ATTEMPT = "seq, id, token, payload, function, priority, attempts, tried, timeout, key_name"
+ATTEMPT = "seq, id, token, payload, function, priority, attempts, tried, timeout, key_name"
 _STORED = (
     "seq, id, state, payload, function, priority, attempts, tried, token, timeout, key_name, key_limit, due, worker, "
     "result, error, traceback, output, progress, put_at, started_at, ended_at, cancelling, history"
@@ -82,17 +86,17 @@ STATEMENTS = {
     "back_place": "select coalesce(max(seq), 0) + 1 from {p}task",
     "by_id": "select seq, state from {p}task where id = ? {share}",
     "by_seq": "select seq, state from {p}task where seq = ? and id is null {share}",
-    "ready": f"""select {_ATTEMPT} from {{p}}task
+    "ready": f"""select {ATTEMPT} from {{p}}task
         where state = 0 and not exists (select 1 from {{p}}meta where name = 'paused')
-        order by priority desc, ord, seq limit ? {{lock}}""",
+        order by priority desc, ord, seq limit ? {{skip}}""",
     "begin": """update {p}task set state = 1, token = token + 1, tried = tried + 1, worker = ?, reserved = ?,
         started_at = ?, progress = null where seq = ?""",
-    "due": "select seq, key_name, admitted from {p}task where state = 2 and due <= ? order by due limit ? {lock}",
+    "due": "select seq, key_name, admitted from {p}task where state = 2 and due <= ? order by due limit ? {skip}",
     "next_due": "select min(due) from {p}task where state = 2",
     "state": "update {p}task set state = ?, due = ? where seq = ?",
     "back": "update {p}task set state = ?, due = ?, ord = ? where seq = ?",
     "parked": """select seq, key_limit, key_interval from {p}task where state = 3 and key_name = ?
-        order by priority desc, ord, seq limit 1""",
+        order by priority desc, ord, seq limit 1 {skip}""",
     "admitted": "select count(*), coalesce(max(due), 0) from {p}task where admitted = 1 and key_name = ?",
     "admit": "update {p}task set state = ?, due = ?, admitted = 1 where seq = ?",
     "next_at": "select next_at from {p}key_rate where key_name = ?",
@@ -117,14 +121,14 @@ STATEMENTS = {
     "cancelling_id": "select cancelling from {p}task where id = ? and token = ? and state = 1",
     "cancelling_seq": "select cancelling from {p}task where seq = ? and token = ? and state = 1",
     "cancelling": "select seq, id, token from {p}task where state = 1 and cancelling = 1",
-    "running": f"select {_ATTEMPT}, reserved from {{p}}task where state = 1 and worker = ? order by reserved, seq",
+    "running": f"select {ATTEMPT}, reserved from {{p}}task where state = 1 and worker = ? order by reserved, seq",
     "workers": "select distinct worker from {p}task where state = 1",
     "add_edge": "insert into {p}edge (blocker, task) values (?, ?)",
     "dependents": "select task from {p}edge where blocker = ? order by task",
     "cut": "delete from {p}edge where blocker = ?",
     "cut_task": "delete from {p}edge where task = ?",
     "is_blocked": "select 1 from {p}edge where task = ? limit 1",
-    "waits": "select state, key_name, due from {p}task where seq = ?",
+    "waits": "select state, key_name, due from {p}task where seq = ? {lock}",
     "mark_cancelling": "update {p}task set cancelling = 1 where seq = ?",
     "cancel": """update {p}task set state = 7, ended_at = ?, error = ?, admitted = 0 where seq = ?""",
     "reset": """update {p}task set state = ?, due = null, ord = ?, tried = 0, ended_at = null, result = null,
@@ -135,7 +139,7 @@ STATEMENTS = {
     "page": f"select {_STORED} from {{p}}task where state = {{state}} and seq > ? order by seq limit ?",
     "stored_id": f"select {_STORED} from {{p}}task where id = ?",
     "stored_seq": f"select {_STORED} from {{p}}task where seq = ? and id is null",
-    "prunable": "select seq, state, ended_at from {p}task where seq > ? order by seq limit ?",
+    "prunable": "select seq, state, ended_at from {p}task where seq > ? order by seq limit ? {skip}",
     "count": "select count(*) from {p}task where state = {state}",
     "meta": "select value from {p}meta where name = ?",
     "set_meta": """insert into {p}meta (name, value) values (?, ?)
@@ -147,28 +151,31 @@ STATEMENTS = {
     "unset_schedule": "delete from {p}schedule where name = ?",
     "set_last": "update {p}schedule set last = ? where name = ? and (last < ? or last > ?)",
 }
+STATEMENTS |= {f"locked_{name}": f"{STATEMENTS[name]} {{lock}}" for name in ("page", "stored_id", "stored_seq")}
 
 
 class Transaction:
     """One transaction: its statements, and what it changed that others must learn of."""
 
-    __slots__ = ("due", "keys", "now", "ready", "run")
+    __slots__ = ("due", "ended", "first", "keys", "now", "ready", "run")
 
     def __init__(self, run: Callable[..., Any], now: float) -> None:
         self.run = run  # run(statement, parameters) returns a cursor
         self.now = now  # of the engine's clock
         self.ready = 0  # tasks that became ready
         self.due = False  # a task became delayed
+        self.ended = False  # a task may have ended
+        self.first: Sequence[Any] = ()  # cursors of statements that were sent with the begin
         self.keys: set[str] = set()  # whose parked tasks may have become ready
 
 
 class SqlStore(Store):
     """Operations of the port in SQL."""
 
-    def __init__(self, *, prefix: str, mark: str, lock: str, share: str) -> None:
+    def __init__(self, *, prefix: str, mark: str, lock: str, skip: str, share: str) -> None:
         self.sql: dict[str, str] = {}
         for name, text in STATEMENTS.items():
-            filled = " ".join(text.format(p=prefix, lock=lock, share=share, state="{state}").split())
+            filled = " ".join(text.format(p=prefix, lock=lock, skip=skip, share=share, state="{state}").split())
             self.sql[name] = filled.replace("?", mark)
         self.prefix = prefix
 
@@ -189,10 +196,14 @@ class SqlStore(Store):
     def lock_key(self, tx: Transaction, key: str) -> None:
         """Keep other transactions from admitting tasks with this key. A no-op where transactions run one by one."""
 
+    def may_prune(self, tx: Transaction) -> bool:
+        """False: another transaction is pruning now."""
+        return True
+
     # Add.
 
     def add_in(self, tx: Transaction, tasks: Sequence[NewTask], max_waiting: int | None) -> list[tuple[str, bool]]:
-        room = None if max_waiting is None else max_waiting - self._count_waiting(tx, max_waiting)
+        room = None if max_waiting is None else max_waiting - self.count_waiting(tx, max_waiting)
         added = []
         for task in tasks:
             if task.id is not None and self.find(tx.run, task.id, "by") is not None:
@@ -202,13 +213,24 @@ class SqlStore(Store):
                 if room <= 0:
                     break
                 room -= 1
-            added.append((self._add_one(tx, task), True))
+            added.append(self._add_one(tx, task))
         return added
 
-    def _count_waiting(self, tx: Transaction, limit: int) -> int:
+    def count_waiting(self, tx: Transaction, limit: int) -> int:
+        """How many tasks wait. An engine may stop counting at `limit`."""
         return sum(tx.run(self.sql["count"].format(state=state)).fetchone()[0] for state in (0, 2, 3, 4))
 
-    def _add_one(self, tx: Transaction, task: NewTask) -> str:
+    def _add_one(self, tx: Transaction, task: NewTask) -> tuple[str, bool]:
+        values, blockers = self.row_of(tx, task)
+        seq = self.insert(tx, values)
+        if seq is None:
+            return str(task.id), False
+        for blocker in blockers:
+            tx.run(self.sql["add_edge"], (blocker, seq))
+        return task.id if task.id is not None else f"_{seq}", True
+
+    def row_of(self, tx: Transaction, task: NewTask) -> tuple[tuple[Any, ...], list[int]]:
+        """The values to insert for a new task, and the numbers of the tasks that it waits for."""
         state, error, blockers = READY, None, []
         for id in task.after:
             found = self.find(tx.run, id, "by")
@@ -229,32 +251,26 @@ class SqlStore(Store):
                 tx.keys.add(task.key)
             else:
                 tx.ready += 1
-        ended_at = time() if state == CANCELLED else None
-        seq = self.insert(
-            tx,
-            (
-                task.id,
-                state,
-                task.priority,
-                due,
-                task.payload_json,
-                task.function,
-                task.attempts,
-                task.timeout,
-                task.key,
-                task.limit,
-                task.interval,
-                time(),
-                error,
-                ended_at,
-            ),
+        values = (
+            task.id,
+            state,
+            task.priority,
+            due,
+            task.payload_json,
+            task.function,
+            task.attempts,
+            task.timeout,
+            task.key,
+            task.limit,
+            task.interval,
+            time(),
+            error,
+            time() if state == CANCELLED else None,
         )
-        if state == BLOCKED:
-            for blocker in dict.fromkeys(blockers):
-                tx.run(self.sql["add_edge"], (blocker, seq))
-        return task.id if task.id is not None else f"_{seq}"
+        return values, list(dict.fromkeys(blockers)) if state == BLOCKED else []
 
-    def insert(self, tx: Transaction, values: tuple[Any, ...]) -> int:
+    def insert(self, tx: Transaction, values: tuple[Any, ...]) -> int | None:
+        """Insert a task and return its number. None: another transaction has added a task with its id."""
         seq: int = tx.run(self.sql["insert"], values).lastrowid
         return seq
 
@@ -295,7 +311,7 @@ class SqlStore(Store):
         now = time()
         for place, row in enumerate(rows):
             tx.run(self.sql["begin"], (worker, place if reserve else 0, now, row[0]))
-        return [_attempt(row, 1) for row in rows]
+        return [attempt_of(row, 1) for row in rows]
 
     def promote_due(self, tx: Transaction) -> None:
         """Delayed tasks whose moment has come are ready, or wait for the limit of their key."""
@@ -385,19 +401,22 @@ class SqlStore(Store):
             tasks = [row[0] for row in tx.run(self.sql["dependents"], (blocker,)).fetchall()]
             tx.run(self.sql["cut"], (blocker,))
             for task in tasks:
+                # Locked first: another transaction may end another task that it waits for.
+                waits = tx.run(self.sql["waits"], (task,)).fetchone()
+                if waits is None or waits[0] != BLOCKED:
+                    continue
                 if state != DONE:
                     tx.run(self.sql["cut_task"], (task,))
                     tx.run(self.sql["cancel"], (time(), f"task {name} is {NAMES[state]}", task))
                     ended.append((task, self._id_of(tx, task), CANCELLED))
                 elif tx.run(self.sql["is_blocked"], (task,)).fetchone() is None:
-                    self._unblock(tx, task)
+                    self._unblock(tx, task, *waits[1:])
 
     def _id_of(self, tx: Transaction, seq: int) -> str:
         row = tx.run(self.sql["page"].format(state=CANCELLED), (seq - 1, 1)).fetchone()
         return _id(row[0], row[1])
 
-    def _unblock(self, tx: Transaction, seq: int) -> None:
-        _, key, due = tx.run(self.sql["waits"], (seq,)).fetchone()
+    def _unblock(self, tx: Transaction, seq: int, key: str | None, due: float | None) -> None:
         if due is not None and due > tx.now:
             tx.run(self.sql["state"], (DELAYED, due, seq))
             tx.due = True
@@ -426,7 +445,7 @@ class SqlStore(Store):
     def running(self, worker: str) -> list[Attempt]:
         """The first one, and all that are not reserved, have begun."""
         rows = self.read(lambda run: run(self.sql["running"], (worker,)).fetchall())
-        attempts = [_attempt(row, 0) for row in rows]
+        attempts = [attempt_of(row, 0) for row in rows]
         for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
             attempt.begun = place == 0 or row[-1] == 0
         return attempts
@@ -446,7 +465,8 @@ class SqlStore(Store):
             self._release_dependents(tx, seq, id, CANCELLED)
             return True
 
-        return self._change(which, [RUNNING, READY, DELAYED, PARKED, BLOCKED], change)
+        # In the order of a task's life: one that becomes ready meanwhile is not missed.
+        return self._change(which, [BLOCKED, DELAYED, PARKED, READY, RUNNING], change)
 
     def retry(self, which: Selection) -> int:
         def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
@@ -501,7 +521,7 @@ class SqlStore(Store):
     def _change_ids(self, tx: Transaction, ids: list[str], wanted: list[int], change: Any, which: Selection) -> int:
         changed = 0
         for id in ids:
-            row = self.find(tx.run, id, "stored")
+            row = self.find(tx.run, id, "locked_stored")
             if row is not None and row[2] in wanted and _ended_before(row, which):
                 changed += change(tx, row[0], id, row[2])
         return changed
@@ -509,7 +529,7 @@ class SqlStore(Store):
     def _change_page(
         self, tx: Transaction, state: int, after: int | None, size: int, change: Any, which: Selection
     ) -> tuple[int, int | None]:
-        rows = tx.run(self.sql["page"].format(state=state), (after, size)).fetchall()
+        rows = tx.run(self.sql["locked_page"].format(state=state), (after, size)).fetchall()
         changed = sum(change(tx, row[0], _id(row[0], row[1]), state) for row in rows if _ended_before(row, which))
         return changed, rows[-1][0] if rows else None
 
@@ -519,6 +539,8 @@ class SqlStore(Store):
         moments = {NUMBERS[state]: moment for state, moment in older_than.items()}
 
         def work(tx: Transaction) -> int:
+            if not self.may_prune(tx):
+                return 0
             row = tx.run(self.sql["meta"], ("prune",)).fetchone()
             place, began = json.loads(row[0]) if row else (0, time())
             if time() - began > _A_DAY_S:
@@ -592,7 +614,7 @@ def _id(seq: int, id: str | None) -> str:
     return f"_{seq}" if id is None else id
 
 
-def _attempt(row: Sequence[Any], more: int) -> Attempt:
+def attempt_of(row: Sequence[Any], more: int) -> Attempt:
     seq, id, token, payload, function, priority, attempts, tried, timeout, key = row[:10]
     return Attempt(
         f"_{seq}" if id is None else id,

@@ -60,7 +60,7 @@ class SqliteStore(SqlStore):
     is_local = True
 
     def __init__(self, directory: str, *, durable: bool = True, mode: int = 0o644) -> None:
-        super().__init__(prefix="", mark="?", lock="", share="")
+        super().__init__(prefix="", mark="?", lock="", skip="", share="")
         self.name = self.path = os.path.abspath(directory)
         self.durable = durable
         self._mode = mode
