@@ -38,7 +38,7 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 # A child that becomes another user may not be able to read the checkout. So the modules that the package loads on first
 # use are loaded here, whatever the order of the tests is.
-for room in ("", "locks", "atomicdir", "events"):
+for room in ("", "locks", "atomicdir", "events", "tasks"):
     for found in pkgutil.iter_modules([str(Path(holdfast.__file__).parent / room)]):
         if not found.ispkg and found.name != "__main__":
             importlib.import_module(".".join(filter(None, ("holdfast", room, found.name))))

@@ -187,6 +187,18 @@ class Run(Step):
         return self._result
 
 
+def poll(fds: list[int], seconds: float | None) -> set[int]:
+    """Wait until at least one of the descriptors can be read, and return those. None waits as long as it takes."""
+    import select
+
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    # Rounded up: a wait that ends too early is one wait more.
+    timeout = None if seconds is None else min(1 << 30, max(0, int(seconds * 1000 + 0.999)))
+    return {fd for fd, _ in poller.poll(timeout)}
+
+
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Call `work` in a thread, so that other tasks go on, and return its result or raise its exception.
 

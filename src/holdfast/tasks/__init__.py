@@ -12,11 +12,7 @@ from .errors import NoSuchTask, QueueFull, WorkerFailed
 from .functions import TaskFunction
 from .model import Task
 from .queue import TaskQueue
-
-try:
-    from .worker import Summary, Worker
-except ImportError:
-    pass
+from .worker import Summary, Worker
 
 __all__ = [
     "Claim",

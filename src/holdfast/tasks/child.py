@@ -1,376 +1,309 @@
-"""The processes of a worker: what they do, and what their supervisor knows of them."""
+"""The child processes of a worker: they claim tasks and run them. `worker` supervises them.
+
+A child reports to its supervisor in two ways:
+
+    counters    in shared memory, which survives the child: how many tasks ended in which way
+    messages    lines of JSON in a pipe:
+                ["worker", name]                        the name of a worker in the queue, before its first claim
+                ["begin", id, token, seconds]           a task with a timeout. The supervisor ends it after `seconds`
+                ["end", id, token]                      its handler has returned
+                ["idle"]                                no task is ready. Only if the worker is to end then
+
+Another pipe is closed when the child is to stop. That also happens if the supervisor is killed. Then the kernel ends a
+child whose task takes too long, with SIGALRM.
+"""
 
 from __future__ import annotations
 
 import errno
-import mmap
+import json
+import logging
 import os
-import select
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic, sleep
+from typing import Any
 
-from .. import owner, process
+from .. import process
 from ..errors import HoldfastError
 from ..files import OwnedFd
+from ..wait import poll
 from .claim import Claim
-from .handler import IF_NOBODY_ELSE_DOES
-from .idle import Idle
+from .handler import GRACE_S, Runner
+from .policy import outcome_of
 from .queue import TaskQueue
+from .store import Ending
 
-_NEVER = float("inf")
-_GRACE = 1.0  # seconds for what ends itself
-_A_WHILE = 1.0
-_BETWEEN_LOOKS = 0.001  # seconds
-# What passes: whoever meets it tries again later.
-PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
-_DONE, _FAILED, _RETRIED, _GIVEN_BACK = range(4)
-_OUTCOMES: dict[str | None, int] = {"done": _DONE, "failed": _FAILED, "retried": _RETRIED, "given back": _GIVEN_BACK}
+OUTCOMES = ("done", "failed", "retried", "given back", "cancelled")
+_BEGUN, _FINISHED = len(OUTCOMES), len(OUTCOMES) + 1
+COUNTERS = len(OUTCOMES) + 2
+LATER = 75  # the exit status of a child that cannot go on for a reason that passes
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PASSING = DISK_FULL | {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+FULL_PAUSE_S = 1.0
+_CHECK_STOP_S = 0.001
+_SUPERVISOR_LATE_S = 2.0  # then it is dead, and the kernel ends this process
+
+log = logging.getLogger("holdfast")
+Hook = Callable[..., object] | None
 
 
-class Counts:
-    """What the threads of a child have done, in memory that it shares with its supervisor, and so survives it."""
+class Counters:
+    """What a child has done."""
 
-    def __init__(self, threads: int) -> None:
-        self._memory = mmap.mmap(-1, 32 * threads + 16)
-        cells = memoryview(self._memory).cast("Q")
-        self._cells, self._begun, self._finished = cells[:-2], cells[-2:-1], cells[-1:]
+    def __init__(self, cells: Any) -> None:
+        self._cells = cells
+        self._mutex = threading.Lock()
 
-    def of(self, thread: int) -> memoryview:
-        return self._cells[4 * thread : 4 * thread + 4]
+    def add(self, outcome: str | None) -> None:
+        if outcome in OUTCOMES:
+            self._add(OUTCOMES.index(outcome))
+
+    def add_recovered(self, ending: Ending) -> None:
+        """A task of a dead worker. One that it had not begun does not count."""
+        if outcome_of(ending) != "given back":
+            self.add(outcome_of(ending))
 
     def begin(self) -> None:
-        self._begun[0] = 1
+        self._add(_BEGUN)
+
+    def finish(self) -> None:
+        """The child has come to its end. A handler may end its process with the same status."""
+        self._add(_FINISHED)
+
+    def _add(self, place: int) -> None:
+        with self._mutex:
+            self._cells[place] += 1
 
     @property
     def has_begun(self) -> bool:
-        """Has it had a task?"""
-        return bool(self._begun[0])
-
-    def finish(self) -> None:
-        """It has come to its end. A handler can end its process as if it had: with the same status."""
-        self._finished[0] = 1
+        return bool(self._cells[_BEGUN])
 
     @property
     def is_finished(self) -> bool:
-        return bool(self._finished[0])
+        return bool(self._cells[_FINISHED])
 
-    def total(self) -> list[int]:
-        return [sum(self._cells[kind::4]) for kind in range(4)]
-
-
-class Child:
-    """What a supervisor knows of a child."""
-
-    def __init__(self, pid: int, pipe: OwnedFd, counts: Counts) -> None:
-        self.pid = pid
-        self.counts = counts
-        self.by = ""  # how it signs what it begins
-        self.tasks: dict[str, tuple[float, float]] = {}  # by place: when each is to be ended, after how many seconds
-        self.was_killed = False
-        self.started = monotonic()
-        self._rest = b""
-        self._code: int | None = None
-        os.set_blocking(pipe.fd, False)
-        self._pipe = pipe
-        self._pidfd = OwnedFd(os.pidfd_open(pid)) if hasattr(os, "pidfd_open") else None
-
-    @property
-    def fds(self) -> set[int]:
-        """What can be read when there is news of it."""
-        return {file.fd for file in (self._pipe, self._pidfd) if file is not None and file.is_open}
-
-    def close(self) -> None:
-        self._pipe.close()
-        if self._pidfd is not None:
-            self._pidfd.close()
-
-    @property
-    def deadline(self) -> float:
-        return min((deadline for deadline, _ in self.tasks.values()), default=_NEVER)
-
-    def hear(self) -> None:
-        """Read what it says. That it has closed the pipe means nothing: its handler may have."""
-        while self._pipe.is_open:
-            try:
-                text = os.read(self._pipe.fd, 1 << 16)
-            except BlockingIOError:
-                return
-            if not text:
-                self._pipe.close()
-                return
-            *lines, self._rest = (self._rest + text).split(b"\n")
-            for line in lines:
-                self._understand(line)
-
-    def _understand(self, line: bytes) -> None:
-        kind, _, rest = line.decode().partition(" ")
-        if kind == "me":
-            self.by = rest
-        elif kind == "begin":
-            seconds, late, place = rest.split(" ")
-            self.tasks[_unquote(place)] = (monotonic() + float(late), float(seconds))
-        elif kind == "end":
-            self.tasks.pop(_unquote(rest), None)
-
-    def exit_code(self) -> int | None:
-        """None: it lives. When it does not, whatever it has started is ended, too."""
-        if self._code is None and self._state(os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            self._signal(signal.SIGKILL)
-            try:
-                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            except ChildProcessError:  # somebody else has waited for it
-                self._code = 1
-        return self._code
-
-    def _state(self, options: int) -> object:
-        try:
-            return os.waitid(os.P_PID, self.pid, options)
-        except ChildProcessError:
-            return "gone"
-
-    @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """Nothing that it does goes on meanwhile."""
-        self._signal(signal.SIGSTOP)
-        self._state(os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        try:
-            yield
-        finally:
-            if not self.was_killed:
-                self._signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """And wait until it has let go of everything."""
-        if self._code is None:
-            self.was_killed = True
-            self._signal(signal.SIGKILL)
-            self._state(os.WEXITED | os.WNOWAIT)
-
-    def _signal(self, number: int) -> None:
-        if self._code is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+    def outcomes(self) -> list[int]:
+        return list(self._cells[:_BEGUN])
 
 
-def _quote(place: str) -> str:
-    return os.fsencode(place).hex()
+class Link:
+    """The connection of a child to its supervisor."""
 
-
-def _unquote(text: str) -> str:
-    return os.fsdecode(bytes.fromhex(text))
-
-
-class Loop:
-    """One thread of a child: takes a task, does it, and takes the next one."""
-
-    def __init__(
-        self,
-        queue: TaskQueue,
-        run: Callable[[Claim], object],
-        hooks: tuple[Callable[..., object] | None, ...],
-        stop: int,
-        tell: Callable[[str], None],
-        counts: Counts,
-        thread: int,
-        *,
-        drain: bool,
-        tells: bool,
-        ends_with_task: bool,
-    ) -> None:
-        self._queue = queue
-        self._run = run
-        self._on_start, self._on_done, self._on_failed = hooks
-        self._stop = stop
-        self._tell = tell
+    def __init__(self, stop: OwnedFd, messages: OwnedFd, cells: Any, *, drain: bool) -> None:
+        # Owned by this process: a process that the handler forks has neither.
+        self._stop = OwnedFd(stop.detach())
+        self._messages = OwnedFd(messages.detach())
+        self.counters = Counters(cells)
         self._drain = drain
-        self._tells = tells
-        self._ends_with_task = ends_with_task  # there is nothing else that this process does
-        self._all_counts = counts
-        self._counts = counts.of(thread)
+        self._mutex = threading.Lock()
+        self._deadlines: dict[tuple[str, int], float] = {}
+        self._registry = process.registry
 
-    def work(self) -> None:
-        stop = select.poll()
-        stop.register(self._stop, select.POLLIN)
-        taker = self._queue.taker
-        taker.on_over = self._count
-        looked, registry = 0.0, process.registry
-        try:
-            with Idle(self._queue) as idle:
-                while True:
-                    now = monotonic()
-                    # After what has taken less than that, it is not worth asking; unless this is another process, by a
-                    # fork in the handler: that one is to stop.
-                    if now - looked > _BETWEEN_LOOKS or registry is not process.registry:
-                        looked = now
-                        if stop.poll(0):
-                            return
-                    claim = taker.try_claim() or self._wait(idle)
-                    if claim is None:
-                        return
-                    try:
-                        self._do(claim)
-                    finally:
-                        if claim.is_open:  # it could not be said how it ended: whoever takes it next goes by its file
-                            claim.abandon()
-                        claim = None
-        finally:
-            taker.leave()
+    @property
+    def stop(self) -> int:
+        """Readable when the child is to stop."""
+        return self._stop.fd
 
-    def _count(self, failed: bool) -> None:
-        self._counts[_FAILED if failed else _RETRIED] += 1
+    @property
+    def is_stopping(self) -> bool:
+        return bool(poll([self.stop], 0))
 
-    def _wait(self, idle: Idle) -> Claim | None:
-        return idle.wait(None, self._stop, enough=self._queue.is_empty if self._drain else None)
+    def tell(self, *message: object) -> None:
+        with self._mutex, suppress(OSError):  # the handler has closed the pipe, or the supervisor is dead
+            os.write(self._messages.fd, json.dumps(message, ensure_ascii=False).encode() + b"\n")
 
-    def _do(self, claim: Claim) -> None:
-        task = claim.task
-        self._all_counts.begin()
-        tells = self._tells or task.timeout is not None
-        if tells:
-            longest = (task.timeout or _NEVER) + (_GRACE if getattr(self._run, "ends_itself", False) else 0)
-            self._tell(f"begin {task.timeout or _NEVER} {longest} {_quote(claim.place)}")
-            self._end_by_alarm(longest)
-        try:
-            if self._on_start is not None:
-                self._call(self._on_start, claim)
-            result = self._run(claim)
-        except BaseException as error:  # also SystemExit: it is the task that wants to end, not the worker
-            if not self._has_ended(claim):
-                self._failed(claim, error)
-        else:
-            if claim.outcome is None or not self._has_ended(claim):
-                self._completed(claim, result)
-        finally:
-            if tells:
-                self._end_by_alarm(_NEVER)
-                self._tell(f"end {_quote(claim.place)}")
+    def tell_idle(self) -> None:
+        if self._drain:
+            self.tell("idle")
 
-    def _has_ended(self, claim: Claim) -> bool:
-        """Has the handler said itself how it ended?"""
-        kind = _OUTCOMES.get(claim.outcome)
-        if kind is not None:
-            self._counts[kind] += 1
-        if claim.outcome == "done":
-            self._call(self._on_done, claim)
-        return claim.outcome is not None
+    def begin(self, claim: Claim, grace: float) -> None:
+        self.counters.begin()
+        if claim.timeout is not None:
+            self.tell("begin", claim.id, claim.token, claim.timeout + grace)
+            self._deadlines[claim.id, claim.token] = monotonic() + claim.timeout + grace + _SUPERVISOR_LATE_S
+            self._set_alarm()
 
-    def _end_by_alarm(self, longest: float) -> None:
-        """Ending it is up to the supervisor. If that is dead the kernel does it, whatever the handler does."""
-        if self._ends_with_task:
-            signal.setitimer(signal.ITIMER_REAL, 0 if longest == _NEVER else longest + IF_NOBODY_ELSE_DOES)
+    def end(self, claim: Claim) -> None:
+        if process.registry is not self._registry:  # the handler has forked, and this is the other process
+            leave(0)
+        if claim.timeout is not None:
+            self.tell("end", claim.id, claim.token)
+            self._deadlines.pop((claim.id, claim.token), None)
+            self._set_alarm()
 
-    def _completed(self, claim: Claim, result: object) -> None:
-        try:
-            claim.complete(result)
-        except (TypeError, ValueError, RecursionError) as error:  # what JSON cannot say
-            self._failed(claim, error)
-            return
-        except HoldfastError as error:
-            _log(error)  # it was taken from us: another one does it
-            return
-        self._counts[_DONE] += 1
-        if self._on_done is not None:
-            self._call(self._on_done, claim)
+    def _set_alarm(self) -> None:
+        with self._mutex:
+            earliest = min(self._deadlines.values(), default=None)
+            signal.setitimer(signal.ITIMER_REAL, 0 if earliest is None else max(0.001, earliest - monotonic()))
 
-    def _failed(self, claim: Claim, error: BaseException) -> None:
-        try:
-            if claim.cancelled:
-                claim.cancel()
-            elif claim.fail(error):
-                self._counts[_RETRIED] += 1
-            else:
-                self._counts[_FAILED] += 1
-        except HoldfastError as lost:
-            _log(lost)
-            return
-        self._call(self._on_failed, claim, error)
 
-    def _call(self, hook: Callable[..., object] | None, *said: object) -> None:
-        """What goes wrong in it is nobody's fault but its own."""
+@dataclass
+class Hooks:
+    """Functions of the user. What they raise is logged."""
+
+    start: Hook = None
+    done: Hook = None
+    failed: Hook = None
+
+    def call(self, hook: Hook, claim: Claim, *more: object) -> None:
         try:
             if hook is not None:
-                hook(*said)
+                hook(claim, *more)
         except Exception as error:
-            import logging
+            log.warning("%s: hook %s: %r", claim, getattr(hook, "__name__", hook), error, exc_info=error)
 
-            name = getattr(hook, "__name__", repr(hook))
-            logging.getLogger("holdfast").warning("%s: hook %s: %r", said[0], name, error, exc_info=error)
+
+def ending_of(claim: Claim, result: object, error: BaseException | None) -> tuple[Ending, BaseException | None]:
+    """How an attempt ends whose handler returned a result or raised an error."""
+    if error is None:
+        try:
+            return claim.done(result), None
+        except (TypeError, ValueError, RecursionError) as unfit:  # JSON cannot express the result
+            error = unfit
+    if isinstance(error, MemoryError):
+        import traceback
+
+        traceback.clear_frames(error.__traceback__)  # frees the memory of the handler, so that this process can go on
+    return claim.failed(error), error
+
+
+class Thread:
+    """One thread of a child: it runs one task after the other."""
+
+    def __init__(self, queue: TaskQueue, runner: Runner, hooks: Hooks, link: Link) -> None:
+        self._runner, self._hooks, self._link = runner, hooks, link
+        self._claimer = queue.new_claimer()
+        self._claimer.on_recovered = link.counters.add_recovered
+
+    def work(self) -> None:
+        claimer, link = self._claimer, self._link
+        link.tell("worker", claimer.worker.name)
+        checked_at = 0.0
+        while True:
+            try:
+                now = monotonic()
+                if now - checked_at > _CHECK_STOP_S:  # asking after each short task would cost more than the task
+                    checked_at = now
+                    if link.is_stopping:
+                        break
+                claim = claimer.next()
+                if claim is None:
+                    link.tell_idle()
+                    claim = claimer.wait(None, link.stop)
+                if claim is not None:
+                    self._do(claim)
+            except OSError as error:
+                wait_for_space(error)
+        claimer.close()
+
+    def _do(self, claim: Claim) -> None:
+        hooks, result, failure = self._hooks, None, None
+        self._link.begin(claim, GRACE_S if self._runner.is_command and claim.function is None else 0.0)
+        try:
+            if hooks.start is not None:
+                hooks.call(hooks.start, claim)
+            result = self._runner.run(claim)
+        except BaseException as error:  # also SystemExit: the task wants to end, not the worker
+            failure = error
+        self._link.end(claim)
+        if claim.outcome is None:
+            ending, failure = ending_of(claim, result, failure)
+            if not self._settle(claim, ending):
+                return
+        self._link.counters.add(claim.outcome)
+        if claim.outcome == "done":
+            hooks.call(hooks.done, claim)
+        elif failure is not None:
+            hooks.call(hooks.failed, claim, failure)
+
+    def _settle(self, claim: Claim, ending: Ending) -> bool:
+        while True:
+            try:
+                if ending.state != "done" and claim.cancelled:
+                    claim.cancel()
+                else:
+                    claim.settle(ending)
+                return True
+            except HoldfastError as error:
+                log.warning("%s", error)  # another worker has the task
+                return False
+            except OSError as error:
+                wait_for_space(error)
+
+
+def wait_for_space(error: OSError) -> None:
+    """Pause if the disk is full. Raise any other error."""
+    if error.errno not in DISK_FULL:
+        raise error
+    log.warning("%s", error)
+    sleep(FULL_PAUSE_S)
 
 
 def work(
     queue: TaskQueue,
-    run: Callable[[Claim], object],
-    hooks: tuple[Callable[..., object] | None, ...],
+    runner: Runner,
+    hooks: Hooks,
     stop: OwnedFd,
-    tell: OwnedFd,
-    counts: Counts,
+    messages: OwnedFd,
+    cells: Any,
     *,
     threads: int,
+    tasks: int,
     drain: bool,
-    tells: bool,
-) -> int:
-    """All that a child does. Gives its exit status."""
+) -> None:
+    """All that a child does. threads: how many, or 0 for an event loop that runs `tasks` tasks at a time."""
+    os.setpgid(0, 0)
     for kind in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(kind, _do_nothing)  # its supervisor says when it is time. (What it starts does not inherit this.)
+        signal.signal(kind, _do_nothing)  # the supervisor decides. Commands do not inherit a function
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    run_or_leave(_work, queue, runner, hooks, Link(stop, messages, cells, drain=drain), threads, tasks)
 
-    me = os.getpid()
 
-    def say(text: str) -> None:
-        if os.getpid() == me:  # else it was forked, and came back from the handler
-            with suppress(OSError):  # the handler has closed it
-                os.write(tell.fd, text.encode() + b"\n")
-
-    say(f"me {owner.me().random.decode()}")
-    failures: list[type[BaseException]] = []
-
-    def run_one(loop: Loop) -> None:
-        while True:
-            try:
-                return loop.work()
-            except BaseException as error:
-                if getattr(error, "errno", 0) not in PASSING:
-                    failures.append(type(error))  # not itself, which would keep its claim
-                    raise
-                _log(error)  # the disk is full, for one. The other threads go on, and so does this one
-            sleep(_A_WHILE)
-
-    loops = [
-        Loop(
-            queue.reopened(),
-            run,
-            hooks,
-            stop.fd,
-            say,
-            counts,
-            thread,
-            drain=drain,
-            tells=tells,
-            ends_with_task=threads == 1,
-        )
-        for thread in range(threads)
-    ]
+def _work(queue: TaskQueue, runner: Runner, hooks: Hooks, link: Link, threads: int, tasks: int) -> None:
     if threads == 1:
-        loops[0].work()
-    else:
-        running = [threading.Thread(target=run_one, args=(loop,), daemon=True) for loop in loops]
+        Thread(queue, runner, hooks, link).work()
+    elif threads:
+        queue.is_paused  # noqa: B018  # opens the queue, so that the threads need not
+        workers = [Thread(queue, runner, hooks, link) for _ in range(threads)]
+        running = [threading.Thread(target=run_or_leave, args=(worker.work,), daemon=True) for worker in workers]
         for thread in running:
             thread.start()
         for thread in running:
             thread.join()
-    if not failures:
-        counts.finish()
-    return 1 if failures else 0
+    else:
+        from .loop import Loop
+
+        Loop(queue, runner, hooks, link, tasks).work()
+    link.counters.finish()
+    leave(0)
+
+
+def run_or_leave(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function. If it raises, the process ends, and all its tasks go back."""
+    try:
+        function(*arguments)
+    except (OSError, HoldfastError) as error:
+        log.warning("%s", error)
+        leave(LATER if getattr(error, "errno", 0) in _PASSING else 1)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        leave(1)
+
+
+def leave(status: int) -> None:
+    """End this process without the clean-up of its parent."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+            stream.flush()
+    os._exit(status)
 
 
 def _do_nothing(number: int, frame: object) -> None:
     pass
-
-
-def _log(error: BaseException) -> None:
-    import logging
-
-    logging.getLogger("holdfast").warning("%s", error)

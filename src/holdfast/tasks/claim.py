@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from threading import RLock
 from time import monotonic
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from .. import process
 from ..errors import HoldfastError, LockLost, NotLocked
 from .model import to_json
-from .policy import given_back
+from .policy import given_back, outcome_of
 from .store import Attempt, Ending
 
 TYPE_CHECKING = False
@@ -110,6 +111,12 @@ class Claim:
         if text is not None and not self._claimer.store.report(self.id, self.token, text):
             self._lost()
 
+    def write_progress(self) -> None:
+        """Write the last report before the attempt ends. A report that fails is no reason not to end."""
+        if self._unreported is not None:
+            with suppress(HoldfastError, OSError):
+                self._report()
+
     def check(self) -> None:
         """Raise LockLost if another worker has the task now."""
         self._check_open()
@@ -129,37 +136,41 @@ class Claim:
 
     def complete(self, result: object = None) -> None:
         """The task is done. With `durable`, that is on disk when this returns."""
-        text = None if result is None else to_json(result, "result")
-        self._settle(Ending(self.id, self.token, "done", result_json=text), "done")
+        self.settle(self.done(result))
 
     def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
         """The attempt failed. True: the task is tried again, after `delay` seconds."""
-        text, traceback, output = _describe(error)
-        retries = self._claimer.retries
-        ending = retries.failed(self.attempt, text, traceback=traceback, output=output, delay=delay)
-        self._settle(ending, "failed" if ending.state == "failed" else "retried")
+        ending = self.failed(error, delay=delay)
+        self.settle(ending)
         return ending.state != "failed"
 
     def give_back(self) -> None:
         """Another worker is to do the task. This does not count as an attempt."""
-        self._settle(given_back(self.attempt), "given back")
+        self.settle(given_back(self.attempt))
 
     def cancel(self) -> None:
         """The task is not to be done."""
-        self._settle(Ending(self.id, self.token, "cancelled", error="cancelled"), "cancelled")
+        self.settle(Ending(self.id, self.token, "cancelled", error="cancelled"))
 
-    def _settle(self, ending: Ending, outcome: str) -> None:
+    def done(self, result: object) -> Ending:
+        """The ending that `complete` writes. Raises TypeError or ValueError if JSON cannot express the result."""
+        text = None if result is None else to_json(result, "result")
+        return Ending(self.id, self.token, "done", result_json=text)
+
+    def failed(self, error: BaseException | str, *, delay: float | None = None) -> Ending:
+        """The ending that `fail` writes."""
+        text, traceback, output = _describe(error)
+        return self._claimer.retries.failed(self.attempt, text, traceback=traceback, output=output, delay=delay)
+
+    def settle(self, ending: Ending) -> None:
+        """Write an ending. If the disk is full, the claim stays open, and this can be called again."""
         with self._mutex:
             self._check_open()
-            if self._unreported is not None:
-                try:
-                    self._report()
-                except (HoldfastError, OSError):
-                    pass  # progress is no reason not to end
+            self.write_progress()
             if self.outcome is None:
                 if not self._claimer.settle(ending):
                     self._lost()
-                self.outcome = outcome
+                self.outcome = outcome_of(ending)
 
     def _check_open(self) -> None:
         if self._registry is not process.registry:

@@ -17,6 +17,7 @@ import atexit
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 
 from .. import process
@@ -35,12 +36,14 @@ _LONG_S = 3600.0
 class Claimer:
     """Takes tasks for one thread. `wait` and `next` are called by that thread, all else by any thread."""
 
-    def __init__(self, store: Store, retries: Retries, *, buffered: bool) -> None:
+    def __init__(self, store: Store, retries: Retries, *, buffered: bool, batch: int = _MAX_RESERVED) -> None:
         self.store = store
         self.retries = retries
         self.registry = process.registry
         self.begun = 0  # changes with every task
+        self.on_recovered: Callable[[Ending], object] | None = None
         self._buffered = buffered
+        self._max_batch = batch
         self._worker: Registration | None = None
         self._mutex = threading.RLock()
         self._reserved: deque[Attempt] = deque()
@@ -91,22 +94,27 @@ class Claimer:
         now = monotonic()
         took = now - self._claimed_at
         if self._buffered:
-            self._batch = max(1, min(_MAX_RESERVED, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
+            self._batch = max(1, min(self._max_batch, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
         if now - self._recovered_at > _RECOVER_EVERY_S:
             self._recovered_at = now
             self.recover()
-        endings = self._take_endings()
+        endings = self._unwritten()
         self._claimed_at, self._taken = now, 0
         self._reserved.extend(self.store.claim(self.worker, self._batch, endings=endings, reserve=True, idle=idle))
+        self._endings.clear()
 
     def recover(self) -> int:
         """Settle the tasks of dead workers. Return how many."""
         count = 0
         while orphans := self.store.orphans():
-            settled = self.store.settle([self.retries.orphaned(attempt) for attempt in orphans])
-            count += sum(settled)
-            if not any(settled):
+            endings = [self.retries.orphaned(attempt) for attempt in orphans]
+            settled = [ending for ending, was_open in zip(endings, self.store.settle(endings), strict=True) if was_open]
+            count += len(settled)
+            if not settled:
                 break  # another process is settling them
+            if self.on_recovered is not None:
+                for ending in settled:
+                    self.on_recovered(ending)
         return count
 
     def settle(self, ending: Ending) -> bool:
@@ -115,17 +123,19 @@ class Claimer:
                 self._endings.append(ending)
                 _guard(self)
                 return True
-            return self.store.settle([*self._take_endings(), ending])[-1]
+            settled = self.store.settle([*self._unwritten(), ending])[-1]
+            self._endings.clear()
+            return settled
 
     def drop(self, attempt: Attempt) -> None:
         """Called while garbage is collected, in any place of the program: takes no lock."""
         self._dropped.append(attempt)
 
-    def _take_endings(self) -> list[Ending]:
-        endings, self._endings = self._endings, []
+    def _unwritten(self) -> list[Ending]:
+        """The endings in memory. The caller clears them when they are written. If that fails, they stay."""
         while self._dropped:
-            endings.append(self.retries.failed(self._dropped.popleft(), "its claim was dropped", delay=0.0))
-        return endings
+            self._endings.append(self.retries.failed(self._dropped.popleft(), "its claim was dropped", delay=0.0))
+        return self._endings
 
     @property
     def has_pending(self) -> bool:
@@ -135,20 +145,20 @@ class Claimer:
         """Write the endings that are in memory, so that this process reads what it wrote."""
         if (self._endings or self._dropped) and self.registry is process.registry:
             with self._mutex:
-                endings = self._take_endings()
-                if endings:
-                    self.store.settle(endings)
+                if self._unwritten():
+                    self.store.settle(self._endings)
+                    self._endings.clear()
 
     def flush(self) -> None:
         """Write endings, and give back reserved tasks."""
         if self.registry is not process.registry:
             return
         with self._mutex:
-            endings = self._take_endings()
-            while self._reserved:
-                endings.append(given_back(self._reserved.popleft()))
+            endings = [*self._unwritten(), *map(given_back, self._reserved)]
             if endings:
                 self.store.settle(endings)
+                self._endings.clear()
+                self._reserved.clear()
 
     def close(self) -> None:
         if self.registry is process.registry:

@@ -30,6 +30,10 @@ class TaskFunction:
     def __repr__(self) -> str:
         return f"<task function {self.name}>"
 
+    def __reduce__(self) -> str:
+        """By name: the module that registers it is imported where it is unpickled."""
+        return self.function.__qualname__
+
     def put(self, *arguments: Any, **named: Any) -> str:
         """Let a worker call the function with these arguments. Return the id of the task."""
         return self._queue.put(_call(arguments, named), function=self.name, **self._options)

@@ -1,4 +1,4 @@
-"""What a worker does with a task: a function, a coroutine function, or a command."""
+"""What a worker calls for a task: a function registered with `@queue.task`, the handler, or a command."""
 
 from __future__ import annotations
 
@@ -8,58 +8,29 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
+from ..wait import poll
 from .claim import Claim
+from .functions import TaskFunction
 
 Handler = Callable[[Claim], object] | Sequence[str]
 
-_MOST_KEPT = 1 << 16
-_LONGEST_VARIABLE = 1 << 16  # a command with one of twice this length cannot be started
-_LONGEST_WAIT = 2e6  # seconds, of poll(2)
-IF_NOBODY_ELSE_DOES = 2.0  # seconds after which a process ends itself that its supervisor should have ended
+GRACE_S = 5.0  # for a coroutine or a command that the child ends itself. Then the supervisor kills the child
+_KEPT_BYTES = 1 << 16  # of what a command prints
+_MAX_VARIABLE_BYTES = 1 << 16  # a command with a variable of twice this size cannot be started
 
 
 class TaskTimeout(Exception):
-    """The task took longer than it may."""
+    """The attempt took longer than its timeout."""
 
-    says_all = True  # no traceback of ours tells more
+    says_all = True  # a traceback would not help
 
-
-def runner(handler: Handler) -> Callable[[Claim], object]:
-    """A function that does the work and gives its result."""
-    if not callable(handler):
-        if isinstance(handler, str) or not isinstance(handler, Sequence):
-            raise TypeError(f"a handler is a function, a coroutine function, or a list of words; not {handler!r}")
-        return Command(handler)
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-        return Coroutine(handler)
-    return handler
-
-
-class Coroutine:
-    """A coroutine function, in an event loop of its own. It is cancelled when its time is over."""
-
-    ends_itself = True
-
-    def __init__(self, handler: Callable[[Claim], Any]) -> None:
-        self._handler = handler
-
-    def __call__(self, task: Claim) -> object:
-        import asyncio
-
-        async def work() -> object:
-            timeout = task.task.timeout
-            began = monotonic()
-            try:
-                return await asyncio.wait_for(self._handler(task), timeout)
-            except asyncio.TimeoutError:
-                if timeout is None or monotonic() - began < timeout:
-                    raise  # it is the handler's own
-                raise TaskTimeout(f"not done within {timeout:g} s") from None
-
-        return asyncio.run(work())
+    def __init__(self, seconds: float, output: str = "", errors: str = "") -> None:
+        super().__init__(late_text(seconds) + (f": {errors}" if errors else ""))
+        self.output = output
 
 
 class CommandFailed(Exception):
@@ -72,11 +43,77 @@ class CommandFailed(Exception):
         self.output = output
 
 
-class Command:
-    """A command, in which `{}` stands for the payload. What it prints is its result; the end of it is kept.
+class NotRegistered(Exception):
+    """This worker has no function for the task."""
 
-    It gets HOLDFAST_TASK_ID, HOLDFAST_TASK_TOKEN and, if it is not longer than 64 KiB, HOLDFAST_TASK_PAYLOAD (JSON) in
-    its environment.
+    says_all = True
+
+
+def late_text(seconds: float) -> str:
+    return f"not done within {seconds:g} s"
+
+
+def is_async(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+class Runner:
+    """Finds the function for each task."""
+
+    def __init__(self, functions: dict[str, TaskFunction], handler: Handler | None) -> None:
+        if handler is not None and not callable(handler):
+            if isinstance(handler, str) or not isinstance(handler, Sequence):
+                raise TypeError(f"a handler is a function, a coroutine function or a list of words, not {handler!r}")
+            handler = Command(handler)
+        if handler is None and not functions:
+            raise TypeError(
+                "a handler is missing. Pass a function, a coroutine function or a list of words, or register functions "
+                "with @queue.task before."
+            )
+        self.functions = functions
+        self.handler = handler
+
+    @property
+    def is_command(self) -> bool:
+        return isinstance(self.handler, Command)
+
+    @property
+    def has_coroutines(self) -> bool:
+        return any(map(is_async, (self.handler, *(one.function for one in self.functions.values()))))
+
+    def find(self, claim: Claim) -> partial[Any]:
+        """The call to make. Raises NotRegistered."""
+        if claim.function is None:
+            if self.handler is None:
+                raise NotRegistered(
+                    "this task names no function, and the worker has no handler. Start it as Worker(queue, handler)."
+                )
+            return partial(self.handler, claim)
+        function = self.functions.get(claim.function)
+        if function is None:
+            raise NotRegistered(
+                f"function {claim.function} is not registered in this worker. Decorate it with @queue.task in a module "
+                "that the worker imports."
+            )
+        return partial(function.function, *claim.payload["args"], **claim.payload["kwargs"])
+
+    def run(self, claim: Claim) -> object:
+        """Make the call in this thread."""
+        call = self.find(claim)
+        if not is_async(call.func):
+            return call()
+        import asyncio
+
+        return asyncio.run(call())
+
+
+class Command:
+    """A command, in which `{}` is replaced by the payload. Its result is the end of what it prints.
+
+    Its environment contains HOLDFAST_TASK_ID, HOLDFAST_TASK_TOKEN and, if it is not longer than 64 KiB,
+    HOLDFAST_TASK_PAYLOAD (JSON). It runs in the process group of a worker's child, which runs one command at a time.
+
+    report: called with the end of stdout and of stderr when the command has ended
     """
 
     def __init__(self, words: Sequence[str], report: Callable[[bytes, bytes], None] | None = None) -> None:
@@ -84,55 +121,81 @@ class Command:
             raise TypeError(f"a command is a list of words, not {words!r}")
         self._words = list(words)
         self._report = report
-        self.ends_itself = False
 
-    def _patience(self, timeout: float | None) -> float | None:
-        """Somebody else ends it in time, and us with it, unless that one is dead."""
-        if timeout is None or timeout > _LONGEST_WAIT:
-            return None
-        return timeout if self.ends_itself else timeout + IF_NOBODY_ELSE_DOES / 2
-
-    def __call__(self, task: Claim) -> object:
-        payload = task.payload if isinstance(task.payload, str) else json.dumps(task.payload, ensure_ascii=False)
+    def __call__(self, claim: Claim) -> object:
+        text = json.dumps(claim.payload, ensure_ascii=False)
+        payload = claim.payload if isinstance(claim.payload, str) else text
         words = [word.replace("{}", payload) for word in self._words]
-        environment = {
-            **os.environ,
-            "HOLDFAST_TASK_ID": task.id,
-            "HOLDFAST_TASK_TOKEN": str(task.token),
-        }
-        text = json.dumps(task.payload, ensure_ascii=False)
-        if len(text.encode(errors="surrogatepass")) < _LONGEST_VARIABLE:
+        environment = {**os.environ, "HOLDFAST_TASK_ID": claim.id, "HOLDFAST_TASK_TOKEN": str(claim.token)}
+        if len(text.encode(errors="surrogatepass")) < _MAX_VARIABLE_BYTES:
             environment["HOLDFAST_TASK_PAYLOAD"] = text
+        lock = claim.fileno()  # while the command runs, the worker counts as alive, even if this process is killed
         with subprocess.Popen(
             words,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=self.ends_itself,
-            pass_fds=[task.fileno()],  # as long as it runs, the task is locked, also if we are killed
+            pass_fds=() if lock == -1 else (lock,),
         ) as process:
             try:
-                said, errors = process.communicate(timeout=self._patience(task.task.timeout))
-            except subprocess.TimeoutExpired:
-                # Where we are the first of a group, so is everything that the command has started in it.
-                os.killpg(process.pid if self.ends_itself else os.getpid(), signal.SIGKILL)
-                raise TaskTimeout(f"not done within {task.task.timeout:g} s") from None
+                output, errors, in_time = _read(process, claim.timeout)
+                if not in_time:
+                    _kill_group()
             except BaseException:
                 process.kill()
                 raise
         if self._report is not None:
-            self._report(said, errors)
+            self._report(output, errors)
+        if not in_time and claim.timeout is not None:
+            raise TaskTimeout(claim.timeout, _text(output), _text(errors).strip())
         if process.returncode:
-            raise CommandFailed(_why(words, process.returncode, errors), _kept(said))
-        return _kept(said) or None
+            raise CommandFailed(_failure(words[0], process.returncode, _text(errors).strip()), _text(output))
+        return _text(output) or None
 
 
-def _kept(said: bytes) -> str:
-    return said[-_MOST_KEPT:].decode(errors="replace").rstrip("\n")
+def _read(process: subprocess.Popen[bytes], timeout: float | None) -> tuple[bytes, bytes, bool]:
+    """Read until the command has ended. Return the end of its stdout and stderr, and whether it ended in time."""
+    assert process.stdout is not None and process.stderr is not None
+    output, errors = bytearray(), bytearray()
+    kept = {process.stdout.fileno(): output, process.stderr.fileno(): errors}
+    deadline = None if timeout is None else monotonic() + timeout
+    left = None
+    while kept:
+        left = None if deadline is None else deadline - monotonic()
+        if left is not None and left <= 0:
+            return bytes(output), bytes(errors), False
+        for fd in poll(list(kept), left):
+            data = os.read(fd, _KEPT_BYTES)
+            if data:
+                kept[fd] += data
+                del kept[fd][:-_KEPT_BYTES]
+            else:
+                del kept[fd]
+    try:
+        process.wait(None if left is None else min(left, 1e6))
+    except subprocess.TimeoutExpired:
+        return bytes(output), bytes(errors), False
+    return bytes(output), bytes(errors), True
 
 
-def _why(words: Sequence[str], status: int, errors: bytes) -> str:
+def _kill_group() -> None:
+    """Kill the command and all that it started. They are in the process group of this process, which leaves it first.
+
+    If the supervisor is dead, there is no group to go to: this process is killed, too.
+    """
+    try:
+        os.setpgid(0, os.getpgid(os.getppid()))
+    except OSError:
+        pass
+    os.killpg(os.getpid(), signal.SIGKILL)
+    os.setpgid(0, 0)
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace").rstrip("\n")
+
+
+def _failure(program: str, status: int, errors: str) -> str:
     how = f"signal {-status}" if status < 0 else f"status {status}"
-    said = errors[-_MOST_KEPT:].decode(errors="replace").strip()
-    return f"{words[0]} ended with {how}" + (f": {said}" if said else "")
+    return f"{program} ended with {how}" + (f": {errors}" if errors else "")

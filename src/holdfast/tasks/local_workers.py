@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 from contextlib import suppress
 
 from .. import owner, process, system
 from ..files import OwnedFd, inode_of, named, remove, try_lock
-from ..wait import RECHECK_S
+from ..wait import RECHECK_S, poll
 from .connection import Connection, Syncer
 from .store import Changes, Registration
 
@@ -20,13 +19,6 @@ if TYPE_CHECKING:
 
 SOON_S = 0.001
 NEVER = 1e300
-
-
-def poll(fds: list[int], seconds: float) -> set[int]:
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    return {fd for fd, _ in poller.poll(min(1 << 30, max(0, int(seconds * 1000 + 0.999))))}
 
 
 class InProcess:

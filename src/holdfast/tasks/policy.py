@@ -44,5 +44,12 @@ class Retries:
         return self.failed(attempt, WORKER_DIED, delay=0.0)
 
 
+def outcome_of(ending: Ending) -> str:
+    """What the end of an attempt is called: "done", "failed", "cancelled", "retried" or "given back"."""
+    if ending.state != "delayed":
+        return ending.state
+    return "retried" if ending.counts else "given back"
+
+
 def given_back(attempt: Attempt) -> Ending:
     return Ending(attempt.id, attempt.token, "delayed", counts=False)

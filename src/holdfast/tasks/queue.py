@@ -81,6 +81,7 @@ class TaskQueue:
         self.name = self.store.name
         self._local = threading.local()
         self._claimers: weakref.WeakSet[Claimer] = weakref.WeakSet()
+        self.async_claimers: list[Claimer] = []  # that no call of `aclaim` uses
         self._parsed: dict[str, tuple[str, Schedule]] = {}
 
     def __repr__(self) -> str:

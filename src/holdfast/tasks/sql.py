@@ -78,6 +78,8 @@ _STORED = (
     "result, error, traceback, output, progress, put_at, started_at, ended_at, cancelling, history"
 )
 
+_RUNNING = f"select {ATTEMPT}, reserved from {{p}}task where state = 1 and worker = ? order by reserved, seq"
+
 STATEMENTS = {
     "insert": """insert into {p}task (id, state, priority, ord, due, payload, function, attempts, timeout, key_name,
         key_limit, key_interval, put_at, error, ended_at)
@@ -121,7 +123,8 @@ STATEMENTS = {
     "cancelling_id": "select cancelling from {p}task where id = ? and token = ? and state = 1",
     "cancelling_seq": "select cancelling from {p}task where seq = ? and token = ? and state = 1",
     "cancelling": "select seq, id, token from {p}task where state = 1 and cancelling = 1",
-    "running": f"select {ATTEMPT}, reserved from {{p}}task where state = 1 and worker = ? order by reserved, seq",
+    "running": _RUNNING,
+    "running_locked": _RUNNING + " {lock}",
     "workers": "select distinct worker from {p}task where state = 1",
     "add_edge": "insert into {p}edge (blocker, task) values (?, ?)",
     "dependents": "select task from {p}edge where blocker = ? order by task",
@@ -443,8 +446,18 @@ class SqlStore(Store):
         return [(_id(seq, id), token) for seq, id, token in rows]
 
     def running(self, worker: str) -> list[Attempt]:
+        return self.read(lambda run: self._running(run, worker))
+
+    def end(self, workers: Sequence[str], choose: Callable[[list[Attempt]], Sequence[Ending]]) -> list[Ending]:
+        def work(tx: Transaction) -> list[Ending]:
+            attempts = [attempt for worker in workers for attempt in self._running(tx.run, worker, "running_locked")]
+            return [ending for ending in choose(attempts) if self.settle_in(tx, ending)]
+
+        return self.transact(work)
+
+    def _running(self, run: Callable[..., Any], worker: str, statement: str = "running") -> list[Attempt]:
         """The first one, and all that are not reserved, have begun."""
-        rows = self.read(lambda run: run(self.sql["running"], (worker,)).fetchall())
+        rows = run(self.sql[statement], (worker,)).fetchall()
         attempts = [attempt_of(row, 0) for row in rows]
         for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
             attempt.begun = place == 0 or row[-1] == 0
@@ -555,7 +568,9 @@ class SqlStore(Store):
                 if state in moments:
                     deleted.append(seq)
             self.delete_in(tx, deleted)
-            tx.run(self.sql["set_meta"], ("prune", json.dumps([place, began])))
+            text = json.dumps([place, began])
+            if row is None or row[0] != text:
+                tx.run(self.sql["set_meta"], ("prune", text))
             return len(deleted)
 
         return self.transact(work)

@@ -37,9 +37,9 @@ from .. import owner, process, system
 from ..errors import CorruptStore, Unsupported
 from ..files import OwnedFd, remove, sync_directory, try_lock
 from ..paths import mount_of
-from ..wait import RECHECK_S
+from ..wait import RECHECK_S, poll
 from .connection import BUSY_WAIT_S, Connection, WriterLock, inside_sqlite
-from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker, poll
+from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker
 from .sql import DONE, NUMBERS, SCHEMA, Result, SqlStore, Transaction
 from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
 

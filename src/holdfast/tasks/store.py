@@ -25,7 +25,7 @@ Every operation is atomic. A process that is killed in it has done all of it or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -223,6 +223,13 @@ class Store(ABC):
     @abstractmethod
     def settle(self, endings: Sequence[Ending]) -> list[bool]:
         """End attempts. False for each whose token is old."""
+
+    @abstractmethod
+    def end(self, workers: Sequence[str], choose: Callable[[list[Attempt]], Sequence[Ending]]) -> list[Ending]:
+        """Call `choose` with the running tasks of these workers, and settle what it returns. Return what was settled.
+
+        `choose` may kill the workers. No other process settles these tasks meanwhile, so none of them is an orphan.
+        """
 
     @abstractmethod
     def report(self, id: str, token: int, progress_json: str) -> bool:

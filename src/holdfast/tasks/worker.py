@@ -1,52 +1,48 @@
-"""`Worker`: does the tasks of a queue, several at a time, and outlives what it does them with.
+"""`Worker`: runs the tasks of a queue, several at a time.
 
-    supervisor    the process that calls `run`. It takes no task. It starts its children, and new ones when they die,
-                  ends tasks that take too long or are cancelled, renews leases, and passes on the signals
-    children      take tasks and do them (`child`). One for each task at a time; or one for all, with threads
+    supervisor    the process that calls `run`. It claims no task. It starts the children and replaces dead ones, ends
+                  tasks that take too long or are cancelled, adds scheduled tasks, and deletes old ones
+    children      claim tasks and run them (`child`): one process for each task at a time, one process with threads, or
+                  one process with an event loop (`loop`)
 
-What a child works on it holds by a kernel lock. So a child that is killed has let go of its task before anybody knows,
-and the next one takes it. The supervisor needs no word from a child for that, but for timeouts and leases: the child
-says what it begins and ends, in a pipe. Another pipe tells the children, by being closed, that they are to finish: also
-if it is the supervisor that dies.
+The queue knows which children are alive. So the tasks of a child that is killed go back without any message from it.
 
-To end a task, its child is stopped first. While it stands still, one sees whether it is still at that task; if so, it
-is written down how this ends, and only then is it killed. So nobody is killed who has just begun the next one, and
-whoever takes the task afterwards knows.
+To end a task, the supervisor stops its child with SIGSTOP, and checks that the child still runs the task. Then it kills
+the child and settles all its tasks. It does that in one operation of the queue (`Store.end`), so that no other worker
+counts the child as dead before.
 """
 
 from __future__ import annotations
 
-import logging
+import multiprocessing
 import os
-import select
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
+from multiprocessing.reduction import ForkingPickler
+from time import monotonic, time
 from types import FrameType
 from typing import Any, Protocol
 
-from .. import system
 from ..errors import HoldfastError, Unsupported
-from ..files import InheritedFd, OwnedFd, pipe
-from .child import PASSING, Child, Counts, work
+from ..files import pipe
+from ..wait import poll
+from .child import LATER, OUTCOMES, Hooks, log
 from .errors import WorkerFailed
-from .handler import Command, Handler, runner
-from .journal import Task
+from .handler import GRACE_S, Handler, Runner, late_text
+from .policy import given_back, outcome_of
 from .queue import TaskQueue
-from .verdict import Verdict
+from .store import Attempt, Ending
+from .supervised import Child, PassedFd
 
-_TICK = 0.5
-_SOON, _OFTEN = 0.2, 5  # seconds, times: a child that dies so soon, and often, is not started again at once
-_LATER = 75  # the exit status of a child that could not go on, for a reason that passes
+_TICK_S = 0.5  # between two looks at cancelled tasks and schedules
+_CANCEL_AFTER_S = 0.05  # the child may have ended the task, and not have written that yet
+_PRUNE_EVERY_S, _PRUNE_SOON_S = 5.0, 0.1
+_EARLY_S, _MAX_EARLY_DEATHS = 1.0, 5  # so many children that die so early are replaced at once
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_FAILED, _RETRIED, _GIVEN_BACK, _CANCELLED = 1, 2, 3, 4
-_BETWEEN_LOOKS = 0.25  # seconds
-_PATIENCE = 0.5  # seconds for what a killed child has started to be gone, too
-_GIVE_BACK = Verdict("pending", "its worker was ended")
+Key = tuple[str, int]  # the id and the token of an attempt
 
 
 @dataclass(frozen=True)
@@ -58,12 +54,12 @@ class Summary:
     retried: int = 0
     given_back: int = 0
     cancelled: int = 0
-    deaths: int = 0  # of its processes; what each was at counts as retried, or failed, when another one takes it
+    deaths: int = 0  # of its processes. What they worked on counts as retried or failed
 
 
 class Observer(Protocol):
-    """One who shows what a worker does, in the process of its supervisor: `look` is called when one of `fds` can be
-    read, when something else has happened, and every half a second."""
+    """Shows what a worker does, in the process of its supervisor. `look` is called when one of `fds` is readable, when
+    something else has happened, and every half second."""
 
     @property
     def fds(self) -> tuple[int, ...]: ...
@@ -72,57 +68,62 @@ class Observer(Protocol):
 
 
 class Worker:
-    """Does the tasks of a queue with a handler: a function of the task (sync or async), or a command, a list of words.
+    """Runs the tasks of a queue: with functions that are registered with `@queue.task`, and other tasks with a handler.
 
-    concurrency: how many at a time
-    threads: in threads of one process instead of one process each
-    heartbeat: seconds between renewals of what runs, for workers on other machines
-    on_start, on_done, on_failed: called with the task, and on_failed with the error, where the handler runs
+    handler: a function of the claim, a coroutine function, or a command, which is a list of words
+    concurrency: how many tasks run at a time
+    threads: in threads of one process instead of one process each. Coroutines share one event loop in any case, and
+        commands always have processes
+    start: how processes start, "fork" or "spawn". "spawn" is for libraries that cannot be forked, such as CUDA and gRPC
+    on_start, on_done, on_failed: called with the claim, and on_failed with the error, where the handler runs
     observer: see `Observer`
     """
 
     def __init__(
         self,
         queue: TaskQueue | str | os.PathLike[str],
-        handler: Handler,
+        handler: Handler | None = None,
         *,
         concurrency: int = 1,
         threads: bool = False,
-        heartbeat: float = 60.0,
+        start: str = "fork",
         on_start: Callable[..., object] | None = None,
         on_done: Callable[..., object] | None = None,
         on_failed: Callable[..., object] | None = None,
         observer: Observer | None = None,
     ) -> None:
         if not isinstance(concurrency, int) or concurrency < 1:
-            raise ValueError(f"concurrency is how many tasks are done at a time, not {concurrency!r}")
-        if not isinstance(queue, TaskQueue):
-            queue = TaskQueue(queue)
-        if heartbeat >= queue.stale_after:
-            raise ValueError(f"a heartbeat every {heartbeat} s is too late for {queue.stale_after} s of stale_after")
-        self.queue = queue
+            raise ValueError(f"concurrency is how many tasks run at a time, at least 1, not {concurrency!r}")
+        if start not in ("fork", "spawn"):
+            raise ValueError(f"start must be 'fork' or 'spawn', not {start!r}")
+        self.queue = queue if isinstance(queue, TaskQueue) else TaskQueue(queue)
         self.concurrency = concurrency
-        self._run = runner(handler)
         self.threads = threads
-        if isinstance(self._run, Command):
-            self._run.ends_itself = threads  # else its supervisor ends it, and whatever it has started
-        self._heartbeat = heartbeat
-        self._hooks = (on_start, on_done, on_failed)
+        self._start_method = start
+        self._runner = Runner(self.queue.functions, handler)
+        self._hooks = Hooks(on_start, on_done, on_failed)
         self._observer = observer
-        self._children: dict[int, Child] = {}  # by pid
         self._pipes: _Pipes | None = None
         self._asked = 0  # how often it was asked to end
+        if start == "spawn":
+            _check_pickle(self.queue, self._runner, self._hooks)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._children: list[Child] = []
+        self._totals = dict.fromkeys(OUTCOMES, 0)
         self._deaths = 0
-        self._in_vain = 0  # in a row
+        self._deaths_in_vain = 0  # in a row, of children that had no task
         self._starts: list[float] = []
-        self._renewed_at = self._looked_at = 0.0
-        self._total = [0, 0, 0, 0, 0]
         self._drain = False
+        self._may_be_empty = False
+        self._looked_at = self._prune_at = 0.0
         self._next_scheduled: float | None = None
-        self._trouble = ""
+        self._cancelled_since: dict[Key, float] = {}
+        self._last_warning = ""
 
     def stop(self) -> None:
-        """Let what runs be finished, and begin nothing more; the second time, give back what runs. From any thread."""
+        """Let running tasks finish, and begin no other. The second call gives running tasks back. From any thread."""
         self._asked += 1
         pipes = self._pipes
         if pipes is not None:
@@ -131,37 +132,35 @@ class Worker:
 
     @property
     def is_ending(self) -> bool:
-        """Was it stopped, so that nothing more is begun?"""
+        """Was it stopped, so that it begins no other task?"""
         return self._asked > 0 and (self._pipes is None or not self._pipes.stop_writer.is_open)
 
     def run(self, drain: bool = False) -> Summary:
-        """Work until it is stopped (SIGTERM, SIGINT, `stop`), or, with `drain`, until nothing is left to be done."""
+        """Work until it is stopped (SIGTERM, SIGINT, `stop`), or with `drain` until no task is pending or running."""
         if not hasattr(os, "fork"):
-            raise Unsupported("a Worker needs processes that can be forked; use queue.claim() here")
+            raise Unsupported("a Worker needs Linux or macOS. Call queue.claim() here.")
+        self._reset()
         self._drain = drain
-        self._total = [0, 0, 0, 0, 0]
-        self._deaths = self._in_vain = 0
-        self.queue.check_writable()
         _open_standard_files()
+        self._claimer = self.queue.new_claimer()
+        self._claimer.on_recovered = self._count_recovered
+        self.queue.store.settle([])  # raises an error if this process may not write
         self._pipes = _Pipes()
-        before = self._catch_signals()
+        previous = self._catch_signals()
         try:
-            self.queue.rescue()
+            self._recover()
             self._put_scheduled()
-            for _ in range(1 if self.threads else self.concurrency):
-                self._start()
-            while self._children:
-                self._supervise()
+            while self._children or self._pipes.stop_writer.is_open:
+                self._supervise(self._pipes)
         finally:
-            self._asked = 2
-            self._kill_all()
-            for kind, handler in before.items():
+            self._give_all_back()
+            for kind, handler in previous.items():
                 signal.signal(kind, handler)
             self._pipes.close()
             self._pipes = None
             self._asked = 0
-        done, failed, retried, given_back, cancelled = self._total
-        return Summary(done, failed, retried, given_back, cancelled, self._deaths)
+        done, failed, retried, given, cancelled = self._totals.values()
+        return Summary(done, failed, retried, given, cancelled, self._deaths)
 
     def _catch_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
@@ -170,219 +169,202 @@ class Worker:
         def stop(number: int, frame: FrameType | None) -> None:
             self.stop()
 
-        before: dict[int, Any] = {kind: signal.signal(kind, stop) for kind in _SIGNALS}
-        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nobody is told how they ended
-        return before
+        previous: dict[int, Any] = {kind: signal.signal(kind, stop) for kind in _SIGNALS}
+        previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else their status is lost
+        return previous
 
     # Children.
 
-    def _start(self) -> None:
-        assert self._pipes is not None
-        reader, writer = pipe(writer=InheritedFd)
-        threads = self.concurrency if self.threads else 1
-        counts = Counts(threads)
-        self._starts.append(monotonic())
-        _flush()  # else the child has a copy of what is still to be printed, and prints it, too
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                os.setpgid(0, 0)
-                status = work(
-                    self.queue,
-                    self._run,
-                    self._hooks,
-                    OwnedFd(self._pipes.stop_reader.detach()),  # a handler that forks does not pass them on
-                    OwnedFd(writer.detach()),
-                    counts,
-                    threads=threads,
-                    drain=self._drain,
-                    tells=self.queue.is_shared,
-                )
-            except (OSError, HoldfastError) as error:
-                logging.getLogger("holdfast").warning("%s", error)
-                if getattr(error, "errno", 0) in PASSING:
-                    status = _LATER
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                _flush()
-                os._exit(status)
-        writer.close()
-        with suppress(OSError):
-            os.setpgid(pid, pid)  # whoever of us comes first
-        self._children[pid] = Child(pid, reader, counts)
-
-    def _supervise(self) -> None:
-        """Wait for the next thing to happen, and see to it."""
-        poll = select.poll()
-        assert self._pipes is not None
-        wake = self._pipes.wake_reader.fd
-        poll.register(wake, select.POLLIN)
-        observed = () if self._observer is None else self._observer.fds
-        for fd in (*observed, *(fd for child in self._children.values() for fd in child.fds)):
-            poll.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(int(self._how_long() * 1000) + 1)}
-        if wake in ready:
-            os.read(wake, 4096)
-        for child in list(self._children.values()):
+    def _supervise(self, pipes: _Pipes) -> None:
+        """Wait for the next event, and handle it."""
+        if pipes.stop_writer.is_open:
+            self._start_missing(pipes)
+        fds = [pipes.wake_reader.fd, *(fd for child in self._children for fd in child.fds)]
+        ready = poll([*fds, *(self._observer.fds if self._observer is not None else ())], self._seconds_to_wait())
+        if pipes.wake_reader.fd in ready:
+            os.read(pipes.wake_reader.fd, 4096)
+        for child in list(self._children):
             if ready.intersection(child.fds):
                 child.hear()
-            self._bury_if_dead(child)
+                self._may_be_empty |= child.is_idle
+                self._bury_if_dead(child)
         if self._asked:
-            self._pipes.stop_writer.close()  # nothing more is begun
+            pipes.stop_writer.close()  # the children begin no other task
         if self._asked > 1:
-            self._kill_all()
+            self._give_all_back()
         try:
-            self._look_after_tasks()
-        except OSError as error:  # the disk is full, for one. What cannot be done now is tried again
-            self._say_trouble(error)
+            self._look_after_tasks(pipes)
+        except (OSError, HoldfastError) as error:  # the disk may be full. It is tried again
+            self._warn(error)
         if self._observer is not None:
             self._observer.look()
 
-    def _look_after_tasks(self) -> None:
-        self._end_late()
-        now = monotonic()
-        if now - self._looked_at >= _BETWEEN_LOOKS:
-            self._looked_at = now
-            self._end_cancelled()
-            self._renew()
-            if not self._drain:
-                self._put_scheduled()
-
-    def _put_scheduled(self) -> None:
-        """What is wrong with one of them, or that the queue is full, is no reason to stop working."""
-        try:
-            self._next_scheduled = self.queue.put_scheduled()
-        except (OSError, TypeError, ValueError, HoldfastError) as error:
-            self._next_scheduled = None  # it is looked again soon enough
-            self._say_trouble(error)
-
-    def _say_trouble(self, error: Exception) -> None:
-        """Once."""
-        if str(error) != self._trouble:
-            self._trouble = str(error)
-            logging.getLogger("holdfast").warning("%s", error)
-
-    def _how_long(self) -> float:
-        soonest = min((child.deadline for child in self._children.values()), default=float("inf")) - monotonic()
+    def _seconds_to_wait(self) -> float:
+        soonest = self._looked_at + (_CANCEL_AFTER_S if self._cancelled_since else _TICK_S)
+        soonest = min([soonest, *(child.deadline for child in self._children)]) - monotonic()
         if self._next_scheduled is not None:
-            soonest = min(soonest, self._next_scheduled - self.queue.clock.now())
-        return max(0.0, min(_TICK, soonest))
+            soonest = min(soonest, self._next_scheduled - time())
+        return max(0.0, soonest)
+
+    @property
+    def _mode(self) -> tuple[int, int, int]:
+        """How many children, threads in each, and tasks of an event loop."""
+        if self._runner.has_coroutines and not self._runner.is_command:
+            return 1, 0, self.concurrency
+        if self.threads and not self._runner.is_command:
+            return 1, self.concurrency, 0
+        return self.concurrency, 1, 0
+
+    def _start_missing(self, pipes: _Pipes) -> None:
+        children, threads, tasks = self._mode
+        while len(self._children) < children:
+            self._starts = [start for start in self._starts if monotonic() - start < _EARLY_S]
+            if len(self._starts) >= children + _MAX_EARLY_DEATHS:
+                return  # they die at once: wait
+            self._starts.append(monotonic())
+            arguments = (self.queue, self._runner, self._hooks, pipes.stop_reader)
+            options = {"threads": threads, "tasks": tasks, "drain": self._drain}
+            self._children.append(Child(multiprocessing.get_context(self._start_method), arguments, options))
 
     def _bury_if_dead(self, child: Child) -> None:
         code = child.exit_code()
-        if code is None or self._children.pop(child.pid, None) is None:
+        if code is None or child not in self._children:
             return
-        child.hear()
+        self._children.remove(child)
         child.close()
-        for kind, number in enumerate(child.counts.total()):
-            self._total[kind] += number
-        if code == 0 and child.counts.is_finished:
+        for outcome, count in zip(OUTCOMES, child.counters.outcomes(), strict=True):
+            self._totals[outcome] += count
+        if child.was_killed or (code == 0 and child.counters.is_finished):
             return
-        if not child.was_killed:
-            self._deaths += 1
-            if any(one.counts.has_begun for one in (child, *self._children.values())):
-                self._in_vain = 0
-            elif code > 0 and code != _LATER and monotonic() - child.started < _SOON * 5:
-                self._in_vain += 1
-            if self._in_vain > self.concurrency + _OFTEN:
-                raise WorkerFailed(
-                    f"{self.queue.path}: the processes of this worker end before they have begun a task; they said why",
-                    path=self.queue.path,
-                )
-        if not self._asked:
-            self._wait_if_they_die_at_once()
-            self._start()
+        self._deaths += 1
+        self._may_be_empty = True
+        self._recover()
+        if any(one.counters.has_begun for one in (child, *self._children)):
+            self._deaths_in_vain = 0
+        elif code > 0 and code != LATER and monotonic() - child.started_at < _EARLY_S:
+            self._deaths_in_vain += 1
+        if self._deaths_in_vain > self.concurrency + _MAX_EARLY_DEATHS:
+            raise WorkerFailed(
+                f"{self.queue.name}: the processes of this worker end before they have begun a task. Their messages "
+                "above tell why.",
+                path=self.queue.name,
+            )
 
-    def _wait_if_they_die_at_once(self) -> None:
-        self._starts = [start for start in self._starts if monotonic() - start < _SOON * 5]
-        if len(self._starts) > self.concurrency + _OFTEN:
-            threading.Event().wait(_SOON * 5)
+    def _recover(self) -> None:
+        try:
+            self._claimer.recover()
+        except (OSError, HoldfastError) as error:  # another worker or the next look recovers them
+            self._warn(error)
 
-    # Ending tasks.
+    def _count_recovered(self, ending: Ending) -> None:
+        if outcome_of(ending) != "given back":  # the dead worker had not begun it
+            self._totals[outcome_of(ending)] += 1
 
-    def _end_late(self) -> None:
+    def _warn(self, error: Exception) -> None:
+        """Once in a row."""
+        if str(error) != self._last_warning:
+            self._last_warning = str(error)
+            log.warning("%s", error)
+
+    # Tasks.
+
+    def _look_after_tasks(self, pipes: _Pipes) -> None:
         now = monotonic()
-        for child in list(self._children.values()):
-            late = {
-                place: Verdict("failed", f"not done within {seconds:g} s")
-                for place, (deadline, seconds) in child.tasks.items()
-                if deadline <= now
-            }
-            if late:
-                self._end(child, late)
+        for child in list(self._children):
+            if child.deadline <= now:
+                self._end(child)
+        is_tick = now >= self._looked_at + (_CANCEL_AFTER_S if self._cancelled_since else _TICK_S)
+        if self._drain and (is_tick or self._may_be_empty):
+            self._may_be_empty = False
+            if self.queue.is_empty():
+                pipes.stop_writer.close()
+        if is_tick:
+            self._looked_at = now
+            self._end_cancelled(now)
+        if now >= self._prune_at:
+            self._prune_at = now + _PRUNE_EVERY_S
+            if self.queue.prune():
+                self._prune_at = now + _PRUNE_SOON_S
+        if not self._drain and (is_tick or (self._next_scheduled or 0) <= time()):
+            self._put_scheduled()
 
-    def _end_cancelled(self) -> None:
-        if not self.queue.taker.any_verdict():
-            return
-        running = self.queue.taker.running()
-        cancelled = self.queue.taker.cancelled(running)
-        for child in list(self._children.values()):
-            mine = {place: Verdict("cancelled", "cancelled") for place in cancelled if running[place].by == child.by}
-            if mine:
-                self._end(child, mine)
+    def _put_scheduled(self) -> None:
+        """A wrong schedule is no reason to stop working."""
+        try:
+            self._next_scheduled = self.queue.put_scheduled()
+        except (OSError, TypeError, ValueError, HoldfastError) as error:
+            self._next_scheduled = None
+            self._warn(error)
 
-    def _end(self, child: Child, verdicts: dict[str, Verdict]) -> None:
-        """End what a child does, unless it is not at it any more; no verdicts: in any case. The rest is given back."""
-        with child.standing_still():
-            child.hear()
-            running = self._running_of(child)
-            if verdicts and not running.keys() & verdicts.keys():
-                for place in verdicts:
-                    child.tasks.pop(place, None)
-                return
-            for place, task in running.items():
-                self.queue.taker.say_how_it_ends(place, task, verdicts.get(place, _GIVE_BACK))
-            child.kill()
-        until = monotonic() + _PATIENCE
-        for place, task in running.items():
-            self.queue.taker.settle_place(place, until)
-            state = verdicts.get(place, _GIVE_BACK).state
-            if state == "failed":
-                self._total[_FAILED if task.tried >= task.attempts else _RETRIED] += 1
-            else:
-                self._total[_CANCELLED if state == "cancelled" else _GIVEN_BACK] += 1
-        child.tasks.clear()
+    def _end_cancelled(self, now: float) -> None:
+        """End the children of tasks that were cancelled. An event loop gets time to cancel the coroutine."""
+        cancelled = self.queue.store.cancelling()
+        self._cancelled_since = {key: self._cancelled_since.get(key, now) for key in cancelled}
+        patience = _CANCEL_AFTER_S if self._mode[1] else GRACE_S
+        due = {key for key, since in self._cancelled_since.items() if now - since >= patience}
+        for child in list(self._children) if due else ():
+            attempts = [attempt for name in child.workers for attempt in self.queue.store.running(name)]
+            if any((attempt.id, attempt.token) in due for attempt in attempts):
+                self._end(child, due)
+
+    def _end(self, child: Child, cancelled: set[Key] | None = None, *, always: bool = False) -> None:
+        """End the tasks of a child that are late or cancelled, by killing it. Its other tasks are given back."""
+
+        def choose(attempts: list[Attempt]) -> list[Ending]:
+            child.pause()
+            late = child.take_late()
+            endings = []
+            for attempt in attempts:
+                key = (attempt.id, attempt.token)
+                if cancelled is not None and key in cancelled:
+                    endings.append(Ending(*key, "cancelled", error="cancelled"))
+                elif key in late and attempt.timeout is not None:
+                    endings.append(self.queue.retries.failed(attempt, late_text(attempt.timeout)))
+            if not endings and not always:
+                child.resume()
+                return []
+            ended = {(ending.id, ending.token) for ending in endings}
+            endings += [given_back(attempt) for attempt in attempts if (attempt.id, attempt.token) not in ended]
+            return endings if child.kill() else []
+
+        for ending in self.queue.store.end(child.workers, choose):
+            self._totals[outcome_of(ending)] += 1
+        self._may_be_empty = True
         self._bury_if_dead(child)
 
-    def _running_of(self, child: Child) -> dict[str, Task]:
-        return {place: task for place, task in self.queue.taker.running().items() if task.by == child.by}
-
-    def _kill_all(self) -> None:
-        """Give back whatever is being done."""
-        for child in list(self._children.values()):
+    def _give_all_back(self) -> None:
+        for child in list(self._children):
             try:
-                self._end(child, {})
-            except OSError as error:
-                logging.getLogger("holdfast").warning("%s", error)
+                self._end(child, always=True)
+            except (OSError, HoldfastError) as error:
+                self._warn(error)
             finally:
                 child.kill()
             self._bury_if_dead(child)
 
-    def _renew(self) -> None:
-        if not self.queue.is_shared or monotonic() - self._renewed_at < self._heartbeat:
-            return
-        self._renewed_at = monotonic()
-        for child in self._children.values():
-            for place in child.tasks:
-                with suppress(FileNotFoundError):
-                    system.touch(f"{self.queue._places.running}/{place}")
-
 
 class _Pipes:
-    """How the supervisor is woken, and how it tells its children to stop: by closing `stop_writer`."""
+    """The supervisor is woken by `wake_writer`. Its children stop when `stop_writer` is closed."""
 
     def __init__(self) -> None:
         self.wake_reader, self.wake_writer = pipe()
-        self.stop_reader, self.stop_writer = pipe(reader=InheritedFd)
+        self.stop_reader, self.stop_writer = pipe(reader=PassedFd)
         os.set_blocking(self.wake_writer.fd, False)
 
     def close(self) -> None:
         for file in (self.wake_reader, self.wake_writer, self.stop_reader, self.stop_writer):
             file.close()
+
+
+def _check_pickle(queue: TaskQueue, *parts: object) -> None:
+    for part in (queue, *parts):
+        try:
+            ForkingPickler.dumps(part)
+        except Exception as error:
+            raise TypeError(
+                f"start='spawn' needs a handler, functions and hooks that can be pickled: {error}. Define them at the "
+                "top level of a module."
+            ) from error
 
 
 def _open_standard_files() -> None:
@@ -392,9 +374,3 @@ def _open_standard_files() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # there is none, or nobody reads it any more
-            stream.flush()
