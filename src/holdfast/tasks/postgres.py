@@ -37,7 +37,8 @@ from typing import Any
 from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError, Unsupported
 from .server_workers import LOOK_S, NEVER, RESTART_GRACE_S, WORKER, InProcess, ServerChanges, Worker
-from .sql import ATTEMPT, NUMBERS, READY, SCHEMA, Result, SqlStore, Transaction, attempt_of, number_of
+from .sql import Result, SqlStore, Transaction, attempt_of, number_of
+from .statements import ATTEMPT, NUMBERS, READY, SCHEMA
 from .store import ENDED, Attempt, Changes, Ending, NewTask, Registration, Woken
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
