@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,11 +161,12 @@ def begin_together(peers: list[Peer], code: str) -> None:
 
 
 def end_workers(queue: Any) -> None:
-    """Kill who is still at the tasks of a queue, with whatever it has started, after a test that failed."""
-    for id in queue.ids("running"):
-        pid = int(queue.get(id).worker.partition("@")[0])
-        if pid != os.getpid() and queue.get(id).state == "running":
-            os.killpg(pid, signal.SIGKILL)
+    """Kill the workers of a queue, with all that they have started, after a test that failed."""
+    for task in queue.tasks(("running",)):
+        pid = int(task.worker.partition("@")[0])
+        if pid != os.getpid():
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 def until(condition: Any, seconds: float = PATIENCE) -> None:

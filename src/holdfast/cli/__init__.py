@@ -105,6 +105,9 @@ def _call(name: str, words: list[str]) -> int:
         failure, misuse = parser.failure, parser.misuse
         options = parser.parse(words)
         status: int = options.call(options)
+        if status == 0 and output.lost() and getattr(options, "must_print", False):
+            output.complain(f"holdfast {name}: standard output: {output.lost()}. The output is lost.")
+            status = failure
     except SystemExit as stop:
         status = int(stop.code or 0)
     except KeyboardInterrupt:
@@ -112,7 +115,7 @@ def _call(name: str, words: list[str]) -> int:
     except (HoldfastError, OSError, ValueError, OverflowError) as error:
         if os.environ.get("HOLDFAST_DEBUG"):
             raise
-        output.complain(f"holdfast {name}: {output.shown(_text(error))}")
+        output.complain(f"holdfast {name}: {output.shown(output.without_passwords(_text(error)))}")
         status = misuse if isinstance(error, UnsafePath | ValueError | OverflowError) else failure
     output.finish()
     return status

@@ -35,7 +35,8 @@ class Parser(argparse.ArgumentParser):
         return self.formatter_class(prog=self.prog, width=_width())  # type: ignore[call-arg]
 
     def error(self, message: str) -> NoReturn:
-        output.complain(f"{self.prog}: {output.shown(message)} ({self.prog} --help tells more)")
+        message = output.shown(output.without_passwords(message))
+        output.complain(f"{self.prog}: {message} ({self.prog} --help tells more)")
         raise SystemExit(self.misuse)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
@@ -147,8 +148,9 @@ def pid(text: str) -> int:
 pid.__name__ = "process number"
 
 
-def add_json(parser: argparse.ArgumentParser, what: str = "print JSON") -> None:
-    parser.add_argument("-j", "--json", action="store_true", help=what)
+def add_json(parser: argparse.ArgumentParser, what: str = "print JSON", *, short: bool = True) -> None:
+    """short: also `-j`. Not where `-j` is how many at a time."""
+    parser.add_argument(*(("-j",) if short else ()), "--json", action="store_true", help=what)
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:

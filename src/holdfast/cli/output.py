@@ -2,6 +2,9 @@
 
 Lock paths, tags and command lines may hold anything. Nothing of it reaches the terminal as a control character, names
 that are no UTF-8 come out as they went in, and a reader that has gone is no error: what was done is done.
+
+Output that cannot be written for another reason, such as a full disk, is lost. `lost` returns why. Commands whose
+output is the point of them set `must_print` in their options, and exit with an error then.
 """
 
 from __future__ import annotations
@@ -25,7 +28,17 @@ _CONTROL = (
 BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
 
 
+_lost: str | None = None
+
+
+def lost() -> str | None:
+    """Why a part of the standard output was not written. None: all of it was."""
+    return _lost
+
+
 def prepare() -> None:
+    global _lost
+    _lost = None
     _fill_standard_descriptors()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -43,6 +56,9 @@ def _fill_standard_descriptors() -> None:
 
 def say(text: str) -> bool:
     """False: nobody reads it."""
+    global _lost
+    if sys.stdout is None:
+        _lost = "it is closed"
     return _write(sys.stdout, text + "\n")
 
 
@@ -53,7 +69,8 @@ def complain(text: str) -> None:
 def say_json(value: object, *, to_stderr: bool = False) -> bool:
     import json
 
-    return _write(sys.stderr if to_stderr else sys.stdout, json.dumps(value) + "\n")
+    text = json.dumps(value)
+    return _write(sys.stderr, text + "\n") if to_stderr else say(text)
 
 
 def write_error(text: str) -> None:
@@ -77,9 +94,16 @@ def _write(stream: TextIOWrapper | object, text: str | bytes) -> bool:
         return True
     except UnicodeEncodeError as error:
         return _write(stream, error.object.encode(errors="backslashreplace").decode())
-    except (OSError, ValueError):  # nobody reads any more, or the disk is full: the exit status still tells
+    except (OSError, ValueError) as error:
+        _note_loss(stream, error)
         _discard(stream)
         return False
+
+
+def _note_loss(stream: object, error: Exception) -> None:
+    global _lost
+    if stream in (sys.stdout, getattr(sys.stdout, "buffer", None)) and not isinstance(error, BrokenPipeError):
+        _lost = getattr(error, "strerror", None) or str(error)
 
 
 def _discard(stream: object) -> None:
@@ -108,6 +132,16 @@ def shown(text: str) -> str:
     except UnicodeEncodeError:  # half a character, which JSON can say, and nothing else
         text = text.encode(errors="backslashreplace").decode()
     return text
+
+
+def without_passwords(text: str) -> str:
+    """A message may repeat a URL that the user has typed."""
+    if "://" not in text:
+        return text
+    import re
+
+    text = re.sub(r"(\w+://[^\s/:@]*):\S*@", r"\1:***@", text)
+    return re.sub(r"([?&]password=)[^\s&'\"]*", r"\1***", text)
 
 
 def on_terminal(stream: object) -> bool:

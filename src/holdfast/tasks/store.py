@@ -153,6 +153,10 @@ class Registration(ABC):
         """A descriptor for a command to inherit. The worker counts as alive as long as the command runs. -1: none."""
 
     @abstractmethod
+    def leave(self) -> None:
+        """The worker does not wait any more, and calls neither `wait` nor `claim` soon."""
+
+    @abstractmethod
     def close(self) -> None:
         """The worker has no running task any more."""
 

@@ -1,9 +1,9 @@
-"""`holdfast tasks`: a queue of tasks from the shell.
+"""`holdfast tasks`: a task queue from the shell.
 
 put         put, schedule, unschedule
-commands    the short ones: ls, show, retry, cancel, purge, stats, recover
-work        a worker; what it shows is `bar`
-watch       the live view; on a terminal `screen` draws it
+commands    the short ones: ls, show, stats, retry, cancel, purge, pause, resume
+work        a worker. `bar` shows what it does
+watch       the live view. On a terminal, `screen` draws it
 text        a task in few words, for all of them
 """
 
@@ -15,32 +15,34 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# In the order of the overview: the module, and what it does.
+# In the order of the overview: the module, and what the command does.
 ACTIONS = {
-    "put": ("put", "add tasks, given as words or one per line; print their ids"),
-    "work": ("work", "do the tasks, with a command for each or a Python function"),
+    "put": ("put", "add tasks, given as words or one per line, and print their ids"),
+    "work": ("work", "run the tasks: a command or a Python function for each"),
     "ls": ("commands", "list tasks"),
-    "show": ("commands", "tell everything about a task"),
+    "show": ("commands", "print everything about a task"),
     "watch": ("watch", "watch a queue, live"),
     "stats": ("commands", "count the tasks in each state"),
-    "retry": ("commands", "have tasks that have ended done again"),
-    "cancel": ("commands", "have tasks not be done; one that runs is ended"),
-    "purge": ("commands", "remove tasks that have ended: done, failed and cancelled ones"),
-    "schedule": ("put", "have a task put again and again; without a name, list what is"),
-    "unschedule": ("put", "end schedules: what they put is not put any more"),
-    "recover": ("commands", "find tasks that a crash left where nobody sees them"),
+    "retry": ("commands", "run ended tasks again"),
+    "cancel": ("commands", "cancel tasks; running tasks are killed"),
+    "purge": ("commands", "delete ended tasks: done, failed and cancelled ones"),
+    "pause": ("commands", "let workers begin no task until resume"),
+    "resume": ("commands", "let workers begin tasks again"),
+    "schedule": ("put", "add a task again and again; without a name, list the schedules"),
+    "unschedule": ("put", "remove schedules"),
+    "recover": ("commands", "not needed any more: workers recover tasks themselves"),
 }
 
 STATUSES = """\
 A time T is a number of seconds, or 90s, 5m, 2h, 7d.
 
-exit status: 0; 1 if a task failed for good, is unknown or in the wrong state; 2 wrong usage, 3 it cannot be done; 75 if
-the queue is full (put --max-pending), or if work --drain was told to end before all was done"""
+exit status: 0; 1 if a task failed for good, does not exist or is in the wrong state; 2 wrong usage; 3 an error, or the
+output was lost; 75 if the queue is full (put --max-pending), or if a signal ended work --drain before all was done"""
 
 EXAMPLES = f"""\
 {{actions}}
 
-A queue is a directory. put and work make it if it is not there. What commands print and how they ended is kept.
+A QUEUE is a directory, or postgresql://user@host/database for workers on several machines. put and schedule create it.
 
 {STATUSES}
 
@@ -51,13 +53,13 @@ examples:
   holdfast tasks ls /tmp/jobs --state failed --state running
   holdfast tasks watch /tmp/jobs --once
   holdfast tasks retry /tmp/jobs --failed
-  holdfast tasks schedule /tmp/jobs nightly report --cron '0 3 * * *'
+  holdfast tasks schedule /tmp/jobs nightly report --cron '0 3 * * *' --tz Europe/Berlin
   holdfast tasks purge /tmp/jobs --older-than 7d
 """
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.usage = "holdfast tasks ACTION DIR …     holdfast tasks ACTION --help tells more"
+    parser.usage = "holdfast tasks ACTION QUEUE …     holdfast tasks ACTION --help tells more"
     parser.epilog = EXAMPLES.format(actions="\n".join(f"{key:11}{does}" for key, (_, does) in ACTIONS.items()))
     parser.actions = {key: (does, _configuring(key)) for key, (_, does) in ACTIONS.items()}
     parser.add_argument("action", choices=tuple(ACTIONS), metavar="ACTION", help="what to do, one of those below")
@@ -68,7 +70,10 @@ def _configuring(name: str) -> Callable[[arguments.Parser], None]:
         from importlib import import_module
 
         parser.epilog = STATUSES
-        parser.add_argument("path", metavar="DIR", help="the directory of the queue")
+        where = parser.add_argument("path", metavar="QUEUE", help="a directory, or postgresql://user@host/database")
+        if name == "work":
+            where.nargs = "?"  # --app names the queue
+        parser.set_defaults(must_print=True)
         import_module(f".{ACTIONS[name][0]}", __name__).configure(name, parser)
 
     return configure

@@ -1,23 +1,40 @@
-"""`ls`, `show`, `stats`, `retry`, `cancel`, `purge`, `recover`."""
+"""`ls`, `show`, `stats`, `retry`, `cancel`, `purge`, `pause`, `resume`."""
 
 from __future__ import annotations
 
 import json
+from itertools import chain, islice
 
 from ...errors import NotLocked
-from ...tasks import NoSuchTask, Task
-from ...tasks.journal import ENDED, STATES
+from ...tasks import NoSuchTask, Task, TaskQueue
+from ...tasks.model import STATES
+from ...tasks.store import ENDED, Selection
 from .. import arguments, output
-from .text import COLOURS, age_of, as_json, in_a_line, many, payload_of, progress_of, queue_at, seconds_since, tasks_in
+from .text import (
+    COLOURS,
+    age_of,
+    as_json,
+    in_a_line,
+    many,
+    moment,
+    orphans_of,
+    payload_of,
+    progress_of,
+    queue_at,
+    reason_of,
+    seconds_since,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PROBLEM = 1
 
 _HEADINGS = ("ID", "STATE", "PRIO", "TRIED", "AGE", "WORKER", "PROGRESS", "PAYLOAD", "ERROR")
+_ORDER = ("running", "pending", "failed", "cancelled", "done")  # of `ls`
+_AT_ONCE = 500  # tasks that are printed together
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
@@ -27,54 +44,53 @@ def configure(name: str, parser: arguments.Parser) -> None:
         )
         parser.add_argument("--limit", metavar="N", type=arguments.at_least_one, help="at most so many")
     elif name == "show":
-        parser.add_argument("id", metavar="ID", help="of the task")
+        parser.add_argument("id", metavar="ID", help="the task")
     elif name in ("retry", "cancel"):
-        parser.add_argument("ids", metavar="ID", nargs="*", help="of the tasks")
+        parser.add_argument("ids", metavar="ID", nargs="*", help="the tasks")
     elif name == "purge":
         parser.add_argument(
-            "--older-than", metavar="T", type=arguments.span, default=0.0, help="ended so long ago (0; 90s, 5m, 2h, 7d)"
+            "--older-than", metavar="T", type=arguments.span, default=0.0, help="only tasks that ended so long ago (0)"
         )
         parser.add_argument(
             "--state", dest="states", action="append", choices=sorted(ENDED), help="only these; more than once"
         )
     if name == "retry":
-        parser.add_argument("--failed", action="store_true", help="all that have failed for good")
-    arguments.add_json(parser)
-    if name in ("retry", "cancel", "purge", "recover"):
+        parser.add_argument("--failed", action="store_true", help="all failed tasks")
+    arguments.add_json(parser, short=False)
+    if name not in ("ls", "show", "stats"):
         arguments.add_quiet(parser)
     parser.set_defaults(call=_CALLS[name])
 
 
 def ls(options: argparse.Namespace) -> int:
+    """Running tasks, then pending ones and so on. Within a state, in the order in which they were put."""
     queue = queue_at(options.path)
-    states = tuple(options.states or STATES)
-    found = sorted(tasks_in(queue, states), key=_order)[: options.limit]
+    states = [state for state in _ORDER if not options.states or state in options.states]
+    found = islice(chain.from_iterable(queue.tasks((state,)) for state in states), options.limit)
+    orphans = orphans_of(queue) if "running" in states else frozenset()
     if options.json:
-        output.say_json([as_json(task) for task in found])
-    elif found:
-        put_off = queue.put_off()
-        output.table(_HEADINGS, [_row(task, put_off) for task in found], [COLOURS[task.state] for task in found])
+        _print_json(found, orphans)
+        return 0
+    rows = [(_row(task, orphans), COLOURS[task.state]) for task in found]
+    if rows:
+        output.table(_HEADINGS, [row for row, _ in rows], [colour for _, colour in rows])
     else:
-        output.complain(f"no {' or '.join(options.states)} tasks here" if options.states else "no tasks here")
+        output.complain(f"no {' or '.join(options.states)} tasks" if options.states else "no tasks")
     return 0
 
 
-def _order(task: Task) -> tuple[object, ...]:
-    """What runs, what waits in its order, and what has ended."""
-    priority = -task.priority if task.state == "pending" else 0
-    return (STATES.index(task.state), priority, task.put_at is None, task.put_at and task.put_at.timestamp())
+def _print_json(tasks: Iterator[Task], orphans: frozenset[str]) -> None:
+    """A JSON array, a task in each line. It is printed while it is read: a queue may have millions of tasks."""
+    before = "["
+    while some := [json.dumps(as_json(task, orphans)) for task in islice(tasks, _AT_ONCE)]:
+        if not output.say(before + ",\n ".join(some)):
+            return
+        before = " ,"
+    output.say("[]" if before == "[" else "]")
 
 
-def _why_not_yet(task: Task, put_off: dict[str, float | None]) -> str:
-    """Of one that waits and cannot be begun now."""
-    if task.state != "pending" or task.id not in put_off:
-        return ""
-    seconds = put_off[task.id]
-    return f"for key {task.key}" if seconds is None else f"due in {output.duration(seconds)}"
-
-
-def _row(task: Task, put_off: dict[str, float | None]) -> tuple[str, ...]:
-    progress = _why_not_yet(task, put_off) or progress_of(task)
+def _row(task: Task, orphans: frozenset[str]) -> tuple[str, ...]:
+    progress = reason_of(task, orphans) or progress_of(task)
     return (
         output.shown(task.id),
         task.state,
@@ -83,9 +99,14 @@ def _row(task: Task, put_off: dict[str, float | None]) -> tuple[str, ...]:
         age_of(task),
         output.shown(task.worker or "-"),
         output.shortened(output.shown(progress), 30) or "-",
-        in_a_line(payload_of(task), 30),
+        in_a_line(_what(task), 30),
         in_a_line(task.error, 80),
     )
+
+
+def _what(task: Task) -> str:
+    """The payload, with the function of a call before it."""
+    return payload_of(task) if task.function is None else f"{task.function} {payload_of(task)}"
 
 
 def show(options: argparse.Namespace) -> int:
@@ -93,35 +114,38 @@ def show(options: argparse.Namespace) -> int:
     try:
         task = queue.get(options.id)
     except NoSuchTask as error:
-        _complain_about(error, options)
+        _complain_about(error, queue)
         return PROBLEM
+    orphans = orphans_of(queue) if task.state == "running" else frozenset()
     if options.json:
-        output.say_json(as_json(task, whole=True))
+        output.say_json(as_json(task, orphans, whole=True))
     else:
-        output.say("\n".join(_lines(task, queue.put_off() if task.state == "pending" else {})))
+        output.say("\n".join(_lines(task, orphans)))
     return 0
 
 
-def _complain_about(error: Exception, options: argparse.Namespace) -> None:
-    advice = f"; holdfast tasks ls {options.path} lists them" if isinstance(error, NoSuchTask) else ""
+def _complain_about(error: Exception, queue: TaskQueue) -> None:
+    advice = f". holdfast tasks ls {queue.name} lists them" if isinstance(error, NoSuchTask) else ""
     output.complain(f"holdfast tasks: {output.shown(f'{error}{advice}')}")
 
 
-def _lines(task: Task, put_off: dict[str, float | None]) -> list[str]:
+def _lines(task: Task, orphans: frozenset[str]) -> list[str]:
+    at_a_time = f" ({task.limit} at a time)" if task.limit else ""
     facts: dict[str, object] = {
         "Task": task.id,
-        "State": ", ".join(filter(None, (task.state, _why_not_yet(task, put_off)))),
+        "State": ", ".join(filter(None, (task.state, reason_of(task, orphans)))),
+        "Function": task.function,
         "Payload": payload_of(task),
         "Priority": task.priority,
         "Tried": f"{task.tried} of {task.attempts}",
         "Timeout": None if task.timeout is None else f"{task.timeout:g} s",
-        "Key": None if task.key is None else f"{task.key} ({task.limit} at a time)",
+        "Key": None if task.key is None else f"{task.key}{at_a_time}",
         "Worker": task.worker,
         "Progress": progress_of(task) or None,
         **{
-            name: f"{moment.isoformat(sep=' ', timespec='seconds')} ({output.duration(seconds_since(moment))} ago)"
-            for name, moment in (("Put", task.put_at), ("Started", task.started_at), ("Ended", task.ended_at))
-            if moment is not None
+            name: f"{when.isoformat(sep=' ', timespec='seconds')} ({output.duration(seconds_since(when))} ago)"
+            for name, when in (("Put", task.put_at), ("Started", task.started_at), ("Ended", task.ended_at))
+            if when is not None
         },
         "Result": None if task.result is None else json.dumps(task.result, ensure_ascii=False),
     }
@@ -130,87 +154,117 @@ def _lines(task: Task, put_off: dict[str, float | None]) -> list[str]:
         if text:
             inside = [f"  {output.shown(line)}" for line in text.strip().splitlines()]
             lines += [f"{name}: {inside[0].strip()}"] if len(inside) == 1 else [f"{name}:", *inside]
-    return lines + (["History:", *map(_event, task.history)] if task.history else [])
+    return lines + (["Earlier attempts:", *map(_attempt, task.history)] if task.history else [])
 
 
-def _event(said: dict[str, object]) -> str:
-    """A line of its history."""
-    rest = {name: value for name, value in said.items() if name not in ("at", "is", "boot", "traceback", "uncounted")}
-    words = [f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in rest.items()]
-    what = f"{said['is']}: " if "is" in said and words else str(said.get("is", ""))
-    return f"  {output.shown(str(said.get('at', '?')))}  {in_a_line(what + ', '.join(words), 300)}"
+def _attempt(past: dict[str, object]) -> str:
+    """A line of the history."""
+    began = past["started_at"]
+    error = f": {past['error']}" if past["error"] else ""
+    when = moment(began) if isinstance(began, int | float) else "-"
+    text = in_a_line(f"{past['state']} by {past['worker']}{error}", 300)
+    return f"  {when}  {text}"
 
 
 def stats(options: argparse.Namespace) -> int:
-    counted = queue_at(options.path).stats()
+    queue = queue_at(options.path)
+    counted, is_paused = queue.stats(), queue.is_paused
     if options.json:
-        output.say_json(counted)
+        output.say_json({**counted, "paused": is_paused})
         return 0
-    for state in ("pending", "running", "done", "failed", "cancelled"):
-        why = ", ".join(f"{counted[name]} {name}" for name in ("delayed", "parked") if counted[name])
-        output.say(f"{state:9} {counted[state]}" + (f" ({why})" if state == "pending" and why else ""))
+    why = ", ".join(f"{counted[name]} {name}" for name in ("delayed", "parked", "blocked") if counted[name])
+    lines = [f"{state:9} {counted[state]}" for state in STATES]
+    lines[0] += f" ({why})" if why else ""
+    if is_paused:
+        lines.append("The queue is paused: workers begin no task until holdfast tasks resume.")
+    output.say("\n".join(lines))
     return 0
 
 
 def retry(options: argparse.Namespace) -> int:
+    if not options.ids and not options.failed:
+        raise ValueError("which tasks? Give their ids, or --failed. holdfast tasks ls lists them")
     queue = queue_at(options.path)
-    return _for_each(options, queue.ids("failed") if options.failed else [], queue.retry, "retried", "waits again")
+    failed: list[str] = []
+    if options.failed:
+        failed = [task.id for task in queue.tasks(("failed",))]
+        queue.store.retry(Selection(ids=failed))  # all in few transactions
+    return _for_each(options, queue, queue.retry, "retried", "pending again", failed)
 
 
 def cancel(options: argparse.Namespace) -> int:
+    if not options.ids:
+        raise ValueError("which tasks? Give their ids. holdfast tasks ls lists them")
     queue = queue_at(options.path)
 
     def end(id: str) -> str | None:
-        if not queue.cancel(id):
-            if queue.get(id).state != "cancelled":
-                raise NotLocked(f"{queue.path}: task {id!r} has ended already, it is {queue.get(id).state}")
-            return "was cancelled before"
-        return "runs, and is being ended" if queue.get(id).state == "running" else None
+        if queue.cancel(id):
+            return "cancelled; its worker kills it" if queue.get(id).state == "running" else None
+        state = queue.get(id).state
+        if state != "cancelled":
+            raise NotLocked(f"{queue.name}: task {id!r} has ended already, it is {state}")
+        return "was cancelled before"
 
-    return _for_each(options, [], end, "cancelled", "cancelled")
+    return _for_each(options, queue, end, "cancelled", "cancelled", [])
 
 
 def _for_each(
-    options: argparse.Namespace, more: list[str], change: Callable[[str], str | None], name: str, what: str
+    options: argparse.Namespace,
+    queue: TaskQueue,
+    change: Callable[[str], str | None],
+    name: str,
+    what: str,
+    changed: list[str],
 ) -> int:
-    """Change every task asked for, also if it cannot be done to one of them."""
-    ids = [*dict.fromkeys([*options.ids, *more])]
-    if not ids and not getattr(options, "failed", False):
-        raise ValueError("which tasks? Give their ids; holdfast tasks ls lists them")
-    changed, errors = [], {}
-    for id in ids:
+    """Change every task, also if one of them cannot be changed. `changed`: these were changed already."""
+    lines = dict.fromkeys(changed, what)
+    errors = {}
+    for id in dict.fromkeys(options.ids):
+        if id in lines:
+            continue
         try:
-            text = change(id) or what
+            lines[id] = change(id) or what
         except (NoSuchTask, NotLocked) as error:
             errors[id] = str(error)
             if not options.json:
-                _complain_about(error, options)
-            continue
-        changed.append(id)
-        if not options.json and not options.quiet:
-            output.say(f"{output.shown(id)}: {text}")
+                _complain_about(error, queue)
     if options.json:
-        output.say_json({name: changed, "errors": errors})
-    elif not ids and not options.quiet:
+        output.say_json({name: list(lines), "errors": errors})
+    elif lines and not options.quiet:
+        output.say("\n".join(f"{output.shown(id)}: {text}" for id, text in lines.items()))
+    elif not errors and not options.quiet:
         output.complain("no task has failed")
     return PROBLEM if errors else 0
 
 
 def purge(options: argparse.Namespace) -> int:
     number = queue_at(options.path).purge(options.older_than, states=options.states or ENDED)
-    return _say_number("purged", f"Purged: {many(number)}", number, options)
+    return _print_change(options, {"purged": number}, f"Purged: {many(number)}")
+
+
+def pause(options: argparse.Namespace) -> int:
+    queue = queue_at(options.path)
+    queue.pause()
+    text = f"{queue.name}: paused. Running tasks end, and no task begins until holdfast tasks resume."
+    return _print_change(options, {"paused": True}, text)
+
+
+def resume(options: argparse.Namespace) -> int:
+    queue = queue_at(options.path)
+    queue.resume()
+    return _print_change(options, {"paused": False}, f"{queue.name}: resumed. Workers begin tasks.")
 
 
 def recover(options: argparse.Namespace) -> int:
-    number = queue_at(options.path).recover()
-    return _say_number("recovered", f"Recovered: {many(number)}", number, options)
+    text = "holdfast tasks recover is not needed any more: workers recover the tasks of dead workers themselves."
+    return _print_change(options, {"recovered": 0}, text)
 
 
-def _say_number(name: str, text: str, number: int, options: argparse.Namespace) -> int:
+def _print_change(options: argparse.Namespace, value: dict[str, object], text: str) -> int:
     if options.json:
-        output.say_json({name: number})
+        output.say_json(value)
     elif not options.quiet:
-        output.say(text)
+        output.say(output.shown(text))
     return 0
 
 
@@ -221,5 +275,7 @@ _CALLS = {
     "retry": retry,
     "cancel": cancel,
     "purge": purge,
+    "pause": pause,
+    "resume": resume,
     "recover": recover,
 }

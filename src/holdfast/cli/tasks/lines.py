@@ -12,16 +12,16 @@ _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
 class Lines:
-    """Lines at the end of the terminal that are drawn again and again. What is printed takes their place."""
+    """Lines at the end of the terminal. Text that is printed takes their place, and they are drawn below it again."""
 
     def __init__(self, live: bool) -> None:
         self._live = live
         self._drawn: list[str] = []
         self._rest = b""
         self._reader: OwnedFd | None = None
-        self.writer: OwnedFd | None = None  # children of the worker print there
+        self.writer: OwnedFd | None = None  # the children of the worker print into it
         if live:
-            # A child keeps the reader, too: if the supervisor is killed, what a handler prints must not fail its task.
+            # A child keeps the reader, too: if the supervisor is killed, a handler that prints must not fail.
             self._reader, self.writer = pipe(reader=InheritedFd, writer=InheritedFd)
             os.set_blocking(self._reader.fd, False)
 
@@ -47,12 +47,12 @@ class Lines:
             output.write_error(self._clearing())
             self._drawn = []
 
-    def say(self, text: str, colour: str) -> None:
+    def print_line(self, text: str, colour: str) -> None:
         self._clear()
         output.complain(output.coloured(text, colour, sys.stderr) if colour else text)
 
-    def print(self, data: bytes, *, to_stderr: bool) -> None:
-        """What somebody else has printed."""
+    def print_bytes(self, data: bytes, *, to_stderr: bool) -> None:
+        """Print the output of a task."""
         if not data:
             return
         self._clear()
@@ -60,19 +60,19 @@ class Lines:
             data += b"\n"
         output.write_bytes(data, to_stderr=to_stderr)
 
-    def hear(self) -> None:
-        """What handlers print while they run."""
+    def print_children(self) -> None:
+        """Print what the children have printed since the last call."""
         while self._reader is not None:
             try:
                 data = os.read(self._reader.fd, 1 << 16)
             except BlockingIOError:
                 return
             whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
-            self.print(whole + newline, to_stderr=True)
+            self.print_bytes(whole + newline, to_stderr=True)
 
     def end(self) -> None:
-        self.hear()
-        self.print(self._rest, to_stderr=True)
+        self.print_children()
+        self.print_bytes(self._rest, to_stderr=True)
         self._clear()
         for file in (self._reader, self.writer):
             if file is not None:

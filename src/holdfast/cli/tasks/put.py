@@ -1,4 +1,4 @@
-"""`put`, `schedule`, `unschedule`: what there is to do, once or again and again."""
+"""`put`, `schedule`, `unschedule`: add tasks, once or again and again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import sys
 
 from ...tasks import QueueFull, TaskQueue
+from ...tasks.model import new_task
+from ...tasks.schedule import Schedule
 from .. import arguments, output
-from .text import in_a_line, many, queue_at
+from .text import in_a_line, many, moment, queue_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,39 +21,45 @@ if TYPE_CHECKING:
 PROBLEM, FULL = 1, 75
 
 _HEADINGS = ("NAME", "WHEN", "NEXT", "PAYLOAD")
-_EVERY_TASK = ("priority", "attempts", "timeout", "key", "limit")
-_A_CHUNK = 1 << 16
+_OPTIONS = ("priority", "attempts", "timeout", "key", "limit", "rate")  # of every task
+_CHUNK_BYTES = 1 << 16
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
     if name == "unschedule":
-        parser.add_argument("names", metavar="NAME", nargs="+", help="of the schedules")
+        parser.add_argument("names", metavar="NAME", nargs="+", help="the schedules")
     elif name == "schedule":
-        parser.usage = "holdfast tasks schedule DIR NAME [PAYLOAD] --every T | --cron '…' [options]"
-        parser.usage += "\n       holdfast tasks schedule DIR     lists them"
-        parser.add_argument("name", metavar="NAME", nargs="?", help="of the schedule; one of this name is replaced")
-        parser.add_argument("payload", metavar="PAYLOAD", nargs="?", help="what there is to do")
-        parser.add_argument("--every", metavar="T", type=arguments.span, help="again and again after so long")
-        parser.add_argument("--cron", metavar="FIELDS", help="minute hour day month weekday, in UTC, as one word")
+        parser.usage = "holdfast tasks schedule QUEUE NAME [PAYLOAD] --every T | --cron '…' [options]"
+        parser.usage += "\n       holdfast tasks schedule QUEUE     lists the schedules"
+        parser.add_argument("name", metavar="NAME", nargs="?", help="a schedule with the same name is replaced")
+        parser.add_argument("payload", metavar="PAYLOAD", nargs="?", help="the payload of its tasks")
+        parser.add_argument("--every", metavar="T", type=arguments.span, help="add a task every T")
+        parser.add_argument("--cron", metavar="FIELDS", help="'minute hour day month weekday', as one word")
+        parser.add_argument("--tz", metavar="ZONE", help="the time zone of --cron, such as Europe/Berlin (UTC)")
         _add_options(parser)
     else:
         _configure_put(parser)
         _add_options(parser)
-    arguments.add_json(parser)
+    arguments.add_json(parser, short=False)
     arguments.add_quiet(parser)
     parser.set_defaults(call=_CALLS[name])
 
 
 def _configure_put(parser: arguments.Parser) -> None:
-    words = "what there is to do, a task each; - reads one per line from the standard input"
+    words = "a task for each; - reads one per line from the standard input"
     parser.add_argument("payloads", metavar="PAYLOAD", nargs="*", help=words)
-    parser.add_argument("--id", help="its name; a task that is there already by this name is not put again")
-    parser.add_argument("--delay", metavar="T", type=arguments.span, default=0.0, help="not before so long from now")
+    parser.add_argument("--id", help="the id of the task; if it exists already, no task is added")
+    parser.add_argument("--after", metavar="ID", action="append", default=[], help="wait until this task is done")
+    parser.add_argument("--delay", metavar="T", type=arguments.span, default=0.0, help="wait so long before it starts")
     parser.add_argument(
-        "--max-pending", metavar="N", type=arguments.at_least_one, help="put none if so many wait: exit status 75"
+        "--max-pending", metavar="N", type=arguments.at_least_one, help="exit with 75 if so many tasks are pending"
     )
     parser.add_argument(
-        "--wait", metavar="T", type=arguments.span, default=0.0, help="but first wait so long for room (inf: for ever)"
+        "--wait",
+        metavar="T",
+        type=arguments.span,
+        default=0.0,
+        help="with --max-pending: wait so long (or inf) for room",
     )
     parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
 
@@ -59,67 +67,87 @@ def _configure_put(parser: arguments.Parser) -> None:
 def _add_options(parser: arguments.Parser) -> None:
     """What every task may have."""
     parser.add_argument("--parse", action="store_true", help="the payloads are JSON, not text")
-    parser.add_argument("--priority", metavar="N", type=int, default=0, help="higher ones are done first (0)")
-    parser.add_argument(
-        "--attempts", metavar="N", type=arguments.at_least_one, default=3, help="how often to try it (3)"
-    )
-    parser.add_argument("--timeout", metavar="T", type=arguments.span, help="end an attempt after so long")
-    parser.add_argument("--key", help="tasks with the same key are done one after the other")
-    parser.add_argument(
-        "--limit", metavar="N", type=arguments.at_least_one, default=1, help="or so many at a time (with --key)"
-    )
+    parser.add_argument("--priority", metavar="N", type=int, default=0, help="higher priorities run first (0)")
+    parser.add_argument("--attempts", metavar="N", type=arguments.at_least_one, default=3, help="try so often (3)")
+    parser.add_argument("--timeout", metavar="T", type=arguments.span, help="kill an attempt after so long")
+    parser.add_argument("--key", help="tasks with the same key run one at a time")
+    parser.add_argument("--limit", metavar="N", type=arguments.at_least_one, help="with --key: so many at a time (1)")
+    parser.add_argument("--rate", metavar="N/T", help="with --key: start so many per time, such as 10/m or 1/30s")
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in _EVERY_TASK}
+    given = {name: getattr(options, name) for name in _OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def put(options: argparse.Namespace) -> int:
     if not options.payloads:
         raise ValueError("which tasks? Give their payloads, or - to read one per line from the standard input")
     if options.id is not None and (len(options.payloads) > 1 or options.payloads == ["-"]):
-        raise ValueError("--id names one task, so there can be one payload")
-    if options.limit != 1 and options.key is None:
-        raise ValueError("--limit is how many with the same --key are done at a time; there is no --key")
+        raise ValueError("--id needs exactly one payload")
     if options.wait and options.max_pending is None:
-        raise ValueError("--wait is for room in a queue that may be full; there is no --max-pending")
-    given = [word if word == "-" else _payload(word, options) for word in options.payloads]  # wrong: no queue is made
+        raise ValueError("--wait needs --max-pending")
+    given = [word if word == "-" else _payload(word, options) for word in options.payloads]
+    more = {**_options_of(options), "delay": options.delay, "after": options.after}
+    for payload in given:
+        new_task(payload, id=options.id, **more)  # wrong options create no queue
     queue = TaskQueue(options.path, durable=options.durable, max_pending=options.max_pending)
-    more = {**_options_of(options), "delay": options.delay, "wait": options.wait}
-    ids: list[str] = []
+    added = _Added(queue, options)
     try:
         if options.id is not None:
-            _say_ids(ids, [queue.put(given[0], id=options.id, **more)], options)
+            added.put_one(given[0], **more)
         for payloads in _groups(given, options) if options.id is None else ():
-            _put_group(queue, payloads, ids, more, options)
+            added.put_group(payloads, **more)
     except QueueFull:
-        wait = "" if options.wait else "; --wait T waits for room"
-        text = f"{options.max_pending} tasks wait already{wait}. {many(len(ids))} put before"
-        output.complain(f"holdfast tasks: {output.shown(options.path)}: {text}")
+        advice = "Start more workers." if options.wait else "Wait for room with --wait T."
+        full = f"{queue.name}: {options.max_pending} tasks are pending already. {advice}"
+        output.complain(f"holdfast tasks: {output.shown(full)} {many(len(added.ids))} put before")
         return FULL
     except _BadLine as error:
-        raise ValueError(f"{error}. {many(len(ids))} put before") from None
+        raise ValueError(f"{error}. {many(len(added.ids))} put before") from None
     finally:
         if options.json:
-            output.say_json({"ids": ids})
+            output.say_json({"ids": added.ids, "existing": added.existing})
     return 0
 
 
-def _put_group(
-    queue: TaskQueue, payloads: list[object], ids: list[str], more: dict[str, Any], options: argparse.Namespace
-) -> None:
-    """What is there at the same time is put at the same time: the disk is waited for once."""
-    if options.max_pending is None:
-        _say_ids(ids, queue.put_all(payloads, **more), options)
-        return
-    for payload in payloads:  # one by one, to know how far it came
-        _say_ids(ids, [queue.put(payload, **more)], options)
+class _Added:
+    """The tasks of one `put`. Prints their ids."""
 
+    def __init__(self, queue: TaskQueue, options: argparse.Namespace) -> None:
+        self.ids: list[str] = []
+        self.existing: list[str] = []
+        self._queue = queue
+        self._options = options
+        self._prints = not options.json and not options.quiet
 
-def _say_ids(ids: list[str], new: list[str], options: argparse.Namespace) -> None:
-    ids += new
-    if not options.json and not options.quiet:
-        output.say("\n".join(map(output.shown, new)))
+    def put_one(self, payload: object, **more: Any) -> None:
+        """A task with an id of the user's."""
+        id = self._options.id
+        if id in self._queue:
+            self.existing.append(id)
+        else:
+            self._queue.put(payload, id=id, wait=self._wait, **more)
+        self._add([id])
+        if self.existing and self._prints:
+            output.complain(f"{output.shown(id)} exists already")
+
+    def put_group(self, payloads: list[object], **more: Any) -> None:
+        """All in one transaction. If the queue may be full, one by one, to know how many were put."""
+        if self._queue.max_pending is None:
+            self._add(self._queue.put_all(payloads, **more))
+            return
+        for payload in payloads:
+            self._add([self._queue.put(payload, wait=self._wait, **more)])
+
+    @property
+    def _wait(self) -> float | None:
+        return None if self._options.wait == float("inf") else self._options.wait
+
+    def _add(self, ids: list[str]) -> None:
+        self.ids += ids
+        if self._prints:
+            output.say("\n".join(map(output.shown, ids)))
 
 
 def _groups(given: list[object], options: argparse.Namespace) -> Iterator[list[object]]:
@@ -141,12 +169,12 @@ class _BadLine(Exception):
 
 
 def _lines(options: argparse.Namespace) -> Iterator[list[object]]:
-    """The lines that have come, as they come: whoever writes them may take its time."""
+    """Groups of lines, as the writer of the pipe writes them."""
     if sys.stdin is None:
         raise ValueError("there is no standard input to read from")
     rest, text = b"", b"-"
     while text:
-        text = os.read(sys.stdin.fileno(), _A_CHUNK)
+        text = os.read(sys.stdin.fileno(), _CHUNK_BYTES)
         *lines, rest = (rest + text).split(b"\n") if text else (rest, b"")
         payloads: list[object] = []
         try:
@@ -166,9 +194,11 @@ def _payload(text: str, options: argparse.Namespace) -> object:
     if not options.parse:
         return text
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is no JSON: {error}") from None
+        payload = json.loads(text)
+        new_task(payload)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{output.shortened(text, 100)!r} is not JSON: {error}") from None
+    return payload
 
 
 def schedule(options: argparse.Namespace) -> int:
@@ -177,44 +207,51 @@ def schedule(options: argparse.Namespace) -> int:
     payload = None if options.payload is None else _payload(options.payload, options)
     if (options.every is None) == (options.cron is None):
         raise ValueError("when? Give either --every T or --cron 'minute hour day month weekday'")
+    times = {"cron": options.cron, "every": options.every, "tz": options.tz}
+    Schedule(options.name, payload, **times, options=_options_of(options), since=0.0).check()  # before a queue is made
     queue = TaskQueue(options.path)
-    queue.schedule(options.name, payload, cron=options.cron, every=options.every, **_options_of(options))
+    queue.schedule(options.name, payload, **times, **_options_of(options))
     if options.json:
-        output.say_json(_as_json(queue, options.name))
+        output.say_json(_as_json(queue, queue.schedules()[options.name]))
     elif not options.quiet:
-        moment = _next(queue, options.name)
-        output.say(f"{output.shown(options.name)}: next {moment}. Workers of this queue put it when it is due.")
+        output.say(f"{output.shown(options.name)}: next {_next(queue, options.name)}. Workers of this queue add it.")
     return 0
 
 
 def _list(options: argparse.Namespace) -> int:
     queue = queue_at(options.path)
-    found = sorted(queue.schedules.all())
+    found = queue.schedules()
     if options.json:
-        output.say_json([_as_json(queue, name) for name in found])
+        output.say_json([_as_json(queue, one) for one in found.values()])
     elif found:
-        rows: list[tuple[str, ...]] = []
-        for name in found:
-            said = queue.schedules.all()[name]
-            when = said["cron"] if said.get("cron") is not None else f"every {output.duration(said['every'])}"
-            payload = said["payload"] if isinstance(said["payload"], str) else json.dumps(said["payload"])
-            rows.append((output.shown(name), output.shown(when), _next(queue, name), in_a_line(payload, 40)))
+        rows: list[tuple[str, ...]] = [
+            (output.shown(name), _when(one), _next(queue, name), _what(one)) for name, one in found.items()
+        ]
         output.table(_HEADINGS, rows, ["0"] * len(rows))
     else:
-        output.complain("no schedules here")
+        output.complain("no schedules")
     return 0
 
 
+def _when(schedule: Schedule) -> str:
+    if schedule.cron is None:
+        return f"every {output.duration(schedule.every or 0.0)}"
+    return output.shown(" ".join(filter(None, (schedule.cron, schedule.tz))))
+
+
+def _what(schedule: Schedule) -> str:
+    payload = schedule.payload
+    return in_a_line(payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False), 40)
+
+
 def _next(queue: TaskQueue, name: str) -> str:
-    moment = queue.next_scheduled(name)
-    if moment is None:
-        return "never"
-    return moment.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
+    when = queue.next_scheduled(name)
+    return "never" if when is None else when.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
 
 
-def _as_json(queue: TaskQueue, name: str) -> dict[str, object]:
-    moment = queue.next_scheduled(name)
-    return {**queue.schedules.all()[name], "next": None if moment is None else moment.isoformat()}
+def _as_json(queue: TaskQueue, schedule: Schedule) -> dict[str, object]:
+    when = queue.next_scheduled(schedule.name)
+    return {**vars(schedule), "since": moment(schedule.since), "next": None if when is None else moment(when)}
 
 
 def unschedule(options: argparse.Namespace) -> int:
@@ -224,7 +261,7 @@ def unschedule(options: argparse.Namespace) -> int:
         if queue.unschedule(name):
             removed.append(name)
             if not options.json and not options.quiet:
-                output.say(f"{output.shown(name)}: not put any more")
+                output.say(f"{output.shown(name)}: removed")
         else:
             errors[name] = "there is no such schedule"
             if not options.json:

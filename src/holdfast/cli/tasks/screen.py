@@ -10,7 +10,8 @@ from textual.widgets import DataTable, Footer, Static
 
 from .. import output
 from ..screen import Live
-from .text import age_of, in_a_line, payload_of, progress_of
+from .text import age_of
+from .watch import failure_line
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from ...tasks import Task
     from .watch import Snapshot, View
 
-# Together 80, with a space after each. What a wider terminal has more goes to the last.
+# Together 80, with a space after each. The last column gets the rest of a wider terminal.
 _COLUMNS = {"RUNNING": 26, "TIME": 7, "TRIED": 6, "WORKER": 16, "PROGRESS": 25}
 
 
 class Screen(Live["Snapshot"]):
-    """How many tasks are in which state, what runs, and what failed last."""
+    """How many tasks are in each state, the running tasks, and the newest failures."""
 
     TITLE = "holdfast tasks watch"
     CSS = """
@@ -65,23 +66,23 @@ class Screen(Live["Snapshot"]):
         row = table.cursor_row
         table.clear()
         for task in found.running:
-            table.add_row(*_cells(task), key=task.id)
+            table.add_row(*_cells(task, found.about(task)), key=task.id)
         if found.running:
             table.move_cursor(row=min(row, len(found.running) - 1))
         self.query_one("#failures", Static).update(_failures(found.failures))
 
 
-def _cells(task: Task) -> list[Text]:
+def _cells(task: Task, about: str) -> list[Text]:
     texts = (
         output.shown(task.id),
         age_of(task),
         f"{task.tried}/{task.attempts}",
         output.shown(task.worker or "?"),
-        progress_of(task) or in_a_line(payload_of(task)),
+        about,
     )
     return [Text(text, style="green", no_wrap=True, overflow="ellipsis") for text in texts]
 
 
 def _failures(tasks: tuple[Task, ...]) -> Text:
-    lines = [f"failed {output.shown(task.id)} {age_of(task)} ago: {in_a_line(task.error)}" for task in tasks]
-    return Text("\n".join(lines), style="red") if lines else Text("nothing has failed for good", style="dim")
+    lines = [failure_line(task).strip() for task in tasks]
+    return Text("\n".join(lines), style="red") if lines else Text("no task has failed", style="dim")

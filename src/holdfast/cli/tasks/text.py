@@ -1,4 +1,4 @@
-"""A task in few words, and a queue that must be there."""
+"""A task in few words, and a queue that must exist."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import json
 import os
 import time
 from dataclasses import fields
+from datetime import datetime, timezone
 
-from ...errors import CorruptStore
-from ...tasks import NoSuchTask, Task, TaskQueue
+from ...tasks import Task, TaskQueue
 from .. import output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from datetime import datetime
     from typing import Any
 
 COLOURS = {
@@ -24,33 +22,20 @@ COLOURS = {
     "done": output.DIM,
     "pending": "0",
 }
+_FILES = ("queue.db", "queue.json")  # the second one is of an old version, which `TaskQueue` refuses with a reason
+_LONG = ("history", "traceback", "output")
 
 
-def queue_at(path: str, **options: Any) -> TaskQueue:
-    """The queue of a directory, which must be one."""
-    try:
-        os.stat(f"{path}/queue.json")
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(2, "there is no queue of tasks here; holdfast tasks put makes one", path) from None
+def queue_at(path: str, *, remedy: str = "holdfast tasks put creates it", **options: Any) -> TaskQueue:
+    """Open a queue. Raises FileNotFoundError if the directory has no queue. A URL is not a path."""
+    if "://" not in path and not any(os.path.lexists(os.path.join(path, name)) for name in _FILES):
+        raise FileNotFoundError(2, f"there is no task queue here. Check the path. {remedy}", path)
     return TaskQueue(path, **options)
 
 
-def tasks_in(queue: TaskQueue, states: tuple[str, ...]) -> Iterator[Task]:
-    """Those in one of these states. Files of others are not read, but for what runs: a worker may have died."""
-    seen: set[str] = set()
-    for state in dict.fromkeys((*states, "running")):
-        for id in queue.ids(state):
-            if id not in seen:
-                seen.add(id)
-                try:
-                    task = queue.get(id)
-                except NoSuchTask:
-                    continue  # purged meanwhile
-                except CorruptStore as error:
-                    output.complain(f"holdfast tasks: {output.shown(str(error))}")
-                    continue
-                if task.state in states:
-                    yield task
+def orphans_of(queue: TaskQueue) -> frozenset[str]:
+    """The ids of running tasks whose worker is dead. The next worker recovers them."""
+    return frozenset(attempt.id for attempt in queue.store.orphans())
 
 
 def seconds_since(moment: datetime | None) -> float:
@@ -58,9 +43,9 @@ def seconds_since(moment: datetime | None) -> float:
 
 
 def age_of(task: Task) -> str:
-    """How long it has been in its state: it runs, it has ended, or it waits."""
+    """How long the task runs, waits, or has ended."""
     since = task.ended_at or (task.started_at if task.state == "running" else None) or task.put_at
-    return output.duration(seconds_since(since)) if since is not None else "-"
+    return output.duration(seconds_since(since))
 
 
 def progress_of(task: Task) -> str:
@@ -76,21 +61,46 @@ def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else output.shown(str(value))
 
 
+def reason_of(task: Task, orphans: frozenset[str] = frozenset()) -> str:
+    """Why the next worker does not take a pending task, or what is wrong with a running one."""
+    if task.waits == "delayed":
+        return f"due in {output.duration(task.due_in or 0.0)}"
+    if task.waits == "parked":
+        return f"waits for key {task.key}"
+    if task.waits == "blocked":
+        return "waits for other tasks"
+    if task.state == "running" and task.id in orphans:
+        return "its worker died"
+    return "being cancelled" if task.cancelling else ""
+
+
 def payload_of(task: Task) -> str:
     return task.payload if isinstance(task.payload, str) else json.dumps(task.payload, ensure_ascii=False)
 
 
 def in_a_line(text: str | None, width: int = 200) -> str:
-    """Its first line, and safe to print. Of a text that ends with what matters, such as an error, also that."""
+    """The first line of a text, and its last line, where an error usually is. Safe to print."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
     return output.shortened(output.shown(" … ".join(lines[:1] + lines[1:][-1:])), width)
 
 
-def as_json(task: Task, *, whole: bool = False) -> dict[str, object]:
-    times = ("put", "started", "ended")
-    left_out = times if whole else (*times, "history", "traceback", "by", "boot")
-    said = {field.name: getattr(task, field.name) for field in fields(task) if field.name not in left_out}
-    return said | {f"{name}_at": getattr(task, name) for name in times}
+def as_json(task: Task, orphans: frozenset[str], *, whole: bool = False) -> dict[str, object]:
+    names = [field.name for field in fields(task) if whole or field.name not in _LONG]
+    found = {name: _to_json(name, getattr(task, name)) for name in names}
+    return {**found, "orphaned": task.state == "running" and task.id in orphans}
+
+
+def _to_json(name: str, value: Any) -> object:
+    if name == "history":
+        return [{key: _to_json(key, one) for key, one in attempt.items()} for attempt in value]
+    return moment(value) if name.endswith("_at") and value is not None else value
+
+
+def moment(when: datetime | float) -> str:
+    """2026-01-02T03:04:05Z, from a datetime or the seconds of a history."""
+    if not isinstance(when, datetime):
+        when = datetime.fromtimestamp(when, timezone.utc)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def many(number: int, what: str = "task") -> str:
