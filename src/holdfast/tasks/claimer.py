@@ -36,14 +36,13 @@ _LONG_S = 3600.0
 class Claimer:
     """Takes tasks for one thread. `wait` and `next` are called by that thread, all else by any thread."""
 
-    def __init__(self, store: Store, retries: Retries, *, buffered: bool, batch: int = _MAX_RESERVED) -> None:
+    def __init__(self, store: Store, retries: Retries, *, buffered: bool) -> None:
         self.store = store
         self.retries = retries
         self.registry = process.registry
         self.begun = 0  # changes with every task
         self.on_recovered: Callable[[Ending], object] | None = None
         self._buffered = buffered
-        self._max_batch = batch
         self._worker: Registration | None = None
         self._mutex = threading.RLock()
         self._reserved: deque[Attempt] = deque()
@@ -94,7 +93,7 @@ class Claimer:
         now = monotonic()
         took = now - self._claimed_at
         if self._buffered:
-            self._batch = max(1, min(self._max_batch, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
+            self._batch = max(1, min(_MAX_RESERVED, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
         if now - self._recovered_at > _RECOVER_EVERY_S:
             self._recovered_at = now
             self.recover()
