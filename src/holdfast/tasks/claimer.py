@@ -23,7 +23,7 @@ from time import monotonic
 from .. import process
 from ..errors import HoldfastError
 from .claim import Claim
-from .policy import Retries, given_back
+from .policy import Retries, given_back, outcome_of
 from .store import Attempt, Ending, Registration, Store, Woken
 
 _RESERVE_S = 0.005
@@ -41,7 +41,9 @@ class Claimer:
         self.retries = retries
         self.registry = process.registry
         self.begun = 0  # changes with every task
-        self.on_recovered: Callable[[Ending], object] | None = None
+        self.on_recovered: Callable[[str], object] | None = (
+            None  # called with the outcome of each task of a dead worker
+        )
         self._buffered = buffered
         self._worker: Registration | None = None
         self._mutex = threading.RLock()
@@ -111,9 +113,9 @@ class Claimer:
             count += len(settled)
             if not settled:
                 break  # another process is settling them
-            if self.on_recovered is not None:
-                for ending in settled:
-                    self.on_recovered(ending)
+            for ending in settled:
+                if self.on_recovered is not None and ending.counts:
+                    self.on_recovered(outcome_of(ending))
         return count
 
     def settle(self, ending: Ending) -> bool:
