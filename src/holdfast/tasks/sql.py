@@ -432,21 +432,23 @@ class SqlStore(Store):
 
     def prune(self, older_than: dict[str, float], limit: int) -> int:
         """A pass goes through all tasks by their number, and stops where one ended too recently. Its place is kept in
-        `meta`. A day after the last pass began, the next pass begins at the first task: older tasks may have ended."""
+        `meta`. The next pass begins at the first task, because tasks that were passed over may have ended: a day after
+        this one began, or sooner if tasks are kept for less."""
         moments = {NUMBERS[state]: moment for state, moment in older_than.items()}
+        interval = min(_A_DAY_S, time() - max(older_than.values()))
 
         def work(tx: Transaction) -> int:
             if not self.may_prune(tx):
                 return 0
             row = tx.run(self.sql["meta"], ("prune",)).fetchone()
             place, began = json.loads(row[0]) if row else (0, time())
-            if time() - began > _A_DAY_S:
-                place, began = 0, time()
-                tx.run(self.sql["forget_rates"], (tx.now,))
             newest = tx.run(self.sql["newest"]).fetchone()[0]
             deleted: list[int] = []
             for seq, state, ended_at in tx.run(self.sql["prunable"], (place, limit)).fetchall():
                 if seq == newest or (state in moments and ended_at >= moments[state]):
+                    if time() - began > interval:
+                        place, began = 0, time()
+                        tx.run(self.sql["forget_rates"], (tx.now,))
                     break
                 place = seq
                 if state in moments:
