@@ -66,7 +66,10 @@ _IN_QUERY = r"([?&][^=&]*password=)[^&]*"
 
 
 class Session:
-    """One session on a server. `connection` is its psycopg connection, in autocommit mode. `pid` is the backend's."""
+    """One session on a server. `connection` is its psycopg connection, in autocommit mode. `pid` is the backend's.
+    `number` is for the owner of the session."""
+
+    number = 0
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection

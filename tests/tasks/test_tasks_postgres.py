@@ -183,7 +183,7 @@ def test_an_operation_whose_commit_was_not_answered_is_done_once(proxy: tuple[Pr
     worker = store.register()
 
     def cut() -> None:
-        cutter.cut = (b"\0commit\0", when)
+        cutter.cut = (b"commit\0", when)
 
     cut()
     added = store.add([*tasks(3), NewTask("{}", id="named")])

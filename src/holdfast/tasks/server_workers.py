@@ -100,6 +100,7 @@ class InProcess:
         try:
             session = postgres.connect(self._url)
             session.connection.execute(_SETTINGS)
+            session.number = self.home.new_number(session)
             return session
         except BaseException:
             with self._condition:
@@ -167,8 +168,7 @@ class Home:
         run = session.connection.execute
         try:
             if not self.channel:
-                (number,) = run(f"select nextval('{self._store.prefix}worker')").fetchone() or (0,)
-                self.channel = f"{self._store.prefix}{number}"
+                self.channel = f"{self._store.prefix}{self.new_number(session)}"
             run(f'listen "{self.channel}"; listen "{self._store.prefix}all"')
             if self._numbers:
                 # The server may not know yet that the old session is lost.
@@ -181,6 +181,13 @@ class Home:
             session.close()
             raise
         return session
+
+    def new_number(self, session: postgres.Session) -> int:
+        """0 before the tables exist."""
+        if not self._store.table:
+            return 0
+        (number,) = session.connection.execute(f"select nextval('{self._store.prefix}worker')").fetchone() or (0,)
+        return int(number)
 
     @property
     def _class(self) -> int:
@@ -290,13 +297,16 @@ class Worker(Registration):
     def fileno(self) -> int:
         return self._here.home.open().fileno()
 
+    def leave(self) -> None:
+        if self.is_idle and self._here.registry is process.registry:
+            self._store.forget_idle(self)
+
     def close(self) -> None:
         if self._is_closed or self._here.registry is not process.registry:
             return
         self._is_closed = True
         try:
-            if self.is_idle:
-                self._store.forget_idle(self)
+            self.leave()
         finally:
             self._here.home.unregister(self.name)
             self.bell.close()
