@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -38,7 +39,7 @@ else:
     _missing = None
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     Statement = tuple[str, Sequence[Any]]  # and its parameters
 
@@ -100,14 +101,22 @@ def connect(url: str) -> Session:
     """Open a session."""
     if _missing:
         raise _missing
-    try:
+    with failing(url):
         session = Session(_connect(url))
         try:
             _begin(session, url)
-            return session
         except BaseException:
             session.close()
             raise
+        return session
+
+
+@contextmanager
+def failing(url: str) -> Iterator[None]:
+    """An error of psycopg in this block becomes ConnectionFailed."""
+    try:
+        yield
+        return
     except psycopg.Error as error:
         failed = failure(url, error)
     raise failed  # here, so that no traceback contains the error of psycopg, which may show the password

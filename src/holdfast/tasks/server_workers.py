@@ -99,8 +99,9 @@ class InProcess:
             self._number += 1
         try:
             session = postgres.connect(self._url)
-            session.connection.execute(_SETTINGS)
-            session.number = self.home.new_number(session)
+            with postgres.failing(self._url):
+                session.connection.execute(_SETTINGS)
+                session.number = self.home.new_number(session)
             return session
         except BaseException:
             with self._condition:
@@ -132,15 +133,11 @@ class Home:
         with self._lock:
             if self._session is not None and self._receive(self._session):
                 return self._session
-            try:
+            with postgres.failing(self._store.url):
                 self._session = self._connect()
-            except psycopg.Error as error:
-                failed = postgres.failure(self._store.url, error)
-            else:
-                for bell in self._bells.values():  # notifications may have been lost
-                    bell.ring()
-                return self._session
-            raise failed
+            for bell in self._bells.values():  # notifications may have been lost
+                bell.ring()
+            return self._session
 
     def _receive(self, session: postgres.Session) -> bool:
         """False: the session was lost."""
@@ -198,10 +195,12 @@ class Home:
         """Acquire the lock of a new worker. Return its name."""
         with self._lock:
             run = self.open().connection.execute
-            number, boot = run(
+            query = (
                 f"select nextval('{self._store.prefix}worker'), extract(epoch from pg_postmaster_start_time())::bigint"
-            ).fetchone() or (0, 0)
-            run("select pg_advisory_lock(%s, %s::integer)", [self._class, number])
+            )
+            with postgres.failing(self._store.url):
+                number, boot = run(query).fetchone() or (0, 0)
+                run("select pg_advisory_lock(%s, %s::integer)", [self._class, number])
             me = owner.me()
             host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
             name = f"{me.pid}@{host}.{boot}.{number}"
