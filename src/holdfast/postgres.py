@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -39,8 +38,10 @@ else:
     _missing = None
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import TypeVar
 
+    Result = TypeVar("Result")
     Statement = tuple[str, Sequence[Any]]  # and its parameters
 
 SCHEMES = ("postgresql://", "postgres://")
@@ -101,25 +102,26 @@ def connect(url: str) -> Session:
     """Open a session."""
     if _missing:
         raise _missing
-    with failing(url):
-        session = Session(_connect(url))
-        try:
-            _begin(session, url)
-        except BaseException:
-            session.close()
-            raise
-        return session
+    return explained(url, lambda: _open(url))
 
 
-@contextmanager
-def failing(url: str) -> Iterator[None]:
-    """An error of psycopg in this block becomes ConnectionFailed."""
+def explained(url: str, work: Callable[[], Result]) -> Result:
+    """Call `work`. An error of psycopg becomes ConnectionFailed."""
     try:
-        yield
-        return
+        return work()
     except psycopg.Error as error:
         failed = failure(url, error)
     raise failed  # here, so that no traceback contains the error of psycopg, which may show the password
+
+
+def _open(url: str) -> Session:
+    session = Session(_connect(url))
+    try:
+        _begin(session, url)
+    except BaseException:
+        session.close()
+        raise
+    return session
 
 
 def _connect(url: str) -> psycopg.Connection[Any]:

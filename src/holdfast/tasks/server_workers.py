@@ -99,9 +99,8 @@ class InProcess:
             self._number += 1
         try:
             session = postgres.connect(self._url)
-            with postgres.failing(self._url):
-                session.connection.execute(_SETTINGS)
-                session.number = self.home.new_number(session)
+            postgres.explained(self._url, lambda: session.connection.execute(_SETTINGS))
+            session.number = postgres.explained(self._url, lambda: self.home.new_number(session))
             return session
         except BaseException:
             with self._condition:
@@ -133,8 +132,7 @@ class Home:
         with self._lock:
             if self._session is not None and self._receive(self._session):
                 return self._session
-            with postgres.failing(self._store.url):
-                self._session = self._connect()
+            self._session = postgres.explained(self._store.url, self._connect)
             for bell in self._bells.values():  # notifications may have been lost
                 bell.ring()
             return self._session
@@ -194,19 +192,21 @@ class Home:
     def register(self, bell: Bell) -> str:
         """Acquire the lock of a new worker. Return its name."""
         with self._lock:
-            run = self.open().connection.execute
-            query = (
-                f"select nextval('{self._store.prefix}worker'), extract(epoch from pg_postmaster_start_time())::bigint"
-            )
-            with postgres.failing(self._store.url):
-                number, boot = run(query).fetchone() or (0, 0)
-                run("select pg_advisory_lock(%s, %s::integer)", [self._class, number])
+            number, boot = postgres.explained(self._store.url, self._lock_new_number)
             me = owner.me()
             host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
             name = f"{me.pid}@{host}.{boot}.{number}"
             self._numbers.add(number)
             self._bells[name] = bell
             return name
+
+    def _lock_new_number(self) -> tuple[int, int]:
+        """Acquire the lock of a new worker. Return its number, and the start time of the server."""
+        run = self.open().connection.execute
+        query = f"select nextval('{self._store.prefix}worker'), extract(epoch from pg_postmaster_start_time())::bigint"
+        number, boot = run(query).fetchone() or (0, 0)
+        run("select pg_advisory_lock(%s, %s::integer)", [self._class, number])
+        return number, boot
 
     def unregister(self, name: str) -> None:
         with self._lock:
