@@ -17,11 +17,11 @@ from time import monotonic, sleep
 from .. import system, wait
 from ..errors import ConditionFailed, LockLost, Timeout, WouldDeadlock
 from ..locks.engine import BUSY, QUEUED, Outcome
+from ..locks.store_lock import StoreLock
 from . import lines, log
 from .disk import Disk, Written
 from .model import AppendCondition
 from .requests import DONE, Queue, Request, Turn
-from ..locks.store_lock import StoreLock
 from .view import NoSegment, View
 
 TYPE_CHECKING = False

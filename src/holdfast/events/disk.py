@@ -23,8 +23,8 @@ from .ledger import STUCK, Ledger, Stuck
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .log import Tail
     from ..locks.store_lock import StoreLock
+    from .log import Tail
     from .view import View
 
 
