@@ -781,7 +781,9 @@ def test_the_output_of_a_command_is_bounded(queue: TaskQueue, in_memory: Path) -
     def note_peak(task: Claim, *_: object) -> None:
         note(peaks, next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
 
-    script = "set -- $1; yes 0123456789abcde | head -c $1; yes broken | head -c $1 >&2; echo end; echo over >&2; exit $2"
+    script = (
+        "set -- $1; yes 0123456789abcde | head -c $1; yes broken | head -c $1 >&2; echo end; echo over >&2; exit $2"
+    )
     small = queue.put("1600 0")
     large = queue.put(f"{1 << 28} 0")
     bad = queue.put(f"{7 << 25} 3", attempts=1)
