@@ -38,8 +38,10 @@ else:
     _missing = None
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import TypeVar
 
+    Result = TypeVar("Result")
     Statement = tuple[str, Sequence[Any]]  # and its parameters
 
 SCHEMES = ("postgresql://", "postgres://")
@@ -66,7 +68,10 @@ _IN_QUERY = r"([?&][^=&]*password=)[^&]*"
 
 
 class Session:
-    """One session on a server. `connection` is its psycopg connection, in autocommit mode. `pid` is the backend's."""
+    """One session on a server. `connection` is its psycopg connection, in autocommit mode. `pid` is the backend's.
+    `number` is for the owner of the session."""
+
+    number = 0
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
@@ -97,17 +102,26 @@ def connect(url: str) -> Session:
     """Open a session."""
     if _missing:
         raise _missing
+    return explained(url, lambda: _open(url))
+
+
+def explained(url: str, work: Callable[[], Result]) -> Result:
+    """Call `work`. An error of psycopg becomes ConnectionFailed."""
     try:
-        session = Session(_connect(url))
-        try:
-            _begin(session, url)
-            return session
-        except BaseException:
-            session.close()
-            raise
+        return work()
     except psycopg.Error as error:
         failed = failure(url, error)
     raise failed  # here, so that no traceback contains the error of psycopg, which may show the password
+
+
+def _open(url: str) -> Session:
+    session = Session(_connect(url))
+    try:
+        _begin(session, url)
+    except BaseException:
+        session.close()
+        raise
+    return session
 
 
 def _connect(url: str) -> psycopg.Connection[Any]:

@@ -22,14 +22,14 @@ from holdfast.tasks.queue import open_store
 from holdfast.tasks.sql import SqlStore, Transaction
 from holdfast.tasks.store import ENDED, STATES, Attempt, Ending, NewTask, Registration, Selection, Store, Woken
 
-ENGINES = ["sqlite"]
+ENGINES = ["sqlite", "postgres"]
 
 
 @pytest.fixture(params=ENGINES)
 def where(request: pytest.FixtureRequest, in_memory: Path) -> str:
     if request.param == "sqlite":
         return str(in_memory / "jobs")
-    url: str = request.getfixturevalue("postgres_url")
+    url: str = request.getfixturevalue("postgres")
     return url
 
 

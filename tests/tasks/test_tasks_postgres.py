@@ -94,7 +94,7 @@ def test_a_killed_and_restarted_server_loses_and_doubles_no_task(
     rounds = iter(range(100))
 
     def disturb() -> None:
-        if next(rounds) % 10 == 5:
+        if next(rounds) % 5 == 3:
             postgres_server.kill()
             postgres_server.restart()
 
@@ -107,7 +107,7 @@ def test_a_server_that_is_shut_down_and_started_loses_and_doubles_no_task(
     rounds = iter(range(100))
 
     def disturb() -> None:
-        if next(rounds) % 10 == 5:
+        if next(rounds) % 5 == 3:
             postgres_server.shut_down()
             postgres_server.restart()
 
@@ -183,7 +183,7 @@ def test_an_operation_whose_commit_was_not_answered_is_done_once(proxy: tuple[Pr
     worker = store.register()
 
     def cut() -> None:
-        cutter.cut = (b"\0commit\0", when)
+        cutter.cut = (b"commit\0", when)
 
     cut()
     added = store.add([*tasks(3), NewTask("{}", id="named")])

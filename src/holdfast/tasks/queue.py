@@ -142,9 +142,9 @@ class TaskQueue:
         return ids
 
     def _add(self, tasks: list[NewTask], wait: float | None, connection: Any = None) -> list[str]:
-        self._write()
         if self.max_pending is None:
             return [id for id, _ in self.store.add(tasks, connection=connection)]
+        self._write()
         deadline = None if wait is None else monotonic() + wait
         ids: list[str] = []
         changes = self.store.changes()

@@ -99,7 +99,8 @@ class InProcess:
             self._number += 1
         try:
             session = postgres.connect(self._url)
-            session.connection.execute(_SETTINGS)
+            postgres.explained(self._url, lambda: session.connection.execute(_SETTINGS))
+            session.number = postgres.explained(self._url, lambda: self.home.new_number(session))
             return session
         except BaseException:
             with self._condition:
@@ -131,15 +132,10 @@ class Home:
         with self._lock:
             if self._session is not None and self._receive(self._session):
                 return self._session
-            try:
-                self._session = self._connect()
-            except psycopg.Error as error:
-                failed = postgres.failure(self._store.url, error)
-            else:
-                for bell in self._bells.values():  # notifications may have been lost
-                    bell.ring()
-                return self._session
-            raise failed
+            self._session = postgres.explained(self._store.url, self._connect)
+            for bell in self._bells.values():  # notifications may have been lost
+                bell.ring()
+            return self._session
 
     def _receive(self, session: postgres.Session) -> bool:
         """False: the session was lost."""
@@ -167,8 +163,7 @@ class Home:
         run = session.connection.execute
         try:
             if not self.channel:
-                (number,) = run(f"select nextval('{self._store.prefix}worker')").fetchone() or (0,)
-                self.channel = f"{self._store.prefix}{number}"
+                self.channel = f"{self._store.prefix}{self.new_number(session)}"
             run(f'listen "{self.channel}"; listen "{self._store.prefix}all"')
             if self._numbers:
                 # The server may not know yet that the old session is lost.
@@ -182,6 +177,13 @@ class Home:
             raise
         return session
 
+    def new_number(self, session: postgres.Session) -> int:
+        """0 before the tables exist."""
+        if not self._store.table:
+            return 0
+        (number,) = session.connection.execute(f"select nextval('{self._store.prefix}worker')").fetchone() or (0,)
+        return int(number)
+
     @property
     def _class(self) -> int:
         """The first number of the locks: an oid, as a signed integer."""
@@ -190,17 +192,21 @@ class Home:
     def register(self, bell: Bell) -> str:
         """Acquire the lock of a new worker. Return its name."""
         with self._lock:
-            run = self.open().connection.execute
-            number, boot = run(
-                f"select nextval('{self._store.prefix}worker'), extract(epoch from pg_postmaster_start_time())::bigint"
-            ).fetchone() or (0, 0)
-            run("select pg_advisory_lock(%s, %s::integer)", [self._class, number])
+            number, boot = postgres.explained(self._store.url, self._lock_new_number)
             me = owner.me()
             host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
             name = f"{me.pid}@{host}.{boot}.{number}"
             self._numbers.add(number)
             self._bells[name] = bell
             return name
+
+    def _lock_new_number(self) -> tuple[int, int]:
+        """Acquire the lock of a new worker. Return its number, and the start time of the server."""
+        run = self.open().connection.execute
+        query = f"select nextval('{self._store.prefix}worker'), extract(epoch from pg_postmaster_start_time())::bigint"
+        number, boot = run(query).fetchone() or (0, 0)
+        run("select pg_advisory_lock(%s, %s::integer)", [self._class, number])
+        return number, boot
 
     def unregister(self, name: str) -> None:
         with self._lock:
@@ -290,13 +296,16 @@ class Worker(Registration):
     def fileno(self) -> int:
         return self._here.home.open().fileno()
 
+    def leave(self) -> None:
+        if self.is_idle and self._here.registry is process.registry:
+            self._store.forget_idle(self)
+
     def close(self) -> None:
         if self._is_closed or self._here.registry is not process.registry:
             return
         self._is_closed = True
         try:
-            if self.is_idle:
-                self._store.forget_idle(self)
+            self.leave()
         finally:
             self._here.home.unregister(self.name)
             self.bell.close()

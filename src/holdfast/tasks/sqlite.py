@@ -71,7 +71,7 @@ class SqliteStore(SqlStore):
         self._commits = 0
         _check_directory(self.path)
         self._lock = WriterLock(f"{self.path}/queue.lock", mode)
-        self._offset = self._explained(self._open)
+        self._offset = self._open()
 
     def close(self) -> None:
         self._in_process.close()
@@ -82,17 +82,18 @@ class SqliteStore(SqlStore):
         """Create or check the schema. Return the offset of the clock."""
         if not system.access(self._file, os.F_OK):
             self._create()
-        run = self._connection().run
-        if run("pragma application_id").fetchone()[0] != _APPLICATION:
+        application, version = self.read(
+            lambda run: [run(f"pragma {name}").fetchone()[0] for name in ("application_id", "user_version")]
+        )
+        if application != _APPLICATION:
             raise CorruptStore(f"{self._file} is not a task queue of Holdfast. It was left as it is.", path=self.path)
-        version = run("pragma user_version").fetchone()[0]
         if version > VERSION:
             raise Unsupported(
                 f"{self.path}: this queue has format {version}, and this version of Holdfast knows {VERSION}. Upgrade "
                 "Holdfast.",
                 path=self.path,
             )
-        return self._clock_offset(run)
+        return self.read(self._clock_offset)
 
     def _create(self) -> None:
         """In one transaction, under the lock. A process that is killed before its end leaves no `queue.db`."""
@@ -162,18 +163,20 @@ class SqliteStore(SqlStore):
         try:
             connection: Connection = local.connection
         except AttributeError:
-            connection = local.connection = Connection(self._file)
+            try:
+                connection = local.connection = Connection(self._file)
+            except sqlite3.Error as error:
+                raise self._explain(error) from error
         return connection
 
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
-        return self._explained(lambda: self._transact(work, sync))
-
-    def _transact(self, work: Callable[[Transaction], Result], sync: bool) -> Result:
         connection = self._connection()
         hold = self._lock.acquire(connection)
         try:
             with inside_sqlite:
                 result, woken = self._commit(connection, work)
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
         finally:
             self._lock.release(connection, hold)
         if woken:
@@ -203,34 +206,29 @@ class SqliteStore(SqlStore):
         return result, woken
 
     def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
-        def locked() -> Result:
-            connection = self._connection()
+        connection = self._connection()
+        try:
             with inside_sqlite:
                 return work(connection.run)
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
 
-        return self._explained(locked)
-
-    def _explained(self, work: Callable[[], Result]) -> Result:
-        """Run `work`. Its SQLite errors become errors of this package or of the operating system."""
-        try:
-            return work()
-        except sqlite3.OperationalError as error:
-            text = str(error)
+    def _explain(self, error: sqlite3.Error) -> Exception:
+        """The error of this package or of the operating system that an SQLite error stands for."""
+        text = str(error)
+        if isinstance(error, sqlite3.OperationalError):
             if "full" in text:
-                raise OSError(
-                    errno.ENOSPC, "the disk is full. What was acknowledged before is kept", self.path
-                ) from error
+                return OSError(errno.ENOSPC, "the disk is full. What was acknowledged before is kept", self.path)
             if "readonly" in text or "unable to open" in text:
-                raise PermissionError(errno.EACCES, f"this process may not write here ({text})", self.path) from error
+                return PermissionError(errno.EACCES, f"this process may not write here ({text})", self.path)
             if "disk I/O" in text:
-                raise OSError(errno.EIO, text, self.path) from error
-            raise
-        except sqlite3.DatabaseError as error:
-            raise CorruptStore(
-                f"{self._file} is damaged ({error}). It was left as it is. Restore it from a backup, or read what "
-                "is left with the command sqlite3 and .recover.",
-                path=self.path,
-            ) from error
+                return OSError(errno.EIO, text, self.path)
+            return error
+        return CorruptStore(
+            f"{self._file} is damaged ({text}). It was left as it is. Restore it from a backup, or read what is left "
+            "with the command sqlite3 and .recover.",
+            path=self.path,
+        )
 
     def _checkpoint_if_large(self, connection: Connection) -> None:
         """Empty the write-ahead log, unless a reader still needs it."""
@@ -329,7 +327,7 @@ class SqliteStore(SqlStore):
             def work(tx: Transaction) -> None:
                 tx.ready = missed
 
-            self._transact(work, sync=False)
+            self.transact(work, sync=False)
 
     def register(self) -> Registration:
         return Worker(self)
