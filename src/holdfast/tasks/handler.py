@@ -141,7 +141,6 @@ class Command:
         output, errors = bytearray(), bytearray()
         kept = {process.stdout.fileno(): output, process.stderr.fileno(): errors}
         deadline = None if timeout is None else monotonic() + timeout
-        left = None
         while kept:
             left = None if deadline is None else deadline - monotonic()
             if left is not None and left <= 0:
@@ -156,7 +155,7 @@ class Command:
                 else:
                     del kept[fd]
         try:
-            process.wait(None if left is None else min(left, 1e6))
+            process.wait(None if deadline is None else min(max(0.0, deadline - monotonic()), 1e6))
         except subprocess.TimeoutExpired:
             return bytes(output), bytes(errors), False
         return bytes(output), bytes(errors), True
