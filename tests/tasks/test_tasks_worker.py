@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,15 @@ from holdfast.tasks.sqlite import SqliteStore
 @pytest.fixture
 def queue(jobs: Path) -> TaskQueue:
     return TaskQueue(jobs, durable=False, retry_after=0.01)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def each_queue(request: pytest.FixtureRequest, jobs: Path) -> Iterator[TaskQueue]:
+    """A queue on each engine."""
+    where = jobs if request.param == "sqlite" else request.getfixturevalue("postgres")
+    queue = TaskQueue(where, durable=False, retry_after=0.01)
+    yield queue
+    queue.close()
 
 
 def note(place: Path, text: str) -> None:
@@ -66,7 +75,8 @@ class Running(Child):
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_every_task_runs_once(queue: TaskQueue, in_memory: Path, threads: bool) -> None:
+def test_every_task_runs_once(each_queue: TaskQueue, in_memory: Path, threads: bool) -> None:
+    queue = each_queue
     ids = [queue.put(number) for number in range(200)]
 
     def handle(task: Claim) -> int:
@@ -117,8 +127,9 @@ def test_a_late_command_is_killed_with_all_that_it_started(queue: TaskQueue, in_
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_a_handler_that_never_returns_is_killed(queue: TaskQueue, in_memory: Path, threads: bool) -> None:
+def test_a_handler_that_never_returns_is_killed(each_queue: TaskQueue, in_memory: Path, threads: bool) -> None:
     """Also one that holds the interpreter lock. With threads, the others are given back and done."""
+    queue = each_queue
     stuck = queue.put("stuck", timeout=2, attempts=2)
     others = [queue.put(number) for number in range(3)]
 
@@ -136,7 +147,8 @@ def test_a_handler_that_never_returns_is_killed(queue: TaskQueue, in_memory: Pat
     assert [queue.get(id).state for id in others] == ["done"] * 3 and summary.deaths == 0
 
 
-def test_cancel_kills_a_running_task(queue: TaskQueue, in_memory: Path) -> None:
+def test_cancel_kills_a_running_task(each_queue: TaskQueue, in_memory: Path) -> None:
+    queue = each_queue
     id = queue.put("x")
     other = queue.put("y")
 
@@ -171,7 +183,8 @@ def test_sigterm_lets_running_tasks_finish(queue: TaskQueue, in_memory: Path) ->
     assert queue.stats()["pending"] == 8 and queue.stats()["running"] == 0
 
 
-def test_a_second_sigterm_gives_running_tasks_back(queue: TaskQueue, in_memory: Path) -> None:
+def test_a_second_sigterm_gives_running_tasks_back(each_queue: TaskQueue, in_memory: Path) -> None:
+    queue = each_queue
     id = queue.put("x", attempts=1)
 
     def handle(task: Claim) -> None:
@@ -213,7 +226,8 @@ def test_a_killed_child_is_replaced_at_once(queue: TaskQueue, in_memory: Path, m
 
 @pytest.mark.parametrize("status", [9, 0])
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_task_that_always_kills_its_process_fails(queue: TaskQueue, status: int, concurrency: int) -> None:
+def test_a_task_that_always_kills_its_process_fails(each_queue: TaskQueue, status: int, concurrency: int) -> None:
+    queue = each_queue
     poison, other = queue.put("poison", attempts=3), queue.put("other")
 
     def handle(task: Claim) -> None:
@@ -735,9 +749,9 @@ def test_workers_go_on_after_the_disk_was_full(
 
 
 @pytest.mark.parametrize("total", [800, pytest.param(5000, marks=pytest.mark.slow)])
-def test_a_child_is_killed_every_200_ms(jobs: Path, in_memory: Path, total: int) -> None:
+def test_a_child_is_killed_every_200_ms(each_queue: TaskQueue, in_memory: Path, total: int) -> None:
     """Eight processes: every task is done, and none is completed twice."""
-    queue = TaskQueue(jobs, durable=False, retry_after=0.01)
+    queue = each_queue
     ids = [queue.put(number, attempts=50) for number in range(total)]
     out = in_memory / "out"
 

@@ -96,6 +96,8 @@ class Loop:
                 continue
             if is_stopping and not self._busy:
                 return
+            if is_stopping:
+                self._claimer.worker.leave()
             if not claimed:
                 self._wait(free > 0, is_stopping)
 
