@@ -58,6 +58,8 @@ class Claimer:
     def worker(self) -> Registration:
         if self._worker is None:
             self._worker = self.store.register()
+            if self._buffered:
+                _guard(self)  # now: if a task uses up the memory, a thread that starts later may never begin
         return self._worker
 
     def fileno(self) -> int:
