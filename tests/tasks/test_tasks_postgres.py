@@ -21,6 +21,7 @@ from support import PATIENCE, Peer, begin_together, until
 from holdfast import ConnectionFailed, Unsupported
 from holdfast.errors import CorruptStore
 from holdfast.tasks import postgres as engine
+from holdfast.tasks import server_statements, server_transactions
 from holdfast.tasks.postgres import PostgresStore, open_store
 from holdfast.tasks.server_workers import MAX_SESSIONS
 from holdfast.tasks.store import Attempt, Ending, NewTask, Selection, Woken
@@ -261,7 +262,7 @@ def test_after_a_restart_workers_have_time_to_come_back(
     assert other.orphans() == []
     assert store.settle(done(attempts)) == [True, True]
     other.close()
-    monkeypatch.setattr(engine, "RESTART_GRACE_S", 0)
+    monkeypatch.setattr(server_statements, "RESTART_GRACE_S", 0)
     store.add(tasks(1))
     store.claim(worker, 1)
     postgres_server.kill()
@@ -275,7 +276,7 @@ def test_after_a_restart_workers_have_time_to_come_back(
 def test_a_server_that_stays_away_is_reported(
     store: PostgresStore, postgres_server: servers.Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "RECONNECT_S", 0.2)
+    monkeypatch.setattr(server_transactions, "RECONNECT_S", 0.2)
     worker = store.register()
     postgres_server.kill()
     try:
