@@ -20,6 +20,7 @@ from support import PATIENCE, Peer, begin_together, until
 
 from holdfast import ConnectionFailed, Unsupported
 from holdfast.errors import CorruptStore
+from holdfast.postgres import MAX_SILENCE
 from holdfast.tasks import postgres as engine
 from holdfast.tasks import server_statements, server_transactions
 from holdfast.tasks.postgres import PostgresStore, open_store
@@ -292,10 +293,43 @@ def test_a_server_that_stays_away_is_reported(
     worker.close()
 
 
+def test_workers_that_are_cut_off_lose_their_tasks_within_the_bound(
+    postgres: str, postgres_server: servers.Postgres, start_peer: Callable[..., Peer]
+) -> None:
+    """Two of four workers are behind a cable that is cut. The others get their tasks, and late completions are refused.
+
+    The limit of the wait has a margin for a busy machine. Without keepalives the server would wait for two hours.
+    """
+    with servers.FarNetwork(postgres_server) as network:
+        store = open_store(postgres)
+        store.add(tasks(8))
+        near = [start_peer(url=postgres, number=2) for _ in range(2)]
+        far = [start_peer(url=network.url(postgres), number=2) for _ in range(2)]
+        for peer in far:
+            peer.do(network.enter())
+        for peer in (*near, *far):
+            peer.do(REGISTER)
+        network.cut()
+        until(lambda: len(store.orphans()) == 4, PATIENCE + MAX_SILENCE)
+        assert store.settle([Ending(orphan.id, orphan.token, "delayed") for orphan in store.orphans()]) == [True] * 4
+        near[0].do("attempts += store.claim(worker, 8)")
+        for peer in far:
+            peer.begin(SETTLE)
+        network.connect()
+        assert [peer.answer() for peer in far] == [[False] * 2] * 2
+        assert [ok for peer in near for ok in peer.do(SETTLE)] == [True] * 8
+        assert count(store) == {"done": 8}
+        for peer in (*near, *far):
+            peer.do("worker.close(); store.close()")
+        store.close()
+
+
 # Workers that live, die, and are woken.
 
+SETTLE = "store.settle([Ending(attempt.id, attempt.token, 'done') for attempt in attempts])"
 REGISTER = """
 from holdfast.tasks.postgres import open_store
+from holdfast.tasks.store import Ending
 store = open_store(url)
 worker = store.register()
 attempts = store.claim(worker, number, reserve=True)
@@ -396,8 +430,7 @@ def test_changes_are_noticed(store: PostgresStore, postgres: str, start_peer: Ca
     peer = start_peer(url=postgres, number=1)
     peer.do(REGISTER)
     changes = store.changes()
-    peer.do("from holdfast.tasks.store import Ending")
-    peer.begin("store.settle([Ending(attempt.id, attempt.token, 'done') for attempt in attempts])")
+    peer.begin(SETTLE)
     while count(store) != {"done": 1}:
         changes.wait(PATIENCE)
     changes.close()
