@@ -119,7 +119,7 @@ def test_a_server_that_is_shut_down_and_started_loses_and_doubles_no_task(
 def test_ended_sessions_lose_and_double_no_task(
     postgres: str, postgres_server: servers.Postgres, store: PostgresStore, start_peer: Callable[..., Peer]
 ) -> None:
-    query = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()"
+    query = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and usename = current_user"
     with postgres_server.connect("postgres") as connection:
         run_claimers(start_peer, postgres, store, 600, lambda: connection.execute(query, [postgres.rpartition("/")[2]]))
 
@@ -544,6 +544,30 @@ def test_cancelling_meets_claims(store: PostgresStore) -> None:
         store.settle([Ending(attempt.id, attempt.token, "done") for attempt in attempts])
         assert set(count(store)) <= {"done", "cancelled"}
     worker.close()
+
+
+def test_claims_use_the_indexes_whatever_the_server_knows_about_the_table(store: PostgresStore) -> None:
+    store.add(tasks(1))
+    fill = (
+        "insert into holdfast_task (seq, ord, state, due, priority, payload, attempts, put_at)"
+        " select s, s, s % 6, 1e12, 0, '{}', 3, 0"
+        " from (select nextval('holdfast_task_seq_seq') s from generate_series(1, 20000)) numbers"
+    )
+    plans = {}
+
+    def explain(run: Callable[..., Any]) -> None:
+        run("analyze holdfast_task")  # the server believes that the table is small
+        run(fill)
+        for name, values in (("claim", ["w", 0.0, True]), ("promote", []), ("look", [])):
+            rows = run(f"explain {store.sql[name].format(count=10)}", values).fetchall()
+            plans[name] = "\n".join(row[0] for row in rows)
+
+    store.read(explain)
+    assert "Index Scan using holdfast_task_ready" in plans["claim"]
+    assert "Index Scan using holdfast_task_pkey" in plans["claim"]
+    assert "Index Cond: (due <=" in plans["promote"]
+    assert "Index Cond: (due <=" in plans["look"]
+    assert "Seq Scan" not in "".join(plans.values())
 
 
 # The caller's transaction.

@@ -17,7 +17,8 @@ create sequence {p}worker as integer cycle;
 alter table {p}task set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 insert into {p}meta (name, value) values ('version', '{version}');
 """
-CLOCK = "extract(epoch from clock_timestamp())::float8"
+# Not clock_timestamp: it may change during a statement, so no index could find the due tasks.
+CLOCK = "extract(epoch from statement_timestamp())::float8"
 _INSERTED = (
     ("id", "text"),
     ("state", "integer"),
