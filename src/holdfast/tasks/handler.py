@@ -113,7 +113,7 @@ class Command:
     Its environment contains HOLDFAST_TASK_ID, HOLDFAST_TASK_TOKEN and, if it is not longer than 64 KiB,
     HOLDFAST_TASK_PAYLOAD (JSON). It runs in the process group of a worker's child, which runs one command at a time.
 
-    report: called with the end of stdout and of stderr when the command has ended
+    report: called with each piece of stdout or stderr, while the command runs. The other one is empty
     """
 
     def __init__(self, words: Sequence[str], report: Callable[[bytes, bytes], None] | None = None) -> None:
@@ -139,44 +139,43 @@ class Command:
             pass_fds=() if lock == -1 else (lock,),
         ) as process:
             try:
-                output, errors, in_time = _read(process, claim.timeout)
+                output, errors, in_time = self._read(process, claim.timeout)
                 if not in_time:
                     _kill_group()
             except BaseException:
                 process.kill()
                 raise
-        if self._report is not None:
-            self._report(output, errors)
         if not in_time and claim.timeout is not None:
             raise TaskTimeout(claim.timeout, _text(output), _text(errors).strip())
         if process.returncode:
             raise CommandFailed(_failure(words[0], process.returncode, _text(errors).strip()), _text(output))
         return _text(output) or None
 
-
-def _read(process: subprocess.Popen[bytes], timeout: float | None) -> tuple[bytes, bytes, bool]:
-    """Read until the command has ended. Return the end of its stdout and stderr, and whether it ended in time."""
-    assert process.stdout is not None and process.stderr is not None
-    output, errors = bytearray(), bytearray()
-    kept = {process.stdout.fileno(): output, process.stderr.fileno(): errors}
-    deadline = None if timeout is None else monotonic() + timeout
-    left = None
-    while kept:
-        left = None if deadline is None else deadline - monotonic()
-        if left is not None and left <= 0:
+    def _read(self, process: subprocess.Popen[bytes], timeout: float | None) -> tuple[bytes, bytes, bool]:
+        """Read until the command has ended. Return the end of its stdout and stderr, and whether it ended in time."""
+        assert process.stdout is not None and process.stderr is not None
+        output, errors = bytearray(), bytearray()
+        kept = {process.stdout.fileno(): output, process.stderr.fileno(): errors}
+        deadline = None if timeout is None else monotonic() + timeout
+        left = None
+        while kept:
+            left = None if deadline is None else deadline - monotonic()
+            if left is not None and left <= 0:
+                return bytes(output), bytes(errors), False
+            for fd in poll(list(kept), left):
+                data = os.read(fd, _KEPT_BYTES)
+                if data:
+                    kept[fd] += data
+                    del kept[fd][:-_KEPT_BYTES]
+                    if self._report is not None:
+                        self._report(*((data, b"") if kept[fd] is output else (b"", data)))
+                else:
+                    del kept[fd]
+        try:
+            process.wait(None if left is None else min(left, 1e6))
+        except subprocess.TimeoutExpired:
             return bytes(output), bytes(errors), False
-        for fd in poll(list(kept), left):
-            data = os.read(fd, _KEPT_BYTES)
-            if data:
-                kept[fd] += data
-                del kept[fd][:-_KEPT_BYTES]
-            else:
-                del kept[fd]
-    try:
-        process.wait(None if left is None else min(left, 1e6))
-    except subprocess.TimeoutExpired:
-        return bytes(output), bytes(errors), False
-    return bytes(output), bytes(errors), True
+        return bytes(output), bytes(errors), True
 
 
 def _kill_group() -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from binascii import a2b_base64
+from tempfile import SpooledTemporaryFile
 from time import monotonic, sleep
 
 from ...errors import HoldfastError
@@ -21,7 +22,7 @@ from .text import in_a_line, payload_of, progress_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from ...tasks import Task, TaskQueue
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _AT_ONCE_S = 0.005  # messages that come within this time are read together
 _LONG_S = 0.3  # after this time, the progress of a task is shown
 _DRAW_EVERY_S = 0.1
+_IN_MEMORY_BYTES = 1 << 20  # of the output of an attempt
 _KINDS = ("done", "failed", "retry", "given back", "cancelled")
 
 
@@ -42,7 +44,25 @@ class Attempt:
         self.attempts = attempts
         self.began = monotonic()
         self.note = ""
-        self.printed: list[tuple[int, bytes]] = []
+        self.lost: OSError | None = None  # why output was lost
+        self._files: dict[int, SpooledTemporaryFile[bytes]] = {}  # its output: on disk, if it is long
+
+    def keep(self, stream: int, data: bytes) -> None:
+        """Keep output of stdout (1) or stderr (2) until the attempt has ended."""
+        try:
+            if stream not in self._files:
+                self._files[stream] = SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115  # `output` closes it
+            self._files[stream].write(data)
+        except OSError as error:
+            self.lost = error
+
+    def output(self, stream: int) -> Iterator[bytes]:
+        file = self._files.pop(stream, None)
+        if file is not None:
+            with file:
+                file.seek(0)
+                while data := file.read(_IN_MEMORY_BYTES):
+                    yield data
 
     @property
     def seconds(self) -> float:
@@ -128,7 +148,7 @@ class Display:
         if attempt is None:
             return  # the queue has shown before that it has ended
         if kind == "printed":
-            attempt.printed.append((rest[0], a2b_base64(rest[1])))
+            attempt.keep(rest[0], a2b_base64(rest[1]))
         elif kind == "done":
             self._end(id, token, ("done", None), rest[0])
         else:
@@ -165,8 +185,10 @@ class Display:
         kind, error = outcome
         attempt = self._attempts.pop((id, token))
         for stream in (1, 2):
-            data = b"".join(data for to, data in attempt.printed if to == stream)
-            self._lines.print_bytes(data, to_stderr=stream == 2)
+            self._lines.print_bytes(attempt.output(stream), to_stderr=stream == 2)
+        if attempt.lost is not None:
+            text = f"a part of the output of {output.shown(id)} is lost: {attempt.lost}"
+            self._lines.print_line(text, output.RED)
         if kind in self.counts:
             self.counts[kind] += 1
             self._print_end(kind, attempt, in_a_line(error), seconds)

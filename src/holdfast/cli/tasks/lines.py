@@ -8,6 +8,10 @@ import sys
 from ...files import InheritedFd, OwnedFd, pipe
 from .. import output
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
@@ -51,14 +55,15 @@ class Lines:
         self._clear()
         output.complain(output.coloured(text, colour, sys.stderr) if colour else text)
 
-    def print_bytes(self, data: bytes, *, to_stderr: bool) -> None:
+    def print_bytes(self, pieces: Iterable[bytes], *, to_stderr: bool) -> None:
         """Print the output of a task."""
-        if not data:
-            return
-        self._clear()
-        if self._live and not data.endswith(b"\n"):
-            data += b"\n"
-        output.write_bytes(data, to_stderr=to_stderr)
+        last = b""
+        for piece in filter(None, pieces):
+            self._clear()
+            output.write_bytes(piece, to_stderr=to_stderr)
+            last = piece
+        if self._live and last and not last.endswith(b"\n"):
+            output.write_bytes(b"\n", to_stderr=to_stderr)
 
     def print_children(self) -> None:
         """Print what the children have printed since the last call."""
@@ -68,11 +73,11 @@ class Lines:
             except BlockingIOError:
                 return
             whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
-            self.print_bytes(whole + newline, to_stderr=True)
+            self.print_bytes([whole + newline], to_stderr=True)
 
     def end(self) -> None:
         self.print_children()
-        self.print_bytes(self._rest, to_stderr=True)
+        self.print_bytes([self._rest], to_stderr=True)
         self._clear()
         for file in (self._reader, self.writer):
             if file is not None:
