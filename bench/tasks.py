@@ -205,12 +205,11 @@ def _localqueue_worker(path: str) -> Callable[[Callable[[], object]], object]:
 
 def _huey_consumer(path: str) -> Callable[[Callable[[], object]], object]:
     def work(tell: Callable[[], object]) -> None:
-        huey = Huey(path, durable=False).huey
-        huey._registry._registry.clear()
-        huey.task(name="_nothing")(lambda payload: tell())
+        queue = Huey(path, durable=False)
+        queue.call_instead(tell)
         from huey.consumer import Consumer
 
-        Consumer(huey, workers=1, periodic=False).run()
+        Consumer(queue.huey, workers=1, periodic=False).run()
 
     return work
 
