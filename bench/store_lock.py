@@ -17,7 +17,7 @@ from typing import Any
 from measure import Place, Row, Table, paired_ratio
 
 from holdfast.events import Event, EventStore
-from holdfast.locks.store_lock import StoreLock
+from holdfast.events.store_lock import StoreLock
 
 WITH, WITHOUT, BARE = "with the store's lock", "without it", "with the system calls of the lock alone"
 LIMIT = 1.05

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ from holdfast import process, wait
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
+
+    import servers
 
     from holdfast.tasks import TaskQueue
 
@@ -111,6 +114,34 @@ def queue(jobs: Path) -> TaskQueue:
     from holdfast.tasks import TaskQueue
 
     return TaskQueue(jobs, retry_after=0.01)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[servers.Postgres]:
+    """A PostgreSQL server of this process. It starts with the first test that needs it."""
+    import servers
+
+    server = servers.Postgres.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+_databases = count(1)
+
+
+@pytest.fixture
+def postgres(postgres_server: servers.Postgres) -> Iterator[str]:
+    """The URL of a new database."""
+    if not postgres_server.is_ready():  # an earlier test has stopped it, and failed
+        postgres_server.restart()
+    name = f"test{next(_databases)}"
+    with postgres_server.connect("postgres") as connection:
+        connection.execute(f"create database {name}")
+    yield postgres_server.url(name)
+    with postgres_server.connect("postgres", user="postgres") as connection:
+        connection.execute(f"drop database {name} with (force)")
 
 
 @pytest.fixture

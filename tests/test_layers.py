@@ -17,7 +17,7 @@ LAYERS = [
     {"system"},
     {"process", "paths", "json_text"},
     {"files", "owner", "metrics", "wait"},
-    {"watch", "status"},
+    {"watch", "status", "postgres"},
     {"locks"},
     {"atomicdir", "events", "tasks"},
     {"cli"},

@@ -11,6 +11,7 @@
     ├── NotALockFile                              the path names user data, a directory or a device
     ├── UnsafePath        (also a ValueError)     the path is empty, is not trusted, or cannot name a lock
     ├── Unsupported                               this file system or platform cannot keep a promise
+    ├── ConnectionFailed                          a server cannot be reached, or refuses the connection
     ├── ConditionFailed                           an event breaks the condition of an append
     └── CorruptStore                              an event store or a task queue is damaged
 
@@ -24,8 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .status import Status
 
-__all__ = ["Busy", "ConditionFailed", "CorruptLock", "CorruptStore", "HoldfastError", "LockLost", "NotALockFile"]
-__all__ += ["NotLocked", "NotOwner", "Timeout", "UnsafePath", "Unsupported", "WouldDeadlock"]
+__all__ = ["Busy", "ConditionFailed", "ConnectionFailed", "CorruptLock", "CorruptStore", "HoldfastError", "LockLost"]
+__all__ += ["NotALockFile", "NotLocked", "NotOwner", "Timeout", "UnsafePath", "Unsupported", "WouldDeadlock"]
 
 
 class HoldfastError(Exception):
@@ -83,6 +84,13 @@ class UnsafePath(HoldfastError, ValueError):
 
 class Unsupported(HoldfastError):
     """The file system or the platform cannot keep what was asked for. The message names an alternative."""
+
+
+class ConnectionFailed(HoldfastError):
+    """A server cannot be reached, or refuses the connection. The message names the server, the reason and the remedy.
+
+    An operation that was under way when a connection was lost may or may not have been done.
+    """
 
 
 class ConditionFailed(HoldfastError):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # The device and inode number of a stat result: the identity of a file.
 inode_of: Callable[[os.stat_result], process.Inode] = itemgetter(2, 1)
 _owned = process.descriptors  # popping the entry of an owner is the right to close its descriptor
+_forks = process.forks
 _FIRST_READ, _NEXT_READ = 1 << 12, 1 << 20  # Python allocates a buffer of this size for each call
 
 
@@ -43,7 +44,7 @@ class OwnedFd:
 
     def __init__(self, fd: int) -> None:
         try:
-            if process.forks:  # perhaps the fork hook of another module, in a child, and before ours
+            if _forks:  # perhaps the fork hook of another module, in a child, and before ours
                 process.current_registry()
             _owned[id(self)] = self.fd = fd
         except BaseException:  # an interrupt
@@ -54,7 +55,7 @@ class OwnedFd:
     @property
     def is_open(self) -> bool:
         """False after `close`, and in a forked child."""
-        if process.forks:
+        if _forks:
             process.current_registry()
         return id(self) in _owned
 

@@ -33,18 +33,23 @@ _WAITS = "Time waited for a lock"
 
 
 class Counter:
-    """Counts the calls of `bump`. `itertools.count` is the only exact counter that needs no lock."""
+    """Counts the calls of `bump`, which are calls of `next(count)`.
 
-    __slots__ = ("_count", "bump", "description")
+    `itertools.count` is the only exact counter that needs no lock.
+    """
+
+    __slots__ = ("count", "description")
 
     def __init__(self, description: str) -> None:
         self.description = description
-        self._count = count()
-        self.bump: Callable[[], int] = self._count.__next__
+        self.count = count()
+
+    def bump(self) -> None:
+        next(self.count)
 
     @property
     def value(self) -> int:
-        return int(repr(self._count)[6:-1])
+        return int(repr(self.count)[6:-1])
 
 
 class Kind:
@@ -64,8 +69,8 @@ class Kind:
         self.losses = Counter("Holds found to be lost")
 
     def waited(self, seconds: float) -> None:
-        self.contended.bump()
-        self._buckets[bisect_left(WAIT_BUCKETS, seconds)].bump()
+        next(self.contended.count)
+        next(self._buckets[bisect_left(WAIT_BUCKETS, seconds)].count)
         self._seconds += seconds  # exact, too: CPython switches threads only at calls and at jumps back
         for listener in _wait_listeners:
             listener(self.name, seconds)

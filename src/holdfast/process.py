@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from typing import Any
 
+    from .locks.engine import Grant
     from .wait import Notification
 
     Inode = tuple[int, int]  # st_dev, st_ino
     Key = Hashable  # what is locked: an inode, or a name on a server
     Task = weakref.ref[object]
-    # A live hold: what it locks, shared or not, its `owner`, and its open files, which must not be collected before it:
-    # a hold that was dropped releases itself. A tuple: every acquire makes one.
-    Entry = tuple[Key, bool, tuple[object, Task | None], object]
+    Owner = tuple[object, Task | None]  # of a hold: the thread, and the task if there is one
 
 _modules = sys.modules
 _local = ThreadLocal()
@@ -86,7 +85,7 @@ def current_task() -> object | None:
     return None
 
 
-def owner() -> tuple[object, Task | None]:
+def owner() -> Owner:
     """The running thread and the running task, as the registry of holds has them.
 
     The reference is weak: a task that is dropped together with its hold must be collectable, so that the hold is
@@ -241,7 +240,8 @@ class Registry:
     __slots__ = ("holds", "lines", "mutex", "turns")
 
     def __init__(self) -> None:
-        self.holds: dict[int, Entry] = {}  # id of the hold. Popping the entry is the right to release it
+        # The owners of the live holds, by the grant of the hold. Popping the entry is the right to release the hold.
+        self.holds: dict[Grant, Owner] = {}
         self.turns: dict[str, Turn] = {}
         self.lines: dict[str, Line] = {}
         # Reentrant: a generator collected in the middle of `LinePlace` may run `leave` in the same thread.
@@ -253,20 +253,20 @@ class Registry:
             self.turns.clear()
         self.turns[path] = Turn(began)
 
-    def holds_of_caller(self, key: Key, *, asynchronous: bool, ended: bool = False) -> list[Entry]:
-        """The live holds on `key` that cannot be released while the caller waits.
+    def holds_of_caller(self, key: Key, *, asynchronous: bool, ended: bool = False) -> list[Grant]:
+        """The grants of live holds on `key` that cannot be released while the caller waits.
 
         `ended`: also holds of tasks that have ended. Code outside the event loop may keep those.
         """
         thread = current_thread()
         task = current_task() if asynchronous else None
         return [
-            entry
-            for entry in list(self.holds.values())
-            if entry[0] == key
-            and entry[2][0] is thread
+            grant
+            for grant, (of_thread, of) in list(self.holds.items())
+            if grant.key == key
+            and of_thread is thread
             # A blocked thread stops all its tasks; a task that waits stops only itself and the code below its loop.
-            and (not asynchronous or (of := entry[2][1]) is None or of() is task or (ended and _has_ended(of)))
+            and (not asynchronous or of is None or of() is task or (ended and _has_ended(of)))
         ]
 
 
@@ -279,9 +279,15 @@ class InheritedNumber(int):
 
 
 _in_child: list[Callable[[], object]] = []
+_held: list[RLock] = []
 forks: list[None] = []  # one entry per fork under way: this may be a child whose hook has not run yet
 _pid = os.getpid()
 _is_ready = True  # False from the first fork on; True again in a child that has its own registry. Only a child reads it
+
+
+def hold_during_fork(mutex: RLock) -> None:
+    """Let a fork wait until no thread has this mutex, which protects a library that has mutexes of its own."""
+    _held.append(mutex)
 
 
 def after_fork_in_child(reset: Callable[[], object]) -> None:
@@ -298,12 +304,16 @@ def current_registry() -> Registry:
 
 def _before_fork() -> None:
     global _is_ready
+    for mutex in _held:
+        mutex.acquire()
     _is_ready = False
     forks.append(None)
 
 
 def _after_in_parent() -> None:
     forks.pop()
+    for mutex in _held:
+        mutex.release()
 
 
 def _begin_in_child() -> None:
@@ -311,6 +321,8 @@ def _begin_in_child() -> None:
     global registry, _pid, _is_ready
     if _is_ready:
         return
+    for mutex in _held:
+        mutex.release()
     forks.clear()
     _pid, _is_ready = os.getpid(), True
     old, registry = registry, Registry()

@@ -331,7 +331,8 @@ def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None) -> Resul
             try:
                 step.block()
             finally:
-                _check_process(registry)
+                if process.registry is not registry:
+                    raise _forked()
     finally:
         steps.close()
 
@@ -348,15 +349,15 @@ async def adrive(steps: Steps[Result]) -> Result:
             try:
                 await step.wait()
             finally:
-                _check_process(registry)
+                if process.registry is not registry:
+                    raise _forked()
     finally:
         steps.close()
 
 
-def _check_process(registry: process.Registry) -> None:
-    """Raise in a child that was forked during a wait, and that would go on with it.
+def _forked() -> NotOwner:
+    """The error in a child that was forked during a wait, and that would go on with it.
 
     The descriptors of the wait are closed there. Their numbers may stand for other files of the child.
     """
-    if process.registry is not registry:
-        raise NotOwner("this process was forked during a wait for a lock, which is its parent's. Acquire again here.")
+    return NotOwner("this process was forked during a wait for a lock, which is its parent's. Acquire again here.")

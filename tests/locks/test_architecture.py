@@ -25,7 +25,7 @@ PACKAGE = Path(holdfast.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs/architecture.md"
 # Not drawn: these, all of `system`, special methods and properties.
 HELPERS = {"files", "locks/record", "metrics", "owner", "paths", "process"}
-PROPERTIES = {"PathLock.location", "FileEngine.blocks"}
+PROPERTIES = {"FileEngine.blocks"}
 
 
 @contextmanager

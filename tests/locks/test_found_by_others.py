@@ -261,7 +261,7 @@ def test_a_child_forked_while_a_lock_file_is_made_does_not_keep_its_maker_alive(
     hold = LockFile(path, durable=durable).acquire()
     monkeypatch.undo()
     assert LockFile(path).examine().alive
-    process.registry.holds.pop(id(hold))
+    process.registry.holds.pop(hold._grant)
     hold._grant.close()  # as if we had died
     assert LockFile(path).examine().alive is False
     os.close(writer)

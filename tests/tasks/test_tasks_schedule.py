@@ -1,19 +1,19 @@
-"""Schedules: when they are due, and that what is due is put once."""
+"""Schedules: when they are due, and that the task of a moment is added once."""
 
 from __future__ import annotations
 
-import json
-import os
-from contextlib import suppress
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from support import claim_all, until
+from support import claim_all
 
-from holdfast import UnsafePath
-from holdfast.tasks import TaskQueue, Worker
-from holdfast.tasks.schedule import Cron, Every
+from holdfast.tasks import TaskQueue
+from holdfast.tasks import queue as queue_module
+from holdfast.tasks import schedule as schedule_module
+from holdfast.tasks import sql as sql_module
+from holdfast.tasks.schedule import Cron, Every, zone_of
 
 
 @pytest.fixture
@@ -42,149 +42,195 @@ def moment(text: str) -> float:
         ("@monthly", "2026-01-31T12:00:00", "2026-02-01T00:00:00"),
     ],
 )
-def test_cron(cron: str, after: str, due: str) -> None:
+def test_the_next_moment_of_cron(cron: str, after: str, due: str) -> None:
     assert Cron(cron).after(moment(after)) == moment(due)
 
 
-def test_never() -> None:
+def test_a_day_that_never_comes() -> None:
     assert Cron("0 0 31 2 *").after(moment("2026-01-01T00:00:00")) is None
 
 
 @pytest.mark.parametrize(
     "bad", ["", "* * * *", "60 * * * *", "* * 0 * *", "5-1 * * * *", "*/0 * * * *", "x * * * *", "1/x * * * *"]
 )
-def test_what_is_no_schedule(bad: str) -> None:
-    with pytest.raises(ValueError, match="schedule"):
+def test_wrong_fields_are_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match="cron"):
         Cron(bad)
 
 
-def test_every() -> None:
+def test_every_counts_from_1970() -> None:
     assert Every(60).after(120.0) == 180.0 and Every(60).after(121.5) == 180.0
     with pytest.raises(ValueError, match="seconds"):
         Every(0)
 
 
-def test_it_is_put_once_whoever_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, other = TaskQueue(tmp_path / "jobs"), TaskQueue(tmp_path / "jobs")
-    now = [moment("2026-01-31T11:59:30")]
-    for one in (queue, other):
-        monkeypatch.setattr(one.clock, "now", lambda: now[0])
+class Clock:
+    """The wall clock of the queue."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        self.set(text)
+        for module in (queue_module, sql_module):
+            monkeypatch.setattr(module, "time", lambda: self.now)
+
+    def set(self, text: str) -> None:
+        self.now = moment(text)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch, "2026-01-31T11:59:30")
+
+
+def ids(queue: TaskQueue) -> list[str]:
+    return sorted(task.id for task in queue)
+
+
+def test_the_task_of_a_moment_is_added_once_by_all_workers(queue: TaskQueue, clock: Clock) -> None:
+    other = TaskQueue(queue.path, durable=False)
     queue.schedule("report", {"kind": "daily"}, cron="0 * * * *", priority=3)
     assert queue.put_scheduled() == other.put_scheduled() == moment("2026-01-31T12:00:00")
-    assert list(queue) == []
-    now[0] = moment("2026-01-31T12:00:01")
+    assert ids(queue) == []
+    clock.set("2026-01-31T12:00:01")
     for one in (queue, other, queue):
         assert one.put_scheduled() == moment("2026-01-31T13:00:00")
     (task,) = queue
     assert (task.id, task.payload, task.priority) == ("report@2026-01-31T12:00:00Z", {"kind": "daily"}, 3)
-    now[0] = moment("2026-01-31T18:10:00")  # nobody looked for six hours
+    clock.set("2026-01-31T18:10:00")  # no worker ran for six hours
     other.put_scheduled()
-    assert sorted(task.id for task in queue) == ["report@2026-01-31T12:00:00Z", "report@2026-01-31T18:00:00Z"]
-    assert TaskQueue(tmp_path / "jobs").unschedule("report") and not queue.unschedule("report")
-    now[0] = moment("2026-01-31T19:10:00")
+    assert ids(queue) == ["report@2026-01-31T12:00:00Z", "report@2026-01-31T18:00:00Z"]
+    assert other.unschedule("report") and not queue.unschedule("report")
+    clock.set("2026-01-31T19:10:00")
     assert queue.put_scheduled() is None
 
 
-def test_what_is_wrong_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    queue = TaskQueue(tmp_path / "jobs")
-    with pytest.raises(ValueError, match="either"):
-        queue.schedule("x")
-    with pytest.raises(TypeError, match="delay"):
-        queue.schedule("x", every=1, delay=3)
-    queue.schedule("good", every=3600)
-    (tmp_path / "jobs/schedules/bad.json").write_text("{")
-    assert queue.put_scheduled() is not None and "bad.json is no schedule" in caplog.text
+def test_a_moment_is_not_added_again_after_its_task_was_purged_or_the_clock_was_set_back(
+    queue: TaskQueue, clock: Clock
+) -> None:
+    queue.schedule("report", cron="0 * * * *")
+    clock.set("2026-01-31T12:00:01")
+    queue.put_scheduled()
+    assert len(claim_all(queue)) == 1
+    queue.put("newer")
+    assert queue.purge() == 1
+    queue.put_scheduled()
+    clock.set("2026-01-31T11:59:00")
+    queue.put_scheduled()
+    clock.set("2026-01-31T12:00:30")
+    queue.put_scheduled()
+    assert [task.payload for task in queue] == ["newer"]
+    clock.set("2026-01-31T13:00:00")
+    queue.put_scheduled()
+    assert len(ids(queue)) == 2
+
+
+def test_a_clock_that_was_years_ahead_for_a_while_does_not_stop_a_schedule(queue: TaskQueue, clock: Clock) -> None:
+    queue.schedule("report", cron="0 * * * *")
+    clock.set("2099-01-01T00:00:01")
+    queue.put_scheduled()
+    clock.set("2026-01-31T13:30:00")
+    queue.put_scheduled()
+    assert ids(queue) == ["report@2026-01-31T13:00:00Z", "report@2099-01-01T00:00:00Z"]
 
 
 @pytest.mark.timeout(20)
-def test_years_in_which_nobody_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = TaskQueue(tmp_path / "jobs")
-    now = [moment("2020-01-01T00:00:00")]
-    monkeypatch.setattr(queue.clock, "now", lambda: now[0])
+def test_of_years_without_a_worker_only_the_last_moment_is_made_up_for(queue: TaskQueue, clock: Clock) -> None:
+    clock.set("2020-01-01T00:00:00")
     queue.schedule("minute", cron="* * * * *")
     queue.schedule("second", every=1)
     queue.schedule("year", cron="0 0 1 jan *")
-    now[0] = moment("2026-06-01T12:00:30")
-    assert queue.put_scheduled() == now[0] + 1
-    assert sorted(task.id for task in queue) == [
-        "minute@2026-06-01T12:00:00Z",
-        "second@2026-06-01T12:00:30Z",
-        "year@2026-01-01T00:00:00Z",
-    ]
+    clock.set("2026-06-01T12:00:30")
+    assert queue.put_scheduled() == clock.now + 1
+    assert ids(queue) == ["minute@2026-06-01T12:00:00Z", "second@2026-06-01T12:00:30Z", "year@2026-01-01T00:00:00Z"]
+
+
+# Time zones.
 
 
 @pytest.mark.parametrize(
-    "change", [{"options": {"delay": 3}}, {"options": 7}, {"since": "x"}, {"name": None}, {"every": []}]
+    ("cron", "after", "due"),
+    [
+        # Winter time: 06:00 in Berlin is 05:00 in UTC. Summer time: 04:00.
+        ("0 6 * * *", "2026-01-15T00:00:00", "2026-01-15T05:00:00"),
+        ("0 6 * * *", "2026-07-15T00:00:00", "2026-07-15T04:00:00"),
+        # 29 March: from 02:00 to 03:00, which is 01:00 in UTC.
+        ("30 2 * * *", "2026-03-28T12:00:00", "2026-03-29T01:30:00"),
+        ("30 2 * * *", "2026-03-29T01:30:00", "2026-03-30T00:30:00"),
+        ("*/30 * * * *", "2026-03-29T00:30:00", "2026-03-29T01:00:00"),
+        ("*/30 * * * *", "2026-03-29T01:00:00", "2026-03-29T01:30:00"),
+        # 25 October: from 03:00 back to 02:00, which is 01:00 in UTC.
+        ("30 2 * * *", "2026-10-24T12:00:00", "2026-10-25T00:30:00"),
+        ("30 2 * * *", "2026-10-25T00:30:00", "2026-10-26T01:30:00"),
+        ("*/30 * * * *", "2026-10-25T00:30:00", "2026-10-25T01:00:00"),
+        ("*/30 * * * *", "2026-10-25T01:00:00", "2026-10-25T01:30:00"),
+        ("0 0 29 2 *", "2026-01-01T00:00:00", "2028-02-28T23:00:00"),
+    ],
 )
-def test_a_schedule_that_somebody_has_edited(
-    tmp_path: Path, change: dict[str, object], caplog: pytest.LogCaptureFixture
-) -> None:
-    queue = TaskQueue(tmp_path / "jobs")
-    queue.schedule("x", every=3600)
-    path = tmp_path / "jobs/schedules/x.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    (tmp_path / "jobs/schedules").touch()
-    assert TaskQueue(tmp_path / "jobs").put_scheduled() is None and "is no schedule" in caplog.text
+def test_cron_in_a_time_zone_follows_its_wall_clock(cron: str, after: str, due: str) -> None:
+    assert Cron(cron, zone_of("Europe/Berlin")).after(moment(after)) == moment(due)
 
 
-def test_a_full_queue_is_no_reason_to_stop(tmp_path: Path) -> None:
-    queue = TaskQueue(tmp_path / "jobs", max_pending=1)
-    queue.schedule("x", every=1)
-    path = tmp_path / "jobs/schedules/x.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "since": 0}))
-    queue.put("waits")
-    assert Worker(queue, lambda task: None).run(drain=True).done == 1
-
-
-def test_one_that_is_wrong_is_not_in_the_way_of_the_others(queue: TaskQueue) -> None:
-    for name in ("a", "z"):
-        queue.schedule(name, every=1)
-    folder = Path(queue.path) / "schedules"
-    said = json.loads((folder / "a.json").read_text())
-    for change in ({"cron": [5], "every": None}, {"options": {"priority": "high"}}, {"every": 1e300}, {"since": 1e300}):
-        (folder / "a.json").unlink()
-        (folder / "a.json").write_text(json.dumps({**said, **change}))
-        before = queue.stats()["pending"]
-        until(lambda before=before: _put(queue) or queue.stats()["pending"] > before)
-    (folder / "a.json").unlink()
-    os.mkfifo(folder / "a.json")
-    before = queue.stats()["pending"]
-    until(lambda: _put(queue) or queue.stats()["pending"] > before)
-
-
-def _put(queue: TaskQueue) -> None:
-    with suppress(ValueError):
-        queue.put_scheduled()
-
-
-@pytest.mark.parametrize(
-    ("name", "payload", "every"),
-    [("x" * 240, None, 1), ("a", float("nan"), 1), ("a", None, 10**400), ("a", None, float("inf"))],
-)
-def test_what_cannot_be_put_cannot_be_scheduled(name: str, payload: object, every: float, queue: TaskQueue) -> None:
-    with pytest.raises((ValueError, UnsafePath)):
-        queue.schedule(name, payload, every=every)
-    assert queue.schedules.all() == {}
-
-
-def test_what_was_put_last_is_not_purged(queue: TaskQueue, jobs: Path) -> None:
-    """Else whoever comes next would put it again: that it is there says that it was put."""
-    queue.schedule("report", every=3600)
-    said = json.loads((jobs / "schedules" / "report.json").read_text())
-    (jobs / "schedules" / "report.json").write_text(json.dumps({**said, "since": said["since"] - 7200}))
-    os.utime(jobs / "schedules", (1, 1))
+def test_a_schedule_with_a_time_zone(queue: TaskQueue, clock: Clock) -> None:
+    queue.schedule("report", cron="0 6 * * *", tz="Europe/Berlin")
+    clock.set("2026-02-01T05:00:00")
     queue.put_scheduled()
-    (id,) = queue.ids("pending")
-    queue.put("other")
-    assert len(claim_all(queue)) == 2
-    assert queue.purge() == 1 and queue.get(id).state == "done"
-    TaskQueue(jobs).put_scheduled()
-    assert queue.ids("pending") == []
-    queue.unschedule("report")
-    assert queue.purge() == 1 and id not in queue
+    assert ids(queue) == ["report@2026-02-01T05:00:00Z"]
+    assert queue.next_scheduled("report") == datetime(2026, 2, 2, 5, tzinfo=timezone.utc)
+    assert queue.next_scheduled("nothing") is None
 
 
-def test_the_name_of_a_schedule(queue: TaskQueue) -> None:
-    for name in ("", 5):
-        with pytest.raises(ValueError, match="name of a schedule"):
-            queue.schedule(name, every=5)  # type: ignore[arg-type]
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error"),
+    [
+        ("", {"every": 5}, ValueError),
+        (5, {"every": 5}, ValueError),
+        ("x" * 1000, {"every": 5}, ValueError),
+        ("a", {}, ValueError),
+        ("a", {"every": 5, "cron": "* * * * *"}, ValueError),
+        ("a", {"every": 0}, ValueError),
+        ("a", {"every": 10**400}, ValueError),
+        ("a", {"every": float("inf")}, ValueError),
+        ("a", {"every": 5, "tz": "Europe/Berlin"}, ValueError),
+        ("a", {"cron": "99 * * * *"}, ValueError),
+        ("a", {"cron": "0 0 * * *", "tz": "Europe/Nowhere"}, ValueError),
+        ("a", {"cron": "0 0 * * *", "tz": "../../etc/passwd"}, ValueError),
+        ("a", {"every": 5, "delay": 3}, TypeError),
+        ("a", {"every": 5, "priority": "high"}, ValueError),
+        ("a", {"every": 5, "payload": float("nan")}, ValueError),
+    ],
+)
+def test_a_wrong_schedule_is_refused_before_anything_is_written(
+    queue: TaskQueue, name: str, options: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        queue.schedule(name, **options)  # type: ignore[arg-type]
+    assert queue.schedules() == {}
+
+
+def test_a_schedule_that_cannot_be_used_is_not_in_the_way_of_the_others(
+    queue: TaskQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For instance because this machine does not know its time zone."""
+    queue.schedule("a", cron="0 * * * *", tz="Europe/Berlin")
+    queue.schedule("b", cron="0 * * * *")
+
+    def unknown(name: str) -> None:
+        raise ValueError(f"there is no time zone {name!r}")
+
+    monkeypatch.setattr(schedule_module, "zone_of", unknown)
+    clock.set("2026-01-31T12:00:01")
+    with pytest.raises(ValueError, match="schedule 'a'"):
+        queue.put_scheduled()
+    assert ids(queue) == ["b@2026-01-31T12:00:00Z"]
+
+
+def test_a_schedule_is_replaced_by_its_name(queue: TaskQueue) -> None:
+    queue.schedule("a", 1, every=3600)
+    queue.schedule("a", 2, every=1)
+    assert queue.schedules()["a"].payload == 2
+    before = time.time()
+    while queue.put_scheduled() is not None and not ids(queue):
+        assert time.time() - before < 60
+    assert [task.payload for task in queue] == [2]

@@ -1,4 +1,4 @@
-"""`Worker`: what becomes of tasks and of those who do them."""
+"""`Worker`: what happens to tasks, and to the processes that run them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Child, descriptors, in_child, is_alive, state_of, unpacked, until
+from support import Child, descriptors, in_child, is_alive, processor_ticks, state_of, unpacked, until, until_asleep
 
-from holdfast import Lock, NotLocked, system
-from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, idle, taking
+from holdfast import Lock, NotLocked
+from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, local_workers, sqlite
 from holdfast.tasks import worker as supervisor
-from holdfast.tasks.verdict import Verdict
+from holdfast.tasks.sqlite import SqliteStore
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ class Running(Child):
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_all_of_them_once(queue: TaskQueue, in_memory: Path, threads: bool) -> None:
+def test_every_task_runs_once(queue: TaskQueue, in_memory: Path, threads: bool) -> None:
     ids = [queue.put(number) for number in range(200)]
 
     def handle(task: Claim) -> int:
@@ -80,7 +79,7 @@ def test_all_of_them_once(queue: TaskQueue, in_memory: Path, threads: bool) -> N
     assert [queue.get(id).result for id in ids] == [number * 2 for number in range(200)]
 
 
-def test_a_coroutine(queue: TaskQueue) -> None:
+def test_a_coroutine_handler(queue: TaskQueue) -> None:
     async def handle(task: Claim) -> str:
         await asyncio.sleep(0)
         return task.payload.upper()
@@ -96,7 +95,7 @@ def test_a_coroutine(queue: TaskQueue) -> None:
     assert queue.get(slow).state == "failed" and "not done within 0.05 s" in queue.get(slow).error
 
 
-def test_a_command(queue: TaskQueue) -> None:
+def test_a_command_handler(queue: TaskQueue) -> None:
     good = queue.put("hello world")
     thing = queue.put({"n": 1})
     bad = queue.put("exit 3", attempts=1)
@@ -108,7 +107,7 @@ def test_a_command(queue: TaskQueue) -> None:
     assert queue.get(bad).error == "sh ended with status 3: broken"
 
 
-def test_a_command_that_takes_too_long_is_ended_with_all_it_started(queue: TaskQueue, in_memory: Path) -> None:
+def test_a_late_command_is_killed_with_all_that_it_started(queue: TaskQueue, in_memory: Path) -> None:
     id = queue.put("x", timeout=0.3, attempts=1)
     pids = in_memory / "pids"
     Worker(queue, ["sh", "-c", f"echo $$ >> {pids}; sleep 600 & echo $! >> {pids}; wait"]).run(drain=True)
@@ -118,7 +117,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_it_started(queue: TaskQ
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_a_handler_that_never_ends_is_ended(queue: TaskQueue, in_memory: Path, threads: bool) -> None:
+def test_a_handler_that_never_returns_is_killed(queue: TaskQueue, in_memory: Path, threads: bool) -> None:
     """Also one that holds the interpreter lock. With threads, the others are given back and done."""
     stuck = queue.put("stuck", timeout=2, attempts=2)
     others = [queue.put(number) for number in range(3)]
@@ -137,7 +136,7 @@ def test_a_handler_that_never_ends_is_ended(queue: TaskQueue, in_memory: Path, t
     assert [queue.get(id).state for id in others] == ["done"] * 3 and summary.deaths == 0
 
 
-def test_a_running_task_is_cancelled(queue: TaskQueue, in_memory: Path) -> None:
+def test_cancel_kills_a_running_task(queue: TaskQueue, in_memory: Path) -> None:
     id = queue.put("x")
     other = queue.put("y")
 
@@ -154,7 +153,7 @@ def test_a_running_task_is_cancelled(queue: TaskQueue, in_memory: Path) -> None:
     assert noted(in_memory / "out") == ["x", "y"]
 
 
-def test_sigterm_finishes_what_runs(queue: TaskQueue, in_memory: Path) -> None:
+def test_sigterm_lets_running_tasks_finish(queue: TaskQueue, in_memory: Path) -> None:
     for number in range(10):
         queue.put(number)
 
@@ -172,7 +171,7 @@ def test_sigterm_finishes_what_runs(queue: TaskQueue, in_memory: Path) -> None:
     assert queue.stats()["pending"] == 8 and queue.stats()["running"] == 0
 
 
-def test_the_second_sigterm_gives_it_back(queue: TaskQueue, in_memory: Path) -> None:
+def test_a_second_sigterm_gives_running_tasks_back(queue: TaskQueue, in_memory: Path) -> None:
     id = queue.put("x", attempts=1)
 
     def handle(task: Claim) -> None:
@@ -185,13 +184,14 @@ def test_the_second_sigterm_gives_it_back(queue: TaskQueue, in_memory: Path) -> 
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
     task = queue.get(id)
-    assert task.state == "pending" and task.tried == 0 and task.error == "its worker was ended"
+    assert task.state == "pending" and task.tried == 0 and task.error is None
 
 
-def test_who_is_killed_is_replaced_at_once(queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an event: the look that the supervisor takes every half second is put off, and so is that of idle workers."""
-    monkeypatch.setattr(supervisor, "_TICK", 600.0)
-    monkeypatch.setattr(idle, "RECHECK_S", 600.0)
+def test_a_killed_child_is_replaced_at_once(queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an event: the periodic looks of the supervisor and of idle workers are disabled."""
+    monkeypatch.setattr(supervisor, "_TICK_S", 600.0)
+    for module in (local_workers, sqlite):
+        monkeypatch.setattr(module, "RECHECK_S", 600.0)
 
     def handle(task: Claim) -> None:
         if task.token == 1:
@@ -213,7 +213,7 @@ def test_who_is_killed_is_replaced_at_once(queue: TaskQueue, in_memory: Path, mo
 
 @pytest.mark.parametrize("status", [9, 0])
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_who_ends_its_worker_every_time(queue: TaskQueue, status: int, concurrency: int) -> None:
+def test_a_task_that_always_kills_its_process_fails(queue: TaskQueue, status: int, concurrency: int) -> None:
     poison, other = queue.put("poison", attempts=3), queue.put("other")
 
     def handle(task: Claim) -> None:
@@ -226,27 +226,15 @@ def test_who_ends_its_worker_every_time(queue: TaskQueue, status: int, concurren
     assert queue.get(poison).state == "failed" and "the worker died" in queue.get(poison).error
 
 
-def test_what_a_dead_worker_had_counts_as_failed(queue: TaskQueue) -> None:
+def test_the_task_of_a_dead_worker_counts_as_failed(queue: TaskQueue) -> None:
     queue.put("x", attempts=1)
     Child(lambda _: os._exit(queue.claim() is None)).end()
     summary = Worker(queue, lambda task: None).run(drain=True)
     assert (summary.done, summary.failed, summary.deaths) == (0, 1, 0)
 
 
-def test_children_that_cannot_begin(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so, and does not try for ever."""
-
-    def reopened(queue: TaskQueue) -> TaskQueue:
-        raise PermissionError(13, "Permission denied", queue.path)
-
-    queue.put("x")
-    monkeypatch.setattr(TaskQueue, "reopened", reopened)
-    with pytest.raises(WorkerFailed):
-        Worker(queue, lambda task: None).run()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_a_worker_that_may_not_write(queue: TaskQueue, in_memory: Path) -> None:
+def test_run_raises_if_the_queue_cannot_be_written(queue: TaskQueue, in_memory: Path) -> None:
     in_memory.chmod(0o755)
 
     def work() -> object:
@@ -256,7 +244,7 @@ def test_a_worker_that_may_not_write(queue: TaskQueue, in_memory: Path) -> None:
     assert in_child(work) == "PermissionError"
 
 
-def test_the_supervisor_is_killed(queue: TaskQueue, in_memory: Path) -> None:
+def test_children_finish_if_the_supervisor_is_killed(queue: TaskQueue, in_memory: Path) -> None:
     """Its children finish what they do, and end."""
     queue.put_all(range(5))
 
@@ -274,7 +262,7 @@ def test_the_supervisor_is_killed(queue: TaskQueue, in_memory: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine", "command"])
-def test_a_late_task_is_ended_also_if_the_supervisor_is_dead(queue: TaskQueue, in_memory: Path, kind: str) -> None:
+def test_a_late_task_ends_even_if_the_supervisor_is_dead(queue: TaskQueue, in_memory: Path, kind: str) -> None:
     """By the kernel: a handler may hold the interpreter lock, which `re` does for some days here."""
     id = queue.put("x", timeout=2, attempts=2)  # the supervisor is dead by then
 
@@ -298,19 +286,19 @@ def test_a_late_task_is_ended_also_if_the_supervisor_is_dead(queue: TaskQueue, i
     again.complete()
 
 
-def test_a_worker_of_a_path(jobs: Path) -> None:
+def test_a_worker_opens_a_queue_by_its_path(jobs: Path) -> None:
     TaskQueue(jobs).put_all("ab")
     assert Worker(jobs, lambda task: None).run(drain=True).done == 2
 
 
-def test_what_a_command_printed_before_it_failed(queue: TaskQueue) -> None:
+def test_a_failed_command_keeps_its_output(queue: TaskQueue) -> None:
     id = queue.put("x", attempts=1)
     Worker(queue, ["sh", "-c", "echo half; echo why >&2; exit 3"]).run(drain=True)
     task = queue.get(id)
     assert (task.state, task.output, task.error) == ("failed", "half", "sh ended with status 3: why")
 
 
-def test_hooks_and_results_that_cannot_be_kept(queue: TaskQueue, in_memory: Path) -> None:
+def test_hooks_and_results_that_json_cannot_express(queue: TaskQueue, in_memory: Path) -> None:
     good, bad, odd = queue.put("good"), queue.put("bad", attempts=1), queue.put("odd", attempts=1)
 
     def handle(task: Claim) -> object:
@@ -337,9 +325,9 @@ def test_hooks_and_results_that_cannot_be_kept(queue: TaskQueue, in_memory: Path
     assert [queue.get(id).state for id in (good, bad, odd)] == ["done", "failed", "failed"]
 
 
-def test_an_observer_in_the_supervisor(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_observer_is_called_in_the_supervisor(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is woken by its descriptor: the look every half second is put off."""
-    monkeypatch.setattr(supervisor, "_TICK", 600.0)
+    monkeypatch.setattr(supervisor, "_TICK_S", 600.0)
     reader, writer = os.pipe()
     heard, pids = [], set()
 
@@ -365,7 +353,7 @@ def test_an_observer_in_the_supervisor(queue: TaskQueue, monkeypatch: pytest.Mon
         os.close(fd)
 
 
-def test_what_is_printed_is_printed_once(jobs: Path) -> None:
+def test_buffered_output_is_printed_once(jobs: Path) -> None:
     code = (
         "import sys; from holdfast.tasks import *; print('before')\n"
         "Worker(TaskQueue(sys.argv[1]), lambda task: print('task', task.payload), concurrency=2).run(drain=True)"
@@ -378,9 +366,10 @@ def test_what_is_printed_is_printed_once(jobs: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["before", "task a", "task b", "task c"]
 
 
-def test_an_idle_worker_wakes(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_put_wakes_an_idle_worker(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an event: the look every second is put off."""
-    monkeypatch.setattr(idle, "RECHECK_S", 600.0)
+    for module in (local_workers, sqlite):
+        monkeypatch.setattr(module, "RECHECK_S", 600.0)
     worker = Running(lambda: Worker(queue, lambda task: None, concurrency=2))
     for _ in range(21):
         queue.wait(queue.put("x"), timeout=30)
@@ -389,7 +378,7 @@ def test_an_idle_worker_wakes(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch)
     assert worker.end() == 0
 
 
-def test_stopped_from_another_thread(queue: TaskQueue) -> None:
+def test_stop_from_another_thread(queue: TaskQueue) -> None:
     worker = Worker(queue, lambda task: None)
     queue.put("x")
     summaries = []
@@ -401,7 +390,7 @@ def test_stopped_from_another_thread(queue: TaskQueue) -> None:
     assert summaries and summaries[0].done == 1
 
 
-def test_what_is_given_back_is_not_cancelled_by_others(queue: TaskQueue, jobs: Path, in_memory: Path) -> None:
+def test_a_task_that_was_given_back_is_done_by_another_worker(queue: TaskQueue, jobs: Path, in_memory: Path) -> None:
     """Two workers; one of them is ended, and so are tasks that take too long. Nobody said cancel."""
     ids = [queue.put(number, attempts=20, timeout=0.4 if number % 2 else None) for number in range(8)]
 
@@ -420,7 +409,7 @@ def test_what_is_given_back_is_not_cancelled_by_others(queue: TaskQueue, jobs: P
     assert workers[1].end() == 0
 
 
-def test_who_is_just_in_time_is_not_killed_at_the_next_task(queue: TaskQueue) -> None:
+def test_a_child_that_was_just_in_time_is_not_killed_at_its_next_task(queue: TaskQueue) -> None:
     for number in range(40):
         queue.put("timed", id=f"timed {number}", timeout=0.03, attempts=50)
         queue.put("innocent", id=f"innocent {number}", attempts=1)
@@ -434,43 +423,7 @@ def test_who_is_just_in_time_is_not_killed_at_the_next_task(queue: TaskQueue) ->
         assert (task.state, task.tried) == ("done", 1)
 
 
-def test_nobody_is_killed_for_what_it_does_not_do(
-    queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if a supervisor were late: its child has ended that task, and is at the next one."""
-    id = queue.put("innocent", attempts=1)
-
-    def handle(task: Claim) -> None:
-        note(in_memory / "begun", "x")
-        until((in_memory / "looked").exists)
-
-    def late(worker: Worker) -> None:
-        if noted(in_memory / "begun") and not (in_memory / "looked").exists():
-            for child in list(worker._children.values()):
-                worker._end(child, {"000000000000.another": Verdict("failed", "not done in time")})
-            (in_memory / "looked").touch()
-
-    monkeypatch.setattr(Worker, "_end_late", late)
-    summary = Worker(queue, handle).run(drain=True)
-    assert noted(in_memory / "begun") == ["x"] and queue.get(id).tried == 1
-    assert (summary.done, summary.given_back, summary.deaths) == (1, 0, 0)
-
-
-def test_only_a_cancellation_of_this_attempt_cancels_it(queue: TaskQueue) -> None:
-    queue.put("x")
-    claim = queue.claim()
-    assert claim is not None
-    for state, token, cancelled in (
-        ("failed", 1, False),
-        ("pending", 1, False),
-        ("cancelled", 0, False),
-        ("cancelled", 1, True),
-    ):
-        Verdict(state, "").write(queue._places, replace(claim.task, token=token))
-        assert bool(queue.taker.cancelled(queue.taker.running())) is claim.cancelled is cancelled
-
-
-def test_a_command_that_outlives_everybody_keeps_its_task(queue: TaskQueue, in_memory: Path) -> None:
+def test_a_command_that_outlives_its_worker_keeps_its_task(queue: TaskQueue, in_memory: Path) -> None:
     """Its worker is killed, supervisor and all. The task is begun again when the command has ended, not before."""
     id = queue.put("x")
     script = f"cd {in_memory}; echo start $PPID >> out; until [ -e go ]; do sleep 0.02; done; echo end >> out"
@@ -488,10 +441,10 @@ def test_a_command_that_outlives_everybody_keeps_its_task(queue: TaskQueue, in_m
     assert [line.split()[0] for line in noted(in_memory / "out")] == ["start", "end"]
 
 
-def test_what_comes_back_from_a_handler_that_forks_takes_no_other_task(
+def test_a_process_forked_by_the_handler_claims_no_task(
     queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "_BETWEEN_LOOKS", 60)  # else it is a matter of how long a fork takes
+    monkeypatch.setattr(child, "_CHECK_STOP_S", 60)  # else it is a matter of how long a fork takes
     queue.put_all(range(50))
     log = in_memory / "log"
 
@@ -521,7 +474,7 @@ def test_a_very_long_timeout(queue: TaskQueue, timeout: float, threads: bool) ->
         queue.put("x", timeout=9.5e9)
 
 
-def test_a_handler_that_forks_or_closes_everything(queue: TaskQueue, in_memory: Path) -> None:
+def test_a_handler_that_forks_or_closes_all_descriptors(queue: TaskQueue, in_memory: Path) -> None:
     ids = [queue.put(what, attempts=1, timeout=1) for what in ("fork and die", "close", "sleep")]
     ids.append(queue.put("good", attempts=1))
 
@@ -554,7 +507,7 @@ def test_two_workers_in_one_process(jobs: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_who_wants_to_exit_has_failed(queue: TaskQueue, threads: bool) -> None:
+def test_a_handler_that_calls_exit_has_failed(queue: TaskQueue, threads: bool) -> None:
     bad = [queue.put("exit", attempts=1) for _ in range(6)]
     good = [queue.put("good") for _ in range(6)]
 
@@ -571,7 +524,7 @@ def test_who_wants_to_exit_has_failed(queue: TaskQueue, threads: bool) -> None:
     assert {queue.get(id).state for id in good} == {"done"}
 
 
-def test_the_command_of_a_killed_process_is_ended_before_it_is_begun_again(queue: TaskQueue, in_memory: Path) -> None:
+def test_the_command_of_a_killed_child_is_killed_before_the_next_attempt(queue: TaskQueue, in_memory: Path) -> None:
     id = queue.put("x")
     script = f'cd {in_memory}; echo "start $PPID" >> out; [ "$HOLDFAST_TASK_TOKEN" = 2 ] || sleep 60; echo end >> out'
     worker = Running(lambda: Worker(queue, ["sh", "-c", script]))
@@ -587,38 +540,7 @@ def children_of(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_killed_all_the_time(jobs: Path, in_memory: Path) -> None:
-    """Eight processes, one of them killed every 200 ms: every task has its effect, none is completed twice."""
-    total = 5000
-    queue = TaskQueue(jobs, durable=False, retry_after=0.01)
-    ids = [queue.put(number, attempts=50) for number in range(total)]
-    out = in_memory / "out"
-
-    def handle(task: Claim) -> None:
-        time.sleep(0.008)
-        note(out, str(task.payload))
-
-    worker = Running(lambda: Worker(queue, handle, concurrency=8), drain=True)
-    killed = 0
-    while os.waitpid(worker.pid, os.WNOHANG) == (0, 0):
-        time.sleep(0.2)
-        try:
-            alive = children_of(worker.pid)
-        except OSError:
-            break
-        if alive:
-            os.kill(alive[killed % len(alive)], signal.SIGKILL)
-            killed += 1
-    effects = Counter(noted(out))
-    tasks = [queue.get(id) for id in ids]
-    assert killed and all(task.state == "done" for task in tasks), Counter(task.state for task in tasks)
-    assert set(effects) == {str(number) for number in range(total)}
-    for task in tasks:
-        assert [said.get("is") for said in task.history].count("done") == 1
-        assert effects[str(task.payload)] <= task.tried
-
-
-def test_the_clock_is_set_while_they_work(jobs: Path, in_memory: Path) -> None:
+def test_workers_whose_clocks_differ(jobs: Path, in_memory: Path) -> None:
     """Two workers whose clocks differ by two hours, as libfaketime makes them."""
     library = next(unpacked("faketime", "libfaketime").glob("usr/lib/*/faketime/libfaketime.so.1"))
     queue = TaskQueue(jobs, durable=False)
@@ -640,33 +562,7 @@ def test_the_clock_is_set_while_they_work(jobs: Path, in_memory: Path) -> None:
     assert Counter(noted(in_memory / "out")) == Counter(map(str, range(40)))
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_the_disk_is_full_for_a_while(
-    threads: bool, queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever works goes on when there is room again; however often it was refused."""
-    flag = in_memory / "full"
-    flag.write_text("")
-    real = system.pwrite
-
-    def pwrite(fd: int, data: bytes, at: int) -> int:
-        if flag.exists() and b'"is": ' in data:
-            note(in_memory / "refused", str(os.getpid()))
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(fd, data, at)
-
-    ids = queue.put_all(range(3))
-    monkeypatch.setattr(system, "pwrite", pwrite)
-    worker = Running(lambda: Worker(queue, lambda task: None, concurrency=2, threads=threads))
-    until(lambda: len(noted(in_memory / "refused")) > (4 if threads else 10))
-    assert (len(set(noted(in_memory / "refused"))) == 1) == threads, "a thread tries again, and the others go on"
-    flag.unlink()
-    assert [task.state for task in queue.wait(ids, timeout=30)] == ["done"] * 3
-    worker.kill(signal.SIGTERM)
-    assert worker.end() == 0
-
-
-def test_idle_children_are_killed_while_one_works(queue: TaskQueue, in_memory: Path) -> None:
+def test_killing_idle_children_does_not_stop_a_worker(queue: TaskQueue, in_memory: Path) -> None:
     """That is no reason for a worker to give up."""
     queue.put("x", id="x")
     gate = in_memory / "gate"
@@ -694,48 +590,7 @@ def test_idle_children_are_killed_while_one_works(queue: TaskQueue, in_memory: P
     assert worker.end() == 0
 
 
-def test_children_cannot_begin_while_one_works(
-    queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What works is not given up for that."""
-    queue.put("x", id="x")
-    gate, reopened = in_memory / "gate", TaskQueue.reopened
-
-    def handle(task: Claim) -> None:
-        note(in_memory / "out", "began")
-        until(gate.exists)
-
-    def fails_later(queue: TaskQueue) -> TaskQueue:
-        if (in_memory / "out").exists():
-            note(in_memory / "failed", "once")
-            raise PermissionError(errno.EACCES, "Permission denied", queue.path)
-        return reopened(queue)
-
-    monkeypatch.setattr(TaskQueue, "reopened", fails_later)
-    worker = Running(lambda: Worker(queue, handle, concurrency=2))
-    until(lambda: noted(in_memory / "out"))
-    for pid in Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split():
-        if f"{pid}@" not in str(queue.get("x").worker):
-            os.kill(int(pid), signal.SIGKILL)
-    until(lambda: len(noted(in_memory / "failed")) > 9)
-    gate.write_text("")
-    assert queue.wait("x", timeout=30)[0].tried == 1
-    worker.kill(signal.SIGTERM)
-    worker.end()
-
-
-def test_a_command_that_takes_a_moment_to_die_is_waited_for(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the task locked, too: its worker is dead before it is."""
-    queue.put("x", id="x")
-    claim = queue.claim()
-    assert claim is not None
-    queue.taker.say_how_it_ends(claim.place, queue.get("x"), Verdict("pending", "its worker was ended"))
-    monkeypatch.setattr(taking, "sleep", lambda seconds: claim.abandon())
-    assert queue.taker.settle_place(claim.place, time.monotonic() + 20)
-    assert queue.get("x").state == "pending" and queue.get("x").error == "its worker was ended"
-
-
-def test_a_handler_that_says_itself_how_it_ends(queue: TaskQueue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_may_settle_its_task_itself(queue: TaskQueue, caplog: pytest.LogCaptureFixture) -> None:
     ends = {
         "complete": lambda task: task.complete("mine"),
         "fail": lambda task: task.fail("no", delay=100),
@@ -752,13 +607,13 @@ def test_a_handler_that_says_itself_how_it_ends(queue: TaskQueue, caplog: pytest
     assert "has ended for this worker" not in caplog.text
 
 
-def test_what_is_no_handler(queue: TaskQueue) -> None:
+def test_wrong_handlers_are_refused(queue: TaskQueue) -> None:
     for wrong in (5, "echo {}", None):
         with pytest.raises(TypeError, match="a handler is"):
             Worker(queue, wrong)  # type: ignore[arg-type]
 
 
-def test_a_claim_that_has_ended_says_so(queue: TaskQueue) -> None:
+def test_a_settled_claim_raises_notlocked(queue: TaskQueue) -> None:
     queue.put("x")
     queue.put("y", id="y")
     for _ in range(2):
@@ -768,3 +623,310 @@ def test_a_claim_that_has_ended_says_so(queue: TaskQueue) -> None:
         for call in (claim.check, lambda claim=claim: claim.progress(1, 2)):
             with pytest.raises(NotLocked, match="has ended"):
                 call()
+
+
+class LateSupervisor(Worker):
+    """It believes once that its child runs a task that it does not run, and is late."""
+
+    flag: Path
+
+    def _look_after_tasks(self, pipes: Any) -> None:
+        if self.flag.exists():
+            self.flag.unlink()
+            for one in self._children:
+                one._deadlines["another", 1] = 0.0
+        super()._look_after_tasks(pipes)
+        if all(not one._deadlines for one in self._children):
+            self.flag.with_suffix(".looked").touch()
+
+
+def test_a_child_is_not_killed_for_a_task_that_it_has_ended(queue: TaskQueue, in_memory: Path) -> None:
+    id = queue.put("innocent", attempts=1)
+
+    def handle(task: Claim) -> None:
+        (in_memory / "flag").touch()
+        note(in_memory / "begun", "x")
+        until(lambda: not (in_memory / "flag").exists() and (in_memory / "flag.looked").exists())
+
+    worker = LateSupervisor(queue, handle)
+    worker.flag = in_memory / "flag"
+    summary = worker.run(drain=True)
+    assert noted(in_memory / "begun") == ["x"] and queue.get(id).tried == 1
+    assert (summary.done, summary.given_back, summary.deaths) == (1, 0, 0)
+
+
+def test_run_raises_if_no_child_can_begin_a_task(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def new_claimer(queue: TaskQueue) -> Any:
+        if os.getpid() == me:
+            return real(queue)
+        raise PermissionError(13, "Permission denied", queue.path)
+
+    me, real = os.getpid(), TaskQueue.new_claimer
+    queue.put("x")
+    monkeypatch.setattr(TaskQueue, "new_claimer", new_claimer)
+    with pytest.raises(WorkerFailed):
+        Worker(queue, lambda task: None).run()
+
+
+def test_a_running_task_ends_although_new_children_cannot_begin(
+    queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.put("x", id="x")
+    gate, real = in_memory / "gate", TaskQueue.new_claimer
+
+    def handle(task: Claim) -> None:
+        note(in_memory / "out", "began")
+        until(gate.exists)
+
+    def fails_later(queue: TaskQueue) -> Any:
+        if (in_memory / "out").exists():
+            note(in_memory / "failed", "once")
+            raise PermissionError(errno.EACCES, "Permission denied", queue.path)
+        return real(queue)
+
+    monkeypatch.setattr(TaskQueue, "new_claimer", fails_later)
+    worker = Running(lambda: Worker(queue, handle, concurrency=2))
+    until(lambda: noted(in_memory / "out"))
+    for pid in children_of(worker.pid):
+        if f"{pid}@" not in str(queue.get("x").worker):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: len(noted(in_memory / "failed")) > 9)
+    gate.write_text("")
+    assert queue.wait("x", timeout=30)[0].tried == 1
+    worker.kill(signal.SIGTERM)
+    worker.end()
+
+
+@pytest.mark.parametrize("kind", ["process", "threads", "loop"])
+def test_workers_go_on_after_the_disk_was_full(
+    kind: str, queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks that could not be settled are settled later. They do not run again."""
+    flag, real = in_memory / "full", SqliteStore.transact
+    monkeypatch.setattr(child, "FULL_PAUSE_S", 0.01)
+
+    def transact(store: SqliteStore, work: Any) -> Any:
+        if flag.exists():
+            note(in_memory / "refused", str(os.getpid()))
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(store, work)
+
+    def handle(task: Claim) -> None:
+        flag.touch()
+        note(in_memory / "ran", str(task.payload))
+
+    async def ahandle(task: Claim) -> None:
+        handle(task)
+
+    monkeypatch.setattr(SqliteStore, "transact", transact)
+    worker = Running(
+        lambda: Worker(queue, ahandle if kind == "loop" else handle, concurrency=2, threads=kind == "threads")
+    )
+    ids = queue.put_all(range(3))
+    until(lambda: len(noted(in_memory / "refused")) > 10)
+    while queue.stats()["done"] < 3:
+        flag.unlink(missing_ok=True)
+        time.sleep(0.01)
+    assert [task.tried for task in queue.wait(ids, timeout=30)] == [1, 1, 1]
+    assert sorted(noted(in_memory / "ran")) == ["0", "1", "2"]
+    flag.unlink(missing_ok=True)
+    worker.kill(signal.SIGTERM)
+    assert worker.end() == 0
+
+
+@pytest.mark.parametrize("total", [800, pytest.param(5000, marks=pytest.mark.slow)])
+def test_a_child_is_killed_every_200_ms(jobs: Path, in_memory: Path, total: int) -> None:
+    """Eight processes: every task is done, and none is completed twice."""
+    queue = TaskQueue(jobs, durable=False, retry_after=0.01)
+    ids = [queue.put(number, attempts=50) for number in range(total)]
+    out = in_memory / "out"
+
+    def handle(task: Claim) -> None:
+        time.sleep(0.008)
+        note(out, str(task.payload))
+
+    worker = Running(lambda: Worker(queue, handle, concurrency=8), drain=True)
+    killed = 0
+    while os.waitpid(worker.pid, os.WNOHANG) == (0, 0):
+        time.sleep(0.2)
+        try:
+            alive = children_of(worker.pid)
+        except OSError:
+            break
+        if alive:
+            os.kill(alive[killed % len(alive)], signal.SIGKILL)
+            killed += 1
+    effects = Counter(noted(out))
+    tasks = [queue.get(id) for id in ids]
+    assert killed and all(task.state == "done" for task in tasks), Counter(task.state for task in tasks)
+    assert set(effects) == {str(number) for number in range(total)}
+    assert queue.stats()["running"] == 0
+    for task in tasks:
+        assert not [past for past in task.history if past["state"] == "done"]
+        assert effects[str(task.payload)] <= task.token
+
+
+def test_a_late_command_keeps_what_it_printed(queue: TaskQueue) -> None:
+    id = queue.put("x", timeout=0.5, attempts=1)
+    summary = Worker(queue, ["sh", "-c", "echo half; echo why >&2; sleep 600"]).run(drain=True)
+    task = queue.get(id)
+    assert (task.output, task.error) == ("half", "not done within 0.5 s: why")
+    assert summary.deaths == 0 and summary.failed == 1
+
+
+def test_the_output_of_a_command_is_bounded(queue: TaskQueue, in_memory: Path) -> None:
+    """Its last 64 KiB are kept. The memory of the worker does not grow with what the command prints."""
+    peaks = in_memory / "peaks"
+
+    def note_peak(task: Claim, *_: object) -> None:
+        note(peaks, next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
+
+    script = (
+        "set -- $1; yes 0123456789abcde | head -c $1; yes broken | head -c $1 >&2; echo end; echo over >&2; exit $2"
+    )
+    small = queue.put("1600 0")
+    large = queue.put(f"{1 << 28} 0")
+    bad = queue.put(f"{7 << 25} 3", attempts=1)
+    late = queue.put(f"{1 << 40} 0", attempts=1, timeout=1)
+    Worker(queue, ["sh", "-c", script, "-", "{}"], on_done=note_peak, on_failed=note_peak).run(drain=True)
+    assert queue.get(small).result.endswith("\nend")
+    assert len(queue.get(large).result) == (1 << 16) - 1 and queue.get(large).result.endswith("\nend")
+    assert queue.get(bad).error.endswith("broken\nover") and len(queue.get(bad).error) < (1 << 16) + 100
+    assert queue.get(bad).output.endswith("end")
+    assert queue.get(late).error == "not done within 1 s" and queue.get(late).output.startswith("01")
+    first, *others = [int(line.split()[1]) for line in noted(peaks)]
+    assert max(others) < first + 8000, "kilobytes"
+
+
+def test_a_handler_that_runs_out_of_memory_has_failed(queue: TaskQueue) -> None:
+    bad, good = queue.put("bad", attempts=1), queue.put("good", attempts=1)
+
+    def handle(task: Claim) -> None:
+        import resource
+
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), resource.RLIM_INFINITY))
+        kept = []
+        while task.payload == "bad":
+            kept.append(bytearray(1 << 20))
+
+    summary = Worker(queue, handle).run(drain=True)
+    assert (queue.get(bad).state, queue.get(bad).error) == ("failed", "MemoryError")
+    assert queue.get(good).state == "done" and (summary.done, summary.failed) == (1, 1)
+
+
+def test_workers_wait_while_the_queue_is_paused(queue: TaskQueue) -> None:
+    queue.pause()
+    worker = Running(lambda: Worker(queue, lambda task: None, concurrency=2), drain=True)
+    id = queue.put("x")
+    until(lambda: len(children_of(worker.pid)) == 2)
+    until_asleep(children_of(worker.pid))
+    assert queue.get(id).state == "pending"
+    queue.resume()
+    assert worker.end() == 0 and queue.get(id).state == "done"
+
+
+def test_drain_waits_for_delayed_tasks(queue: TaskQueue) -> None:
+    queue.put("later", delay=0.3)
+    assert Worker(queue, lambda task: None, concurrency=2).run(drain=True).done == 1
+
+
+def test_drain_ends_when_another_worker_has_done_the_last_task(queue: TaskQueue, in_memory: Path) -> None:
+    queue.put("x")
+    claim = queue.claim()
+    assert claim is not None
+    worker = Running(lambda: Worker(queue, lambda task: None), drain=True)
+    until(lambda: children_of(worker.pid))
+    claim.complete()
+    queue.stats()  # writes it
+    assert worker.end() == 0
+
+
+def test_an_idle_worker_sleeps(queue: TaskQueue, in_memory: Path) -> None:
+    """Its children are woken once a second, and its supervisor twice."""
+    worker = Running(lambda: Worker(queue, lambda task: None, concurrency=2))
+    queue.wait(queue.put("x"), timeout=30)
+    pids = [worker.pid, *children_of(worker.pid)]
+    before = [processor_ticks(pid) for pid in pids]
+    time.sleep(2)
+    assert sum(processor_ticks(pid) for pid in pids) - sum(before) <= 6, "3 percent of one processor"
+    worker.kill(signal.SIGTERM)
+    assert worker.end() == 0
+
+
+def test_a_worker_prunes_old_tasks(jobs: Path) -> None:
+    queue = TaskQueue(jobs, keep=0.001)
+    ids = queue.put_all(range(3))
+    worker = Running(lambda: Worker(queue, lambda task: None))
+    until(lambda: ids[0] not in queue and ids[1] not in queue)
+    assert ids[2] in queue  # the newest task stays
+    worker.kill(signal.SIGTERM)
+    assert worker.end() == 0
+
+
+def test_a_worker_adds_scheduled_tasks(queue: TaskQueue) -> None:
+    worker = Running(lambda: Worker(queue, lambda task: None))
+    queue.schedule("often", every=1)
+    until(lambda: queue.stats()["done"] >= 2)
+    worker.kill(signal.SIGTERM)
+    assert worker.end() == 0
+
+
+def test_a_wrong_start_method_is_refused(queue: TaskQueue) -> None:
+    with pytest.raises(ValueError, match="'fork' or 'spawn', not 'forkserver'"):
+        Worker(queue, print, start="forkserver")
+    with pytest.raises(TypeError, match="pickled"):
+        Worker(queue, lambda task: None, start="spawn")
+    with pytest.raises(TypeError, match="pickled"):
+        Worker(queue, print, on_done=lambda task: None, start="spawn")
+
+
+SPAWNED = """
+import os, sys, time
+from holdfast.tasks import TaskQueue, Worker
+
+queue = TaskQueue(sys.argv[1], retry_after=0.01)
+started = os.getpid()  # another number in each child: the module is imported again
+
+@queue.task(attempts=1, timeout=1)
+def slow(seconds):
+    time.sleep(seconds)
+    return os.getpid() == started
+
+@queue.task
+async def shout(text):
+    return text.upper()
+
+def handle(task):
+    if task.payload == "die" and sys.argv[2] == "process" and task.tried == 1:
+        os._exit(9)
+    return os.getpid() == started
+
+def note(task):
+    with open(sys.argv[1] + ".done", "a") as file:
+        file.write(task.id + "\\n")
+
+if __name__ == "__main__":
+    if sys.argv[2] == "process":
+        del queue.functions[shout.name]
+    else:
+        shout.options(id="shout").put("a")
+    queue.put("x", id="x")
+    queue.put("die", id="die")
+    slow.options(id="quick", attempts=9).put(0)
+    slow.options(id="slow").put(600)
+    print(Worker(queue, handle, concurrency=2, start="spawn", on_done=note).run(drain=True))
+"""
+
+
+@pytest.mark.parametrize("kind", ["process", "loop"])
+def test_spawned_children(jobs: Path, in_memory: Path, kind: str) -> None:
+    (in_memory / "app.py").write_text(SPAWNED)
+    command = [sys.executable, in_memory / "app.py", jobs, kind]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=100)
+    queue = TaskQueue(jobs)
+    assert [queue.get(id).result for id in ("x", "die", "quick")] == [True, True, True]
+    assert queue.get("slow").error == "not done within 1 s"
+    assert kind == "process" or queue.get("shout").result == "A"
+    assert kind == "loop" or "done=3, failed=1, retried=1, given_back=0, cancelled=0, deaths=1" in done.stdout
+    assert set(noted(Path(f"{jobs}.done"))) == {"x", "die", "quick"} | ({"shout"} if kind == "loop" else set())

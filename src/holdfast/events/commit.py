@@ -21,7 +21,7 @@ from . import lines, log
 from .disk import Disk, Written
 from .model import AppendCondition
 from .requests import DONE, Queue, Request, Turn
-from ..locks.store_lock import StoreLock
+from .store_lock import StoreLock
 from .view import NoSegment, View
 
 TYPE_CHECKING = False

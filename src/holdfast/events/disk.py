@@ -24,7 +24,7 @@ from .ledger import STUCK, Ledger, Stuck
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .log import Tail
-    from ..locks.store_lock import StoreLock
+    from .store_lock import StoreLock
     from .view import View
 
 

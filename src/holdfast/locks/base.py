@@ -50,14 +50,14 @@ DEFAULT = Default()
 class BaseLock(Generic[HoldType]):
     """What every lock can do."""
 
-    __slots__ = ("_count", "_engine", "_entered", "timeout")
+    __slots__ = ("_acquisitions", "_engine", "_entered", "timeout")
 
     _options: tuple[str, ...] = ()  # the names of its parameters besides the path
     _hold_type: type[HoldType] = Hold  # type: ignore[assignment]
 
     def __init__(self, engine: Engine, timeout: float | None) -> None:
         self._engine: Any = engine
-        self._count = engine.metrics.acquisitions.bump
+        self._acquisitions = engine.metrics.acquisitions.count
         self._entered: list[Hold] = []
         self.timeout = check_timeout(timeout)
 

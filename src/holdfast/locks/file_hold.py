@@ -144,7 +144,7 @@ class FileHold(Hold):
 
     def leave_standing(self) -> None:
         """End the hold and leave the lock file in place, in the name of another process."""
-        if self.released or self._registry.holds.pop(id(self), None) is None:
+        if self.released or self._registry.holds.pop(self._grant, None) is None:
             raise self._not_held()
         self._grant.leave_standing()
 

@@ -96,8 +96,8 @@ class FirstWaiter:
 
     def _wait_for_change(self, file: OpenFile) -> Steps[bool]:
         """True: the lock was taken meanwhile."""
-        wait_op = self._engine.kind.wait_op
-        if wait_op and self._can_block(file):
+        wait_op, can_block = self._engine.kind.wait_op, self._deadline is None and not self._asynchronous
+        if wait_op and can_block and file.mount.blocks and not process.uses_greenlets():
             yield Granted(file.set_lock, file.fd, wait_op)
             return True
         polls = wait_op and file.mount.events  # no other program takes the slots of a semaphore
@@ -111,12 +111,6 @@ class FirstWaiter:
         yield self._waiting.step(sooner(self._next_burst, self._deadline) if polls else self._deadline)
         self._waiting.drain()
         return False
-
-    def _can_block(self, file: OpenFile) -> bool:
-        """May the thread wait in the kernel, where nothing but the lock wakes it?"""
-        if self._asynchronous or self._deadline is not None:
-            return False
-        return file.mount.blocks and not process.uses_greenlets()
 
     def _burst(self, file: OpenFile, until: float) -> Steps[bool]:
         """Attempt again and again until `until`. Other tasks run in between. True: the lock is taken."""

@@ -17,6 +17,7 @@ from ..errors import HoldfastError, LockLost, NotLocked, NotOwner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any, TypeVar
 
@@ -48,11 +49,10 @@ class Hold:
         self._lost = False
         self._registry = registry = process.registry
         try:
-            count = lock._count
-            count()
-            registry.holds[id(self)] = (grant.key, grant.shared, process.owner(), grant)
+            next(lock._acquisitions)
+            registry.holds[grant] = process.owner()
         except BaseException:  # an interrupt. Once there is an entry, `__del__` releases
-            if id(self) not in registry.holds:
+            if grant not in registry.holds:
                 grant.release()
             raise
 
@@ -71,7 +71,7 @@ class Hold:
     @property
     def released(self) -> bool:
         """True after `release`, and in a forked child."""
-        return id(self) not in self._registry.holds or self._registry is not process.registry
+        return self._grant not in self._registry.holds or self._registry is not process.registry
 
     @property
     def lost(self) -> bool:
@@ -99,30 +99,30 @@ class Hold:
         holds, grant = self._registry.holds, self._grant
         try:
             # Popping the entry is atomic: if two threads release at once, exactly one of them pops it.
-            ours = holds.pop(id(self), None) is not None
+            ours = holds.pop(grant, None) is not None
             if ours and grant.release():
                 return
         except BaseException:  # perhaps an interrupt, before anything was done
-            if id(self) not in holds:
+            if grant not in holds:
                 grant.finish_release()
             raise
         raise self._loss() if ours else self._not_held()
 
     async def arelease(self) -> None:
         """`release`, for tasks. If it waits for a disk or a server, other tasks run meanwhile."""
+        await self._off_loop(self.release)
+
+    async def _off_loop(self, work: Callable[[], None]) -> None:
         if not self.lock._engine.blocks:
-            self.release()
+            work()
             return
         from ..wait import in_thread
 
-        await in_thread(self.release)
+        await in_thread(work)
 
     def _owner(self) -> object:
         """The task or thread that acquired it. None: it is released, or the task is gone."""
-        entry = self._registry.holds.get(id(self))
-        if entry is None:
-            return None
-        thread, task = entry[2]
+        thread, task = self._registry.holds.get(self._grant, (None, None))
         return thread if task is None else task()
 
     def _not_held(self) -> HoldfastError:
@@ -169,18 +169,13 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.lock._engine.blocks:
-            from ..wait import in_thread
-
-            await in_thread(lambda: self.__exit__(kind, error, trace))
-        else:
-            self.__exit__(kind, error, trace)
+        await self._off_loop(lambda: self.__exit__(kind, error, trace))
 
     def __del__(self) -> None:
         try:
-            if id(self) not in self._registry.holds or self._registry is not process.current_registry():
+            if self._grant not in self._registry.holds or self._registry is not process.current_registry():
                 return
-            del self._registry.holds[id(self)]
+            del self._registry.holds[self._grant]
             self._grant.release()  # first: where warnings are errors, nothing comes after them
         except (AttributeError, KeyError):  # never got as far as being held, or the interpreter is going down
             return

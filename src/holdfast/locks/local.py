@@ -19,8 +19,6 @@ from .queue import Queue, remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from .location import Location
 
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
@@ -40,7 +38,7 @@ class LocalGrant(Grant):
 
 
 class LocalEngine(Engine):
-    """What this module needs of an engine for a lock at a path."""
+    """An engine for a lock at a path. Subclasses have the methods that raise NotImplementedError here."""
 
     __slots__ = ()
 
@@ -55,8 +53,45 @@ class LocalEngine(Engine):
     def file_was_replaced(self, retries: int) -> None:
         """Called for every REPLACED, with their number in a row."""
 
-    def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> wait.Steps[Any]:
-        return steps(self, found, deadline, waits, asynchronous)
+    def steps(
+        self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool
+    ) -> wait.Steps[LocalGrant]:
+        """Wait in the line of this process, then in the queue of all processes, then for the lock itself."""
+        if not waits:
+            return (yield from _retry(self, found))
+        grant: LocalGrant | None = None
+        is_done = False
+        shares = self.shares_already(asynchronous=asynchronous)
+        queue = Queue(self.location.queue, self.mode) if not shares and has_queue(self) else None
+        place = process.LinePlace(self.location.file)
+        try:
+            try:
+                notification = wait.AsyncNotification() if asynchronous else wait.Notification()
+                place.join(TICKETS_PER_PROCESS if queue is not None else 1, notification)
+                while not place.admitted:
+                    wait.check_deadline(deadline)
+                    yield wait.Notified(notification, wait.sooner(monotonic() + wait.RECHECK_S, deadline))
+                    if not place.admitted:
+                        place.admit_others()
+                joined = queue is not None and queue.join()
+                place.admit_others()
+                if queue is not None and joined:
+                    grant = yield from queue.wait(self, deadline)
+                if grant is None:
+                    grant = yield from self.wait_in_front(deadline, asynchronous=asynchronous)
+                if queue is not None:
+                    grant.called_at = monotonic()  # type: ignore[misc]  # a slot of each subclass
+            finally:
+                if queue is not None:
+                    queue.leave()
+                    if grant is None and not place.is_inherited:
+                        remove_queue(queue.path)
+                place.leave()
+            is_done = True
+        finally:
+            if not is_done and not place.is_inherited:
+                self.gave_up()
+        return grant
 
     def is_free(self) -> bool:
         """Could the first waiter acquire the lock at this moment?"""
@@ -72,26 +107,6 @@ class LocalEngine(Engine):
 
     def gave_up(self) -> None:
         """Called when a wait ended without the lock."""
-
-
-def steps(
-    engine: LocalEngine, found: Outcome, deadline: float | None, waits: bool, asynchronous: bool
-) -> wait.Steps[LocalGrant]:
-    """Acquire after a first attempt that returned `found`. See `engine.Engine.steps`."""
-    if not waits:
-        return (yield from _retry(engine, found))
-    grant: LocalGrant | None = None
-    shares = engine.shares_already(asynchronous=asynchronous)
-    queue = Queue(engine.location.queue, engine.mode) if not shares and has_queue(engine) else None
-    registry = process.registry
-    try:
-        grant = yield from _wait_in_line(engine, queue, deadline, asynchronous)
-    finally:
-        if grant is None and registry is process.registry:
-            engine.gave_up()
-    if queue is not None:
-        grant.called_at = monotonic()  # type: ignore[misc]  # a slot of each subclass
-    return grant
 
 
 def _retry(engine: LocalEngine, found: LocalGrant | Outcome) -> wait.Steps[LocalGrant]:
@@ -129,32 +144,3 @@ def has_events(file: str) -> bool:
         return mount_at(system.stat(os.path.dirname(file)).st_dev, file).events
     except OSError:
         return False
-
-
-def _wait_in_line(
-    engine: LocalEngine, queue: Queue | None, deadline: float | None, asynchronous: bool
-) -> wait.Steps[LocalGrant]:
-    """Wait in the line of this process, then in the queue of all processes, then for the lock itself."""
-    place = process.LinePlace(engine.location.file)
-    grant = None
-    try:
-        notification = wait.AsyncNotification() if asynchronous else wait.Notification()
-        place.join(TICKETS_PER_PROCESS if queue is not None else 1, notification)
-        while not place.admitted:
-            wait.check_deadline(deadline)
-            yield wait.Notified(notification, wait.sooner(monotonic() + wait.RECHECK_S, deadline))
-            if not place.admitted:
-                place.admit_others()
-        joined = queue is not None and queue.join()
-        place.admit_others()
-        if queue is not None and joined:
-            grant = yield from queue.wait(engine, deadline)
-        if grant is None:
-            grant = yield from engine.wait_in_front(deadline, asynchronous=asynchronous)
-        return grant
-    finally:
-        if queue is not None:
-            queue.leave()
-            if grant is None and not place.is_inherited:
-                remove_queue(queue.path)
-        place.leave()

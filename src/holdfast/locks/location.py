@@ -13,6 +13,10 @@ from .. import system
 from ..errors import NotALockFile
 from ..paths import check_directory, follow_links
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .path_lock import PathLock
+
 _MAX_DENIALS = 10
 
 
@@ -29,79 +33,67 @@ class Location:
         self.queue = file + ".queue"
 
 
-class LockPath:
-    """The path of one lock. `mode` is for a file that has to be made."""
+def check(location: Location) -> None:
+    """Refuse an unsafe path or file system before a file is created there."""
+    follow_links(os.path.dirname(location.file))  # raises UnsafePath
+    check_directory(location.file)
 
-    __slots__ = ("_mode", "_name", "is_unchecked", "location")
 
-    def __init__(self, name: str, mode: int) -> None:
-        self._name = name
-        self._mode = mode
-        self.location = Location(name)
-        self.is_unchecked = True
+def follow_link(engine: PathLock) -> str:
+    """Resolve the symlink again, because it may have changed. Returns the path of the target."""
+    engine.location = Location(follow_links(engine.name))
+    return engine.location.file
 
-    def check(self) -> None:
-        """Refuse an unsafe path or file system before a file is created there."""
-        follow_links(os.path.dirname(self.location.file))  # raises UnsafePath
-        check_directory(self.location.file)
-        self.is_unchecked = False
 
-    def follow_link(self) -> str:
-        """Resolve the symlink again, because it may have changed. Returns the path of the target."""
-        self.location = Location(follow_links(self._name))
-        return self.location.file
-
-    def open_otherwise(self, error: OSError, create: bool) -> int:
-        """Open the file in another way after the plain open failed, or raise the reason. -1: there is no file."""
-        if not create:
-            return self._open_to_read(error)
-        if error.errno == errno.ELOOP and self.location.file == self._name and self.follow_link() != self._name:
-            try:
-                return system.open_fd(self.location.file, system.O_LOCK, self._mode)
-            except OSError as other:
-                error = other
-        if isinstance(error, PermissionError):
-            return self._open_denied(error)
-        if isinstance(error, IsADirectoryError) or error.errno == errno.ENXIO:  # a socket
-            raise not_a_lock_file(self._name) from None
-        if isinstance(error, FileNotFoundError):
-            text = "the directory for this lock does not exist; make it first"
-            raise FileNotFoundError(errno.ENOENT, text, self._name) from None
-        raise error
-
-    def _open_to_read(self, error: OSError) -> int:
-        """Open another user's file, which this process may be able to remove. -1: it cannot be opened."""
+def open_otherwise(engine: PathLock, error: OSError, create: bool) -> int:
+    """Open the file in another way after the plain open failed, or raise the reason. -1: there is no file."""
+    path, name = engine.location.file, engine.name
+    if not create:  # another user's file, which this process may be able to remove
         try:
-            return system.open_fd(self.location.file, system.O_READ) if isinstance(error, PermissionError) else -1
+            return system.open_fd(path, system.O_READ) if isinstance(error, PermissionError) else -1
         except OSError:
             return -1
+    if error.errno == errno.ELOOP and path == name and (path := follow_link(engine)) != name:
+        try:
+            return system.open_fd(path, system.O_LOCK, engine.mode)
+        except OSError as other:
+            error = other
+    if isinstance(error, PermissionError):
+        return _open_denied(engine, error)
+    if isinstance(error, IsADirectoryError) or error.errno == errno.ENXIO:  # a socket
+        raise not_a_lock_file(name) from None
+    if isinstance(error, FileNotFoundError):
+        text = "the directory for this lock does not exist; make it first"
+        raise FileNotFoundError(errno.ENOENT, text, name) from None
+    raise error
 
-    def _open_denied(self, error: PermissionError) -> int:
-        """Open a lock file that this user may not create or not write: another user's, perhaps in a sticky directory.
 
-        With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so try again
-        without it. flock works on a descriptor that can only read. Byte ranges do not.
-        """
-        file = self.location.file
-        for _ in range(_MAX_DENIALS):
-            for flags in (system.O_EXISTING, system.O_READ):
-                try:
-                    return system.open_fd(file, flags)
-                except PermissionError:
-                    continue
-                except FileNotFoundError:
-                    break  # just removed, or never there
-                except OSError as other:
-                    return self.open_otherwise(other, create=True)
-            else:
-                raise error
+def _open_denied(engine: PathLock, error: PermissionError) -> int:
+    """Open a lock file that this user may not create or not write: another user's, perhaps in a sticky directory.
+
+    With fs.protected_regular the kernel refuses O_CREAT on another user's file in a sticky directory, so try again
+    without it. flock works on a descriptor that can only read. Byte ranges do not.
+    """
+    file = engine.location.file
+    for _ in range(_MAX_DENIALS):
+        for flags in (system.O_EXISTING, system.O_READ):
             try:
-                return system.open_fd(file, system.O_LOCK, self._mode)
+                return system.open_fd(file, flags)
             except PermissionError:
                 continue
             except FileNotFoundError:
-                return -1
-        raise error
+                break  # just removed, or never there
+            except OSError as other:
+                return open_otherwise(engine, other, create=True)
+        else:
+            raise error
+        try:
+            return system.open_fd(file, system.O_LOCK, engine.mode)
+        except PermissionError:
+            continue
+        except FileNotFoundError:
+            return -1
+    raise error
 
 
 def not_a_lock_file(path: str) -> NotALockFile:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import os
 
     from .base import StrPath
+    from .engine import Grant
 
 
 class WholeFile(Kind):
@@ -53,10 +54,6 @@ class WholeFile(Kind):
             return BUSY
         return True
 
-    def unlock(self, file: OpenFile) -> None:
-        set_lock = file.set_lock
-        set_lock(file.fd, system.UN)
-
     def is_free(self, file: OpenFile) -> bool:
         """Could an exclusive waiter acquire the lock? A successful shared lock would not prove that."""
         if file.mount.removes:
@@ -73,8 +70,8 @@ class WholeFile(Kind):
         # A caller that shares the lock may share it again. Behind a writer that waits for it, it would deadlock.
         return bool(engine.held_by_caller(asynchronous=process.current_task() is not None, ended=True))
 
-    def conflict(self, held: list[process.Entry]) -> str:
-        return "holds the lock" if any(not (self.shared and shared) for _, shared, *_ in held) else ""
+    def conflict(self, held: list[Grant]) -> str:
+        return "holds the lock" if any(not (self.shared and grant.shared) for grant in held) else ""
 
 
 class Lock(BaseLock[Hold]):

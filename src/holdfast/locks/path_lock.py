@@ -22,18 +22,18 @@ A `Kind` defines what is locked: all of the file (`lock`), or one of several per
 
 from __future__ import annotations
 
-import stat
+from stat import S_ISREG
 from time import sleep, time
 
 from .. import metrics, process, system
 from ..errors import HoldfastError
 from ..files import OwnedFd, inode_of, named, try_lock
 from ..paths import LOCAL, absolute, mount_of
-from . import local
+from . import local, location
 from .base import would_deadlock
 from .engine import BUSY, QUEUED, REMOVING, REPLACED, Outcome
 from .first_waiter import FirstWaiter
-from .location import LockPath, not_a_lock_file
+from .location import Location, not_a_lock_file
 from .queue import remove_queue
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..status import Status
     from ..wait import Steps
     from .base import StrPath
-    from .location import Location
+    from .engine import Grant
 
 _FRESH_S = 0.1  # a file that was modified within this time shows the time of the acquisition
 _BRIEF_HOLD_S = 0.001  # after a longer hold, the cost of examining the queue does not matter
@@ -57,17 +57,20 @@ _PAUSE_S = 0.000_02
 class OpenFile(OwnedFd, local.LocalGrant):
     """The file of a lock, open. Once it is locked and the path names it, it is the grant of a hold."""
 
-    __slots__ = ("acquired_at", "called_at", "came_through_queue", "engine", "key", "mount", "set_lock", "shared", "st")
+    __slots__ = ("acquired_at", "called_at", "came_through_queue", "engine", "key", "mount", "set_lock", "st")
 
     token = None
     engine: PathLock
     key: process.Inode
-    shared: bool
     mount: Mount
     set_lock: Callable[[int, int], None]  # of a descriptor and an operation, as flock
     st: os.stat_result  # as of when it was opened
     acquired_at: float
     came_through_queue: bool  # with a ticket or in its turn. Its holder leaves the file to the next waiter
+
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        return self.engine.kind.shared
 
     def fileno(self) -> int:
         return self.fd
@@ -92,7 +95,10 @@ class OpenFile(OwnedFd, local.LocalGrant):
         finally:
             # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
             try:
-                engine.kind.unlock(self)
+                if engine.kind.permits is not None:
+                    system.unlock_slots(self.fd)
+                set_lock = self.set_lock
+                set_lock(self.fd, system.UN)
             finally:
                 if engine.keeps_open:
                     engine.put_away(self, still_named)
@@ -123,9 +129,6 @@ class Kind:
         """Try to lock the file. Returns True, or the reason why it failed."""
         raise NotImplementedError
 
-    def unlock(self, file: OpenFile) -> None:
-        raise NotImplementedError
-
     def is_free(self, file: OpenFile) -> bool:
         """Could the first waiter acquire the lock? The caller closes the file."""
         raise NotImplementedError
@@ -138,7 +141,7 @@ class Kind:
         """May the caller make an attempt although waiters are in the queue?"""
         raise NotImplementedError
 
-    def conflict(self, held: list[process.Entry]) -> str:
+    def conflict(self, held: list[Grant]) -> str:
         """Why a caller with these holds would wait for itself; empty if it would not."""
         raise NotImplementedError
 
@@ -146,7 +149,10 @@ class Kind:
 class PathLock(local.LocalEngine):
     """The lock of one kind at one path."""
 
-    __slots__ = ("_path", "fair", "keeps_open", "kind", "metrics", "mode", "name", "removes_file", "sets_time")
+    __slots__ = (
+        *("_is_checked", "fair", "keeps_open", "kind", "location", "metrics", "mode", "name", "removes_file"),
+        "sets_time",
+    )
 
     blocks = False
 
@@ -159,11 +165,8 @@ class PathLock(local.LocalEngine):
         self.fair = fair and system.HAS_FIFOS
         self.mode = mode
         self.metrics = metrics.kind(kind.name)
-        self._path = LockPath(self.name, mode)
-
-    @property
-    def location(self) -> Location:  # type: ignore[override]
-        return self._path.location
+        self.location = Location(self.name)
+        self._is_checked = False
 
     def status(self) -> Status:
         from ..status import of_kernel_lock, of_semaphore
@@ -175,10 +178,10 @@ class PathLock(local.LocalEngine):
     # One attempt.
 
     def first_attempt(self) -> OpenFile | Outcome:
-        path = self._path
-        if path.is_unchecked:
-            path.check()
-        if self.fair and system.access(path.location.queue, 0):
+        if not self._is_checked:
+            location.check(self.location)
+            self._is_checked = True
+        if self.fair and system.access(self.location.queue, 0):
             return self.attempt(queued=True) if self.kind.may_pass_queue(self) else QUEUED
         return self.attempt()
 
@@ -236,27 +239,26 @@ class PathLock(local.LocalEngine):
 
         Raises NotALockFile, or Unsupported where the file system has no locks that work.
         """
-        path = self._path.location.file
+        path = self.location.file
         try:
             if path is not self.name:
-                path = self._path.follow_link()
+                path = location.follow_link(self)
             fd = system.open_fd(path, system.O_LOCK if create else system.O_EXISTING, self.mode)
         except OSError as error:
-            fd = self._path.open_otherwise(error, create)
+            fd = location.open_otherwise(self, error, create)
             if fd < 0:
                 return None
-            path = self._path.location.file
+            path = self.location.file
         file = OpenFile(fd)
         try:
             file.engine = self
             file.st = st = system.fstat(fd)
-            if not stat.S_ISREG(st.st_mode) or (st.st_size and self.kind.permits is None):
+            if not S_ISREG(st.st_mode) or (st.st_size and self.kind.permits is None):
                 raise not_a_lock_file(self.name)
             file.key = inode_of(st)
             device = st.st_dev
             file.mount = mount = LOCAL if device & 0xFFF00 else mount_of(device, path)
             file.set_lock = system.lock_range if mount.ranged else system.lock
-            file.shared = self.kind.shared
         except BaseException:  # refused, or an interrupt
             file.close()
             raise
@@ -309,7 +311,7 @@ class PathLock(local.LocalEngine):
         except (FileNotFoundError, PermissionError):
             self.metrics.cleanups_skipped.bump()
         else:
-            self.metrics.cleanups.bump()
+            next(self.metrics.cleanups.count)
 
     def _remove_marked(self, file: OpenFile) -> None:
         """Remove the file if no other process uses it. The caller has marked the removal.
@@ -349,7 +351,7 @@ class PathLock(local.LocalEngine):
 
     # Waiting for it.
 
-    def held_by_caller(self, *, asynchronous: bool, ended: bool = False) -> list[process.Entry]:
+    def held_by_caller(self, *, asynchronous: bool, ended: bool = False) -> list[Grant]:
         if not process.registry.holds:
             return []
         try:
@@ -380,8 +382,7 @@ class PathLock(local.LocalEngine):
 
     def gave_up(self) -> None:
         """Remove the file, unless others wait: then the last waiter that gives up does."""
-        location = self.location
-        if location.file not in process.registry.lines and not system.access(location.queue, 0):
+        if self.location.file not in process.registry.lines and not system.access(self.location.queue, 0):
             self.remove_if_unused()
 
 

@@ -33,8 +33,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
-    from .. import process
     from .base import StrPath
+    from .engine import Grant
 
 MAX_PERMITS = system.MAX_SLOTS
 _PREFIX = b"permits="
@@ -93,7 +93,7 @@ class Permits(Kind):
                 taken = self._take_slot(file, content)
         finally:
             if taken is not True:
-                self.unlock(file)
+                _unlock(file)
             system.unmark_removal(file.fd)
         return taken
 
@@ -122,7 +122,7 @@ class Permits(Kind):
                 if named(path, file.key) is None:
                     return REPLACED
             finally:
-                self.unlock(file)
+                _unlock(file)
                 system.unmark_removal(file.fd)
         raise Unsupported(
             f"{path}: other processes use this semaphore with {number} permits, and {self.permits} were asked for. Use "
@@ -130,10 +130,6 @@ class Permits(Kind):
             f"{'' if file.mount.removes else ', then delete the file'}.",
             path=path,
         )
-
-    def unlock(self, file: OpenFile) -> None:
-        system.unlock_slots(file.fd)
-        file.set_lock(file.fd, system.UN)
 
     def is_free(self, file: OpenFile) -> bool:
         return self.take(file) is True
@@ -150,7 +146,7 @@ class Permits(Kind):
         except OSError:
             return False
 
-    def conflict(self, held: list[process.Entry]) -> str:
+    def conflict(self, held: list[Grant]) -> str:
         return "has all the permits" if len(held) >= self.permits else ""
 
 
@@ -182,6 +178,11 @@ class Semaphore(BaseLock[Hold]):
         self.permits = permits
         self.fair = engine.fair
         self.mode = mode
+
+
+def _unlock(file: OpenFile) -> None:
+    system.unlock_slots(file.fd)
+    file.set_lock(file.fd, system.UN)
 
 
 def parse(content: bytes) -> int | None:

@@ -34,15 +34,10 @@ def new(path: str) -> int:
     with process.registry.mutex:
         now, last = time_ns(), _last.get(path, 0)
         token = _last[path] = now if now > last else last + 1
-        if len(_last) > _MAX_PATHS:
-            _forget_oldest()
+        if len(_last) > _MAX_PATHS:  # forget the smallest tokens: the clock is furthest past them
+            for old in sorted(_last, key=_last.__getitem__)[: _MAX_PATHS // 2]:
+                del _last[old]
     return token
-
-
-def _forget_oldest() -> None:
-    """Forget the smallest tokens: the clock is furthest past them."""
-    for path in sorted(_last, key=_last.__getitem__)[: _MAX_PATHS // 2]:
-        del _last[path]
 
 
 def advance_fence(entry: Entry, path: str, token: int, mode: int, durable: bool) -> int:

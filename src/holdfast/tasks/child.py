@@ -195,8 +195,9 @@ class Thread:
                 if claim is None:
                     link.tell_idle()
                     claim = claimer.wait(None, link.stop)
-                if claim is not None:
-                    self._do(claim)
+                if claim is None:
+                    break
+                self._do(claim)
             except OSError as error:
                 wait_for_space(error)
         claimer.close()

@@ -1,7 +1,7 @@
-"""`Claimer`: takes tasks for one thread, several in one transaction if they are short.
+"""`Claimer`: takes tasks for one thread. With `durable=False`, several in one transaction if they are short.
 
 A transaction costs more than a short task. So a thread that works on short tasks reserves the next ones together: as
-many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. With `durable=False`, endings are written together, too.
+many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. Endings are written together, too.
 
 A task may take longer than those before it. Then other workers must get the reserved tasks. `_Guard`, a thread of this
 process, gives them back after `_GUARD_S`, and writes the endings that are still in memory.
@@ -30,6 +30,7 @@ _RESERVE_S = 0.005
 _MAX_RESERVED = 64
 _GUARD_S = 0.010
 _RECOVER_EVERY_S = 1.0
+_LONG_S = 3600.0
 
 
 class Claimer:
@@ -81,19 +82,19 @@ class Claimer:
             claim = self.next(idle=True)
             if claim is not None:
                 return claim
-            left = 3600.0 if deadline is None else deadline - monotonic()
-            if left <= 0:
-                return None
-            woken = self.store.wait(self.worker, left, *others)
-            if woken is Woken.OTHER:
-                return None
+            left = _LONG_S if deadline is None else deadline - monotonic()
+            woken = self.store.wait(self.worker, left, *others) if left > 0 else Woken.OTHER
             if woken is Woken.DEATH:
                 self.recover()
+            elif woken is Woken.OTHER:
+                self.worker.leave()
+                return None
 
     def _claim(self, idle: bool) -> None:
         now = monotonic()
         took = now - self._claimed_at
-        self._batch = max(1, min(self._max_batch, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
+        if self._buffered:
+            self._batch = max(1, min(self._max_batch, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
         if now - self._recovered_at > _RECOVER_EVERY_S:
             self._recovered_at = now
             self.recover()

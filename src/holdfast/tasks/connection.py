@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from _thread import RLock
 from contextlib import suppress
 from urllib.request import pathname2url
 
@@ -15,6 +16,11 @@ from ..locks.lock import Lock
 
 BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
 
+# Every thread that is inside SQLite has this mutex, and a fork waits for it. A child would find SQLite's own mutexes
+# locked for ever by threads that it does not have.
+inside_sqlite = RLock()
+process.hold_during_fork(inside_sqlite)
+
 
 class Connection:
     """A connection of one thread of one process."""
@@ -25,15 +31,16 @@ class Connection:
         self.writer: OwnedFd | None = None  # the file of `WriterLock`
         self._log: OwnedFd | None = None
         uri = f"file:{pathname2url(file)}?mode=rw"
-        # The store gives it to one thread. The check would also refuse that another thread closes it at the end.
-        self.raw = sqlite3.connect(
-            uri, uri=True, timeout=BUSY_WAIT_S, isolation_level=None, cached_statements=256, check_same_thread=False
-        )
-        self.run = self.raw.execute
-        # The log is synced by `Syncer`, and by SQLite itself before each checkpoint.
-        self.run("pragma synchronous = normal")
-        self.run("pragma wal_autocheckpoint = 0")
-        self.run("select count(*) from meta").fetchone()  # creates the log
+        with inside_sqlite:
+            # The store gives it to one thread. The check would also refuse that another thread closes it at the end.
+            self.raw = sqlite3.connect(
+                uri, uri=True, timeout=BUSY_WAIT_S, isolation_level=None, cached_statements=256, check_same_thread=False
+            )
+            self.run = self.raw.execute
+            # The log is synced by `Syncer`, and by SQLite itself before each checkpoint.
+            self.run("pragma synchronous = normal")
+            self.run("pragma wal_autocheckpoint = 0")
+            self.run("select count(*) from sqlite_master").fetchone()  # creates the log
 
     def sync(self) -> None:
         """Wait until the log is on disk. It is not deleted as long as this connection is open."""
@@ -46,7 +53,8 @@ class Connection:
             if file is not None:
                 file.close()
         if self.registry is process.registry:
-            self.raw.close()
+            with inside_sqlite:
+                self.raw.close()
 
     def __del__(self) -> None:
         try:

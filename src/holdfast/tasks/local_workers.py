@@ -111,6 +111,9 @@ class Worker(Registration):
     def fileno(self) -> int:
         return self._file.fd
 
+    def leave(self) -> None:
+        self._store.forget_idle(self)
+
     def close(self) -> None:
         if self._here.registry is not process.registry or self.name not in self._here.workers:
             return

@@ -21,6 +21,7 @@ STATES = ("pending", "running", *ENDED)
 _SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([0-9]*)([smhd])")
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
+_DEFAULTS = (0, 0, 3, None, None, None)  # most tasks have no options
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
 
 
@@ -116,6 +117,10 @@ def new_task(
     after: str | list[str] | tuple[str, ...] = (),
 ) -> NewTask:
     """Check all options. Raises TypeError or ValueError."""
+    if key is None and not after and (priority, delay, attempts, timeout, limit, rate) == _DEFAULTS:
+        if id is not None:
+            check_id(id)
+        return NewTask(to_json(payload), id, function)
     if id is not None:
         check_id(id)
     if not _is_integer(priority) or abs(priority) > MAX_PRIORITY:

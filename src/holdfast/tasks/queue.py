@@ -142,9 +142,9 @@ class TaskQueue:
         return ids
 
     def _add(self, tasks: list[NewTask], wait: float | None, connection: Any = None) -> list[str]:
-        self._write()
         if self.max_pending is None:
             return [id for id, _ in self.store.add(tasks, connection=connection)]
+        self._write()
         deadline = None if wait is None else monotonic() + wait
         ids: list[str] = []
         changes = self.store.changes()
@@ -224,13 +224,20 @@ class TaskQueue:
         """Add the tasks of all schedules that are due. Return the next moment. Workers call this."""
         now = time()
         following: list[float] = []
+        wrong: list[Exception] = []
         for name, (text, last) in self.store.schedules().items():
-            schedule = self._schedule(name, text)
-            due = schedule.due(last, now)
-            if due is not None:
-                self.store.add_moment(name, due, schedule.task(due))
-            after = schedule.when().after(now)
+            try:
+                schedule = self._schedule(name, text)
+                due = schedule.due(last, now)
+                if due is not None:
+                    self.store.add_moment(name, due, schedule.task(due))
+                after = schedule.when().after(now)
+            except (TypeError, ValueError) as error:  # such as a time zone that this machine does not know
+                wrong.append(ValueError(f"{self.name}: schedule {name!r} cannot be used: {error}"))
+                continue
             following += [] if after is None else [after]
+        if wrong:
+            raise wrong[0]  # the other schedules are not in its way
         return min(following, default=None)
 
     def next_scheduled(self, name: str) -> datetime | None:

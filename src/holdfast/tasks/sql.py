@@ -2,23 +2,11 @@
 
 An engine derives from `SqlStore`. It opens connections, runs a function in a transaction, claims, knows which workers
 are alive, and wakes those that wait. The statements are written for SQLite and work in PostgreSQL, too: there `?`
-becomes `%s`, and `{lock}` and `{share}` become the clauses that lock rows.
+becomes `%s`, and these become clauses that lock the rows which a statement returns:
 
-Tables, with the prefix of the queue before their names:
-
-    task       one row per task, in all its states
-    edge       task `task` waits for task `blocker` (`after`)
-    key_rate   the earliest moment at which the next task with a key may start
-    schedule   its text, and the last moment that was added
-    meta       version, clock, counters
-
-Columns of a task that need explaining:
-
-    seq        the number of the task. The id of a task without an `id` is an underscore and this number
-    ord        its place in the queue. A task that is tried again gets the number of the newest task: the back
-    due        a moment of the engine's clock (`SqlStore.now`), not of the wall clock
-    admitted   of a task with a key: it counts towards the limit of its key
-    reserved   0: begun. Else the worker begins it after the tasks that it has with smaller numbers
+    {lock}     the transaction is about to end the task or to change who may run it
+    {skip}     the same, without the rows that another transaction has locked
+    {share}    the task must not end before this transaction does
 """
 
 from __future__ import annotations
@@ -31,154 +19,58 @@ from operator import itemgetter
 from time import time
 from typing import Any, TypeVar
 
+from .statements import (
+    BLOCKED,
+    CANCELLED,
+    DELAYED,
+    DONE,
+    FAILED,
+    NAMES,
+    NUMBERS,
+    PARKED,
+    READY,
+    RUNNING,
+    STATEMENTS,
+)
 from .store import ENDED, Attempt, Ending, NewTask, Selection, Store, Stored
 
 Result = TypeVar("Result")
-
-READY, RUNNING, DELAYED, PARKED, BLOCKED, DONE, FAILED, CANCELLED = range(8)
-NAMES = ("ready", "running", "delayed", "parked", "blocked", "done", "failed", "cancelled")
-NUMBERS = {name: number for number, name in enumerate(NAMES)}
 
 MAX_HISTORY = 20  # earlier attempts that are kept
 _A_DAY_S = 86_400.0
 _PAGE = 500  # tasks that one step of a long operation looks at
 
-SCHEMA = """
-create table {p}task (
-    seq {serial} primary key, id text, state integer not null, priority integer not null, ord bigint not null,
-    due double precision, payload text not null, function text, attempts integer not null,
-    tried integer not null default 0, token bigint not null default 0, timeout double precision,
-    key_name text, key_limit integer not null default 0, key_interval double precision not null default 0,
-    admitted integer not null default 0, worker text, reserved integer not null default 0,
-    cancelling integer not null default 0, put_at double precision not null, started_at double precision,
-    ended_at double precision, result text, error text, traceback text, output text, progress text, history text);
-create unique index {p}task_id on {p}task (id) where id is not null;
-create index {p}task_ready on {p}task (priority desc, ord, seq) where state = 0;
-create index {p}task_running on {p}task (worker) where state = 1;
-create index {p}task_delayed on {p}task (due) where state = 2;
-create index {p}task_parked on {p}task (key_name, priority desc, ord, seq) where state = 3;
-create index {p}task_blocked on {p}task (seq) where state = 4;
-create index {p}task_failed on {p}task (seq) where state = 6;
-create index {p}task_cancelled on {p}task (seq) where state = 7;
-create index {p}task_admitted on {p}task (key_name) where admitted = 1;
-create table {p}edge (blocker bigint not null, task bigint not null, primary key (blocker, task));
-create index {p}edge_task on {p}edge (task);
-create table {p}key_rate (key_name text primary key, next_at double precision not null);
-create table {p}schedule (name text primary key, text text not null, last double precision not null);
-create table {p}meta (name text primary key, value text not null);
-"""
-
-_ATTEMPT = "seq, id, token, payload, function, priority, attempts, tried, timeout, key_name"
-_STORED = (
-    "seq, id, state, payload, function, priority, attempts, tried, token, timeout, key_name, key_limit, due, worker, "
-    "result, error, traceback, output, progress, put_at, started_at, ended_at, cancelling, history"
-)
-
-_RUNNING = f"select {_ATTEMPT}, reserved from {{p}}task where state = 1 and worker = ? order by reserved, seq"
-
-STATEMENTS = {
-    "insert": """insert into {p}task (id, state, priority, ord, due, payload, function, attempts, timeout, key_name,
-        key_limit, key_interval, put_at, error, ended_at)
-        values (?, ?, ?, (select coalesce(max(seq), 0) + 1 from {p}task), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-    "newest": "select coalesce(max(seq), 0) from {p}task",
-    "by_id": "select seq, state from {p}task where id = ? {share}",
-    "by_seq": "select seq, state from {p}task where seq = ? and id is null {share}",
-    "ready": f"""select {_ATTEMPT} from {{p}}task
-        where state = 0 and not exists (select 1 from {{p}}meta where name = 'paused')
-        order by priority desc, ord, seq limit ? {{lock}}""",
-    "begin": """update {p}task set state = 1, token = token + 1, tried = tried + 1, worker = ?, reserved = ?,
-        started_at = ?, progress = null where seq = ?""",
-    "due": "select seq, key_name, admitted from {p}task where state = 2 and due <= ? order by due limit ? {lock}",
-    "next_due": "select min(due) from {p}task where state = 2",
-    "state": "update {p}task set state = ?, due = ? where seq = ?",
-    "back": "update {p}task set state = ?, due = ?, ord = ? where seq = ?",
-    "parked": """select seq, key_limit, key_interval from {p}task where state = 3 and key_name = ?
-        order by priority desc, ord, seq limit 1""",
-    "admitted": "select count(*), coalesce(max(due), 0) from {p}task where admitted = 1 and key_name = ?",
-    "admit": "update {p}task set state = ?, due = ?, admitted = 1 where seq = ?",
-    "next_at": "select next_at from {p}key_rate where key_name = ?",
-    "set_next_at": """insert into {p}key_rate (key_name, next_at) values (?, ?)
-        on conflict (key_name) do update set next_at = excluded.next_at""",
-    "forget_rates": "delete from {p}key_rate where next_at < ?",
-    "attempt_id": """select seq, key_name, tried, worker, started_at, history, cancelling,
-        exists (select 1 from {p}edge where blocker = {p}task.seq)
-        from {p}task where id = ? and token = ? and state = 1 {lock}""",
-    "attempt_seq": """select seq, key_name, tried, worker, started_at, history, cancelling,
-        exists (select 1 from {p}edge where blocker = {p}task.seq)
-        from {p}task where seq = ? and token = ? and state = 1 {lock}""",
-    "end": """update {p}task set state = ?, ended_at = ?, result = ?, error = ?, traceback = ?, output = ?,
-        admitted = 0, cancelling = 0 where seq = ?""",
-    "again": """update {p}task set state = ?, due = ?, ord = ?, tried = ?, error = ?, traceback = ?, output = ?,
-        history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
-    "give_back": """update {p}task set state = ?, due = null, tried = tried - 1, admitted = 0, cancelling = 0,
-        reserved = 0 where seq = ?""",
-    "ord": "select ord from {p}task where seq = ?",
-    "report_id": "update {p}task set progress = ? where id = ? and token = ? and state = 1",
-    "report_seq": "update {p}task set progress = ? where seq = ? and token = ? and state = 1",
-    "cancelling_id": "select cancelling from {p}task where id = ? and token = ? and state = 1",
-    "cancelling_seq": "select cancelling from {p}task where seq = ? and token = ? and state = 1",
-    "cancelling": "select seq, id, token from {p}task where state = 1 and cancelling = 1",
-    "running": _RUNNING,
-    "running_locked": _RUNNING + " {lock}",
-    "workers": "select distinct worker from {p}task where state = 1",
-    "add_edge": "insert into {p}edge (blocker, task) values (?, ?)",
-    "dependents": "select task from {p}edge where blocker = ? order by task",
-    "cut": "delete from {p}edge where blocker = ?",
-    "cut_task": "delete from {p}edge where task = ?",
-    "is_blocked": "select 1 from {p}edge where task = ? limit 1",
-    "waits": "select state, key_name, due from {p}task where seq = ?",
-    "mark_cancelling": "update {p}task set cancelling = 1 where seq = ?",
-    "cancel": """update {p}task set state = 7, ended_at = ?, error = ?, admitted = 0 where seq = ?""",
-    "reset": """update {p}task set state = ?, due = null, ord = ?, tried = 0, ended_at = null, result = null,
-        history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
-    "ended": """select key_name, tried, token, worker, started_at, ended_at, error, history
-        from {p}task where seq = ?""",
-    "delete": "delete from {p}task where seq = ?",
-    "page": f"select {_STORED} from {{p}}task where state = {{state}} and seq > ? order by seq limit ?",
-    "stored_id": f"select {_STORED} from {{p}}task where id = ?",
-    "stored_seq": f"select {_STORED} from {{p}}task where seq = ? and id is null",
-    "prunable": "select seq, state, ended_at from {p}task where seq > ? order by seq limit ?",
-    "count": "select count(*) from {p}task where state = {state}",
-    "meta": "select value from {p}meta where name = ?",
-    "set_meta": """insert into {p}meta (name, value) values (?, ?)
-        on conflict (name) do update set value = excluded.value""",
-    "unset_meta": "delete from {p}meta where name = ?",
-    "schedules": "select name, text, last from {p}schedule order by name",
-    "set_schedule": """insert into {p}schedule (name, text, last) values (?, ?, 0)
-        on conflict (name) do update set text = excluded.text, last = 0""",
-    "unset_schedule": "delete from {p}schedule where name = ?",
-    "set_last": "update {p}schedule set last = ? where name = ? and (last < ? or last > ?)",
-}
-
 
 class Transaction:
     """One transaction: its statements, and what it changed that others must learn of."""
 
-    __slots__ = ("due", "keys", "now", "ready", "run")
+    __slots__ = ("due", "ended", "first", "keys", "now", "ready", "run")
 
     def __init__(self, run: Callable[..., Any], now: float) -> None:
         self.run = run  # run(statement, parameters) returns a cursor
         self.now = now  # of the engine's clock
         self.ready = 0  # tasks that became ready
         self.due = False  # a task became delayed
+        self.ended = False  # a task may have ended
+        self.first: Sequence[Any] = ()  # cursors of statements that were sent with the begin
         self.keys: set[str] = set()  # whose parked tasks may have become ready
 
 
 class SqlStore(Store):
     """Operations of the port in SQL."""
 
-    def __init__(self, *, prefix: str, mark: str, lock: str, share: str) -> None:
+    def __init__(self, *, prefix: str, mark: str, lock: str, skip: str, share: str) -> None:
         self.sql: dict[str, str] = {}
         for name, text in STATEMENTS.items():
-            filled = " ".join(text.format(p=prefix, lock=lock, share=share, state="{state}").split())
+            filled = " ".join(text.format(p=prefix, lock=lock, skip=skip, share=share, state="{state}").split())
             self.sql[name] = filled.replace("?", mark)
         self.prefix = prefix
 
     # What an engine adds.
 
     @abstractmethod
-    def transact(self, work: Callable[[Transaction], Result]) -> Result:
-        """Run `work` in a transaction that excludes no reader. Calls `finish` at its end."""
+    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
+        """Run `work` in a transaction, and `finish` at its end. sync: if the queue is durable, wait for the disk."""
 
     @abstractmethod
     def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
@@ -191,10 +83,14 @@ class SqlStore(Store):
     def lock_key(self, tx: Transaction, key: str) -> None:
         """Keep other transactions from admitting tasks with this key. A no-op where transactions run one by one."""
 
+    def may_prune(self, tx: Transaction) -> bool:
+        """False: another transaction is pruning now."""
+        return True
+
     # Add.
 
     def add_in(self, tx: Transaction, tasks: Sequence[NewTask], max_waiting: int | None) -> list[tuple[str, bool]]:
-        room = None if max_waiting is None else max_waiting - self._count_waiting(tx, max_waiting)
+        room = None if max_waiting is None else max_waiting - self.count_waiting(tx, max_waiting)
         added = []
         for task in tasks:
             if task.id is not None and self.find(tx.run, task.id, "by") is not None:
@@ -204,13 +100,24 @@ class SqlStore(Store):
                 if room <= 0:
                     break
                 room -= 1
-            added.append((self._add_one(tx, task), True))
+            added.append(self._add_one(tx, task))
         return added
 
-    def _count_waiting(self, tx: Transaction, limit: int) -> int:
+    def count_waiting(self, tx: Transaction, limit: int) -> int:
+        """How many tasks wait. An engine may stop counting at `limit`."""
         return sum(tx.run(self.sql["count"].format(state=state)).fetchone()[0] for state in (0, 2, 3, 4))
 
-    def _add_one(self, tx: Transaction, task: NewTask) -> str:
+    def _add_one(self, tx: Transaction, task: NewTask) -> tuple[str, bool]:
+        values, blockers = self.row_of(tx, task)
+        seq = self.insert(tx, values)
+        if seq is None:
+            return str(task.id), False
+        for blocker in blockers:
+            tx.run(self.sql["add_edge"], (blocker, seq))
+        return task.id if task.id is not None else f"_{seq}", True
+
+    def row_of(self, tx: Transaction, task: NewTask) -> tuple[tuple[Any, ...], list[int]]:
+        """The values to insert for a new task, and the numbers of the tasks that it waits for."""
         state, error, blockers = READY, None, []
         for id in task.after:
             found = self.find(tx.run, id, "by")
@@ -231,32 +138,26 @@ class SqlStore(Store):
                 tx.keys.add(task.key)
             else:
                 tx.ready += 1
-        ended_at = time() if state == CANCELLED else None
-        seq = self.insert(
-            tx,
-            (
-                task.id,
-                state,
-                task.priority,
-                due,
-                task.payload_json,
-                task.function,
-                task.attempts,
-                task.timeout,
-                task.key,
-                task.limit,
-                task.interval,
-                time(),
-                error,
-                ended_at,
-            ),
+        values = (
+            task.id,
+            state,
+            task.priority,
+            due,
+            task.payload_json,
+            task.function,
+            task.attempts,
+            task.timeout,
+            task.key,
+            task.limit,
+            task.interval,
+            time(),
+            error,
+            time() if state == CANCELLED else None,
         )
-        if state == BLOCKED:
-            for blocker in dict.fromkeys(blockers):
-                tx.run(self.sql["add_edge"], (blocker, seq))
-        return task.id if task.id is not None else f"_{seq}"
+        return values, list(dict.fromkeys(blockers)) if state == BLOCKED else []
 
-    def insert(self, tx: Transaction, values: tuple[Any, ...]) -> int:
+    def insert(self, tx: Transaction, values: tuple[Any, ...]) -> int | None:
+        """Insert a task and return its number. None: another transaction has added a task with its id."""
         seq: int = tx.run(self.sql["insert"], values).lastrowid
         return seq
 
@@ -297,22 +198,27 @@ class SqlStore(Store):
         now = time()
         for place, row in enumerate(rows):
             tx.run(self.sql["begin"], (worker, place if reserve else 0, now, row[0]))
-        return [_attempt(row, 1) for row in rows]
+        return [attempt_of(row, 1) for row in rows]
 
     def promote_due(self, tx: Transaction) -> None:
         """Delayed tasks whose moment has come are ready, or wait for the limit of their key."""
         rows = tx.run(self.sql["due"], (tx.now, _PAGE)).fetchall()
         if not rows:
             return
-        newest = tx.run(self.sql["newest"]).fetchone()[0]
+        place = self._back_place(tx)
         for seq, key, admitted in rows:
             if key is not None and not admitted:
-                tx.run(self.sql["back"], (PARKED, None, newest, seq))
+                tx.run(self.sql["back"], (PARKED, None, place, seq))
             else:
-                tx.run(self.sql["back"], (READY, None, newest, seq))
+                tx.run(self.sql["back"], (READY, None, place, seq))
                 tx.ready += 1
             if key is not None:
                 tx.keys.add(key)
+
+    def _back_place(self, tx: Transaction) -> int:
+        """The place behind all tasks so far, and before all tasks that are added later."""
+        place: int = tx.run(self.sql["back_place"]).fetchone()[0]
+        return place
 
     def finish(self, tx: Transaction) -> None:
         """The last step of a transaction: admit parked tasks of the keys that it touched."""
@@ -368,9 +274,9 @@ class SqlStore(Store):
             tx.ready += state == READY
             tx.due = tx.due or state == DELAYED
             past = _with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
-            newest = tx.run(self.sql["newest"]).fetchone()[0]
+            place = self._back_place(tx)
             tx.run(
-                self.sql["again"], (state, due, newest, tried, ending.error, ending.traceback, ending.output, past, seq)
+                self.sql["again"], (state, due, place, tried, ending.error, ending.traceback, ending.output, past, seq)
             )
         return True
 
@@ -382,19 +288,22 @@ class SqlStore(Store):
             tasks = [row[0] for row in tx.run(self.sql["dependents"], (blocker,)).fetchall()]
             tx.run(self.sql["cut"], (blocker,))
             for task in tasks:
+                # Locked first: another transaction may end another task that it waits for.
+                waits = tx.run(self.sql["waits"], (task,)).fetchone()
+                if waits is None or waits[0] != BLOCKED:
+                    continue
                 if state != DONE:
                     tx.run(self.sql["cut_task"], (task,))
                     tx.run(self.sql["cancel"], (time(), f"task {name} is {NAMES[state]}", task))
                     ended.append((task, self._id_of(tx, task), CANCELLED))
                 elif tx.run(self.sql["is_blocked"], (task,)).fetchone() is None:
-                    self._unblock(tx, task)
+                    self._unblock(tx, task, *waits[1:])
 
     def _id_of(self, tx: Transaction, seq: int) -> str:
         row = tx.run(self.sql["page"].format(state=CANCELLED), (seq - 1, 1)).fetchone()
         return _id(row[0], row[1])
 
-    def _unblock(self, tx: Transaction, seq: int) -> None:
-        _, key, due = tx.run(self.sql["waits"], (seq,)).fetchone()
+    def _unblock(self, tx: Transaction, seq: int, key: str | None, due: float | None) -> None:
         if due is not None and due > tx.now:
             tx.run(self.sql["state"], (DELAYED, due, seq))
             tx.due = True
@@ -408,7 +317,8 @@ class SqlStore(Store):
     def report(self, id: str, token: int, progress_json: str) -> bool:
         seq = number_of(id)
         name, key = ("report_id", id) if seq is None else ("report_seq", seq)
-        done: bool = self.transact(lambda tx: tx.run(self.sql[name], (progress_json, key, token)).rowcount > 0)
+        statement = self.sql[name], (progress_json, key, token)
+        done: bool = self.transact(lambda tx: tx.run(*statement).rowcount > 0, sync=False)
         return done
 
     def is_cancelling(self, id: str, token: int) -> bool | None:
@@ -432,7 +342,7 @@ class SqlStore(Store):
     def _running(self, run: Callable[..., Any], worker: str, statement: str = "running") -> list[Attempt]:
         """The first one, and all that are not reserved, have begun."""
         rows = run(self.sql[statement], (worker,)).fetchall()
-        attempts = [_attempt(row, 0) for row in rows]
+        attempts = [attempt_of(row, 0) for row in rows]
         for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
             attempt.begun = place == 0 or row[-1] == 0
         return attempts
@@ -452,15 +362,16 @@ class SqlStore(Store):
             self._release_dependents(tx, seq, id, CANCELLED)
             return True
 
-        return self._change(which, [RUNNING, READY, DELAYED, PARKED, BLOCKED], change)
+        # In the order of a task's life: one that becomes ready meanwhile is not missed.
+        return self._change(which, [BLOCKED, DELAYED, PARKED, READY, RUNNING], change)
 
     def retry(self, which: Selection) -> int:
         def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
             key, tried, token, worker, started, ended, error, history = tx.run(self.sql["ended"], (seq,)).fetchone()
             if tried:
                 history = _with_attempt(history, token, worker, started, ended, NAMES[state], error)
-            newest = tx.run(self.sql["newest"]).fetchone()[0]
-            tx.run(self.sql["reset"], (READY if key is None else PARKED, newest, history, seq))
+            place = self._back_place(tx)
+            tx.run(self.sql["reset"], (READY if key is None else PARKED, place, history, seq))
             tx.ready += key is None
             if key is not None:
                 tx.keys.add(key)
@@ -507,7 +418,7 @@ class SqlStore(Store):
     def _change_ids(self, tx: Transaction, ids: list[str], wanted: list[int], change: Any, which: Selection) -> int:
         changed = 0
         for id in ids:
-            row = self.find(tx.run, id, "stored")
+            row = self.find(tx.run, id, "locked_stored")
             if row is not None and row[2] in wanted and _ended_before(row, which):
                 changed += change(tx, row[0], id, row[2])
         return changed
@@ -515,25 +426,29 @@ class SqlStore(Store):
     def _change_page(
         self, tx: Transaction, state: int, after: int | None, size: int, change: Any, which: Selection
     ) -> tuple[int, int | None]:
-        rows = tx.run(self.sql["page"].format(state=state), (after, size)).fetchall()
+        rows = tx.run(self.sql["locked_page"].format(state=state), (after, size)).fetchall()
         changed = sum(change(tx, row[0], _id(row[0], row[1]), state) for row in rows if _ended_before(row, which))
         return changed, rows[-1][0] if rows else None
 
     def prune(self, older_than: dict[str, float], limit: int) -> int:
         """A pass goes through all tasks by their number, and stops where one ended too recently. Its place is kept in
-        `meta`. A day after the last pass began, the next pass begins at the first task: older tasks may have ended."""
+        `meta`. The next pass begins at the first task, because tasks that were passed over may have ended: a day after
+        this one began, or sooner if tasks are kept for less."""
         moments = {NUMBERS[state]: moment for state, moment in older_than.items()}
+        interval = min(_A_DAY_S, time() - max(older_than.values()))
 
         def work(tx: Transaction) -> int:
+            if not self.may_prune(tx):
+                return 0
             row = tx.run(self.sql["meta"], ("prune",)).fetchone()
             place, began = json.loads(row[0]) if row else (0, time())
-            if time() - began > _A_DAY_S:
-                place, began = 0, time()
-                tx.run(self.sql["forget_rates"], (tx.now,))
             newest = tx.run(self.sql["newest"]).fetchone()[0]
             deleted: list[int] = []
             for seq, state, ended_at in tx.run(self.sql["prunable"], (place, limit)).fetchall():
                 if seq == newest or (state in moments and ended_at >= moments[state]):
+                    if time() - began > interval:
+                        place, began = 0, time()
+                        tx.run(self.sql["forget_rates"], (tx.now,))
                     break
                 place = seq
                 if state in moments:
@@ -600,7 +515,7 @@ def _id(seq: int, id: str | None) -> str:
     return f"_{seq}" if id is None else id
 
 
-def _attempt(row: Sequence[Any], more: int) -> Attempt:
+def attempt_of(row: Sequence[Any], more: int) -> Attempt:
     seq, id, token, payload, function, priority, attempts, tried, timeout, key = row[:10]
     return Attempt(
         f"_{seq}" if id is None else id,

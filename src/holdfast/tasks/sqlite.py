@@ -38,9 +38,10 @@ from ..errors import CorruptStore, Unsupported
 from ..files import OwnedFd, remove, sync_directory, try_lock
 from ..paths import mount_of
 from ..wait import RECHECK_S, poll
-from .connection import BUSY_WAIT_S, Connection, WriterLock
+from .connection import BUSY_WAIT_S, Connection, WriterLock, inside_sqlite
 from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker
-from .sql import DONE, NUMBERS, SCHEMA, Result, SqlStore, Transaction
+from .sql import Result, SqlStore, Transaction
+from .statements import DONE, NUMBERS, SCHEMA
 from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
 
 VERSION = 1
@@ -60,7 +61,7 @@ class SqliteStore(SqlStore):
     is_local = True
 
     def __init__(self, directory: str, *, durable: bool = True, mode: int = 0o644) -> None:
-        super().__init__(prefix="", mark="?", lock="", share="")
+        super().__init__(prefix="", mark="?", lock="", skip="", share="")
         self.name = self.path = os.path.abspath(directory)
         self.durable = durable
         self._mode = mode
@@ -70,7 +71,7 @@ class SqliteStore(SqlStore):
         self._commits = 0
         _check_directory(self.path)
         self._lock = WriterLock(f"{self.path}/queue.lock", mode)
-        self._offset = self._explained(self._open)
+        self._offset = self._open()
 
     def close(self) -> None:
         self._in_process.close()
@@ -81,17 +82,18 @@ class SqliteStore(SqlStore):
         """Create or check the schema. Return the offset of the clock."""
         if not system.access(self._file, os.F_OK):
             self._create()
-        run = self._connection().run
-        if run("pragma application_id").fetchone()[0] != _APPLICATION:
+        application, version = self.read(
+            lambda run: [run(f"pragma {name}").fetchone()[0] for name in ("application_id", "user_version")]
+        )
+        if application != _APPLICATION:
             raise CorruptStore(f"{self._file} is not a task queue of Holdfast. It was left as it is.", path=self.path)
-        version = run("pragma user_version").fetchone()[0]
         if version > VERSION:
             raise Unsupported(
                 f"{self.path}: this queue has format {version}, and this version of Holdfast knows {VERSION}. Upgrade "
                 "Holdfast.",
                 path=self.path,
             )
-        return self._clock_offset(run)
+        return self.read(self._clock_offset)
 
     def _create(self) -> None:
         """In one transaction, under the lock. A process that is killed before its end leaves no `queue.db`."""
@@ -161,64 +163,72 @@ class SqliteStore(SqlStore):
         try:
             connection: Connection = local.connection
         except AttributeError:
-            connection = local.connection = Connection(self._file)
+            try:
+                connection = local.connection = Connection(self._file)
+            except sqlite3.Error as error:
+                raise self._explain(error) from error
         return connection
 
-    def transact(self, work: Callable[[Transaction], Result]) -> Result:
-        return self._explained(lambda: self._transact(work))
-
-    def _transact(self, work: Callable[[Transaction], Result]) -> Result:
+    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
         connection = self._connection()
-        run = connection.run
         hold = self._lock.acquire(connection)
         try:
-            try:
-                run("begin immediate")
-                tx = Transaction(run, self.now())
-                result = work(tx)
-                if tx.keys:
-                    self.finish(tx)
-                woken = self._choose_idle(tx) if tx.ready or tx.due else []
-                run("commit")
-            except BaseException:
-                if connection.raw.in_transaction:
-                    run("rollback")
-                raise
-            self._commits += 1
-            if self._commits % _CHECK_WAL_EVERY == 0:
-                self._checkpoint_if_large(connection)
+            with inside_sqlite:
+                result, woken = self._commit(connection, work)
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
         finally:
             self._lock.release(connection, hold)
         if woken:
             self._ring(woken)
-        if self.durable:
+        if self.durable and sync:
             self._here().syncer.sync(connection)
         return result
 
-    def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
-        return self._explained(lambda: work(self._connection().run))
-
-    def _explained(self, work: Callable[[], Result]) -> Result:
-        """Run `work`. Its SQLite errors become errors of this package or of the operating system."""
+    def _commit(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
+        """Return the result of `work`, and the idle workers to wake."""
+        run = connection.run
         try:
-            return work()
-        except sqlite3.OperationalError as error:
-            text = str(error)
-            if "full" in text:
-                raise OSError(
-                    errno.ENOSPC, "the disk is full. What was acknowledged before is kept", self.path
-                ) from error
-            if "readonly" in text or "unable to open" in text:
-                raise PermissionError(errno.EACCES, f"this process may not write here ({text})", self.path) from error
-            if "disk I/O" in text:
-                raise OSError(errno.EIO, text, self.path) from error
+            run("begin immediate")
+            tx = Transaction(run, self.now())
+            result = work(tx)
+            if tx.keys:
+                self.finish(tx)
+            woken = self._choose_idle(tx) if tx.ready or tx.due else []
+            run("commit")
+        except BaseException:
+            if connection.raw.in_transaction:
+                run("rollback")
             raise
-        except sqlite3.DatabaseError as error:
-            raise CorruptStore(
-                f"{self._file} is damaged ({error}). It was left as it is. Restore it from a backup, or read what "
-                "is left with the command sqlite3 and .recover.",
-                path=self.path,
-            ) from error
+        self._commits += 1
+        if self._commits % _CHECK_WAL_EVERY == 0:
+            self._checkpoint_if_large(connection)
+        return result, woken
+
+    def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
+        connection = self._connection()
+        try:
+            with inside_sqlite:
+                return work(connection.run)
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: sqlite3.Error) -> Exception:
+        """The error of this package or of the operating system that an SQLite error stands for."""
+        text = str(error)
+        if isinstance(error, sqlite3.OperationalError):
+            if "full" in text:
+                return OSError(errno.ENOSPC, "the disk is full. What was acknowledged before is kept", self.path)
+            if "readonly" in text or "unable to open" in text:
+                return PermissionError(errno.EACCES, f"this process may not write here ({text})", self.path)
+            if "disk I/O" in text:
+                return OSError(errno.EIO, text, self.path)
+            return error
+        return CorruptStore(
+            f"{self._file} is damaged ({text}). It was left as it is. Restore it from a backup, or read what is left "
+            "with the command sqlite3 and .recover.",
+            path=self.path,
+        )
 
     def _checkpoint_if_large(self, connection: Connection) -> None:
         """Empty the write-ahead log, unless a reader still needs it."""
@@ -265,16 +275,11 @@ class SqliteStore(SqlStore):
                 self.settle_in(tx, ending)
             self.finish(tx)  # a key whose task ended may have a task for this worker
             if worker.is_idle:
-                (was_timekeeper,) = tx.run(
-                    f"select count(*) from idle where until < {NEVER} and worker = ?", name
-                ).fetchone()
                 tx.run("delete from idle where worker = ?", name)
-            else:
-                was_timekeeper = 0
             attempts = self.claim_in(tx, worker.name, count, reserve=reserve)
             tx.ready = max(0, tx.ready - len(attempts))  # these need no other worker
             if attempts:
-                tx.due = tx.due or was_timekeeper > 0
+                tx.due = tx.due or keeps_time
                 worker.next_is_idle = False
             elif idle:
                 worker.until = self._time_to_wake(tx)
@@ -284,10 +289,11 @@ class SqliteStore(SqlStore):
             return attempts
 
         name = (worker.name,)
+        keeps_time = worker.is_idle and worker.until < NEVER
         if idle:
             worker.prepare(self)
         worker.next_is_idle = False
-        attempts = self.transact(work)
+        attempts = self.transact(work, sync=bool(endings))  # a claim that a power failure undoes is no loss
         worker.is_idle = worker.next_is_idle
         return attempts
 
@@ -321,13 +327,13 @@ class SqliteStore(SqlStore):
             def work(tx: Transaction) -> None:
                 tx.ready = missed
 
-            self._transact(work)
+            self.transact(work, sync=False)
 
     def register(self) -> Registration:
         return Worker(self)
 
     def forget_idle(self, worker: Worker) -> None:
-        """A worker that ends is not idle any more. If it was woken for a task, another one gets that task."""
+        """A worker does not wait any more. If it was woken for a task, or keeps the time, another one does that."""
 
         def work(tx: Transaction) -> None:
             tx.run("delete from idle where worker = ?", (worker.name,))
@@ -335,7 +341,8 @@ class SqliteStore(SqlStore):
             tx.due = True
 
         if worker.is_idle:
-            self.transact(work)
+            worker.is_idle = False
+            self.transact(work, sync=False)
 
     def orphans(self) -> list[Attempt]:
         """The running tasks of workers whose kernel lock is free. Files of dead workers without tasks are removed."""
@@ -361,29 +368,27 @@ class SqliteStore(SqlStore):
     def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
         assert isinstance(worker, Worker)
         deadline = monotonic() + seconds
-        with self._here().watching(f"{self.path}/workers", worker) as watch:
-            while True:
-                now = monotonic()
-                left = min(deadline - now, worker.look, max(0.0, worker.until - self.now()))
-                fds = [worker.bell.fd, *others, *([watch.fd] if watch is not None else [])]
-                ready = poll(fds, left)
-                if ready.intersection(others):
-                    return Woken.OTHER
-                if worker.bell.fd in ready:
-                    with suppress(BlockingIOError):
-                        system.read(worker.bell.fd, 4096)
-                    return Woken.TASK
-                if watch is not None and watch.fd in ready:
-                    watch.drain()
-                    worker.look = SOON_S  # the kernel reports the close before it drops the lock
-                    return Woken.DEATH
-                if monotonic() >= deadline:
-                    return Woken.TIME
-                if worker.look < RECHECK_S:
-                    worker.look = min(worker.look * 10, RECHECK_S)
-                    return Woken.DEATH
-                if self.now() >= worker.until or self.read(lambda run: run(self.sql["ready"], (1,)).fetchone()):
-                    return Woken.TASK
+        while True:
+            with self._here().watching(f"{self.path}/workers", worker) as watch:
+                left = min(deadline - monotonic(), worker.look, max(0.0, worker.until - self.now()))
+                ready = poll([worker.bell.fd, *others, *([watch.fd] if watch is not None else [])], left)
+            if ready.intersection(others):
+                return Woken.OTHER
+            if worker.bell.fd in ready:
+                with suppress(BlockingIOError):
+                    system.read(worker.bell.fd, 4096)
+                return Woken.TASK
+            if watch is not None and watch.fd in ready:
+                watch.drain()
+                worker.look = SOON_S  # the kernel reports the close before it drops the lock
+                return Woken.DEATH
+            if worker.look < RECHECK_S:
+                worker.look = min(worker.look * 10, RECHECK_S)
+                return Woken.DEATH
+            if monotonic() >= deadline:
+                return Woken.TIME
+            if self.now() >= worker.until or self.read(lambda run: run(self.sql["ready"], (1,)).fetchone()):
+                return Woken.TASK
 
     def changes(self) -> Changes:
         return LogChanges(self._connection(), f"{self._file}-wal")

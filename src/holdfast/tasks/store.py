@@ -35,7 +35,7 @@ ENDED = ("done", "failed", "cancelled")
 STATES = (*WAITING, "running", *ENDED)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewTask:
     """A task to add. Fields that end in `_json` hold JSON text."""
 
@@ -68,7 +68,7 @@ class Attempt:
     begun: bool = True  # of an orphan. False: its worker had reserved it, and was still busy with an earlier task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ending:
     """How an attempt ended. `state` is "done", "failed" or "cancelled", or "delayed" if the task is tried again."""
 
@@ -151,6 +151,10 @@ class Registration(ABC):
     @abstractmethod
     def fileno(self) -> int:
         """A descriptor for a command to inherit. The worker counts as alive as long as the command runs. -1: none."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The worker does not wait any more, and calls neither `wait` nor `claim` soon."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`StoreLock`: the lock of an event store or of a task queue. Its file stays open between two holds.
+"""`StoreLock`: the lock of an event store, `.store.lock`. Its file stays open between two appends.
 
 Locking an open file, and comparing it with the path, costs half of an acquire. The rules are those of
 `Lock(keep=True)`: the lock is held only while the file is locked and the path names it. If the path names another file,
@@ -13,15 +13,15 @@ from __future__ import annotations
 from .. import system
 from ..errors import LockLost
 from ..files import named
-from .base import BaseLock
-from .engine import Outcome
-from .hold import Hold
-from .lock import WholeFile
-from .path_lock import OpenFile, PathLock
+from ..locks.base import BaseLock
+from ..locks.engine import Outcome
+from ..locks.hold import Hold
+from ..locks.lock import WholeFile
+from ..locks.path_lock import OpenFile, PathLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .base import StrPath
+    from ..locks.base import StrPath
 
 
 class _KeptOpen(PathLock):
@@ -62,7 +62,6 @@ class _KeptOpen(PathLock):
             return
         kept = OpenFile(file.detach())
         kept.key, kept.st, kept.mount, kept.set_lock = file.key, file.st, file.mount, file.set_lock
-        kept.shared = False
         self.spare.append(kept)  # without `engine`, so without a cycle: the file is closed with the engine
 
     def can_keep(self, reusable: bool) -> bool:
@@ -70,7 +69,7 @@ class _KeptOpen(PathLock):
 
 
 class StoreLock(BaseLock[Hold]):
-    """The lock of the store in the directory of `path`."""
+    """The lock of the event store in the directory of `path`."""
 
     __slots__ = ("path",)
 
@@ -105,9 +104,9 @@ class StoreLock(BaseLock[Hold]):
         try:
             if engine.kind.take(file) is True:
                 if named(self.path, file.key) is not None:
-                    self._count()
+                    next(self._acquisitions)
                     return file
-                engine.kind.unlock(file)
+                file.set_lock(file.fd, system.UN)
         except BaseException:
             file.close()
             raise
@@ -119,7 +118,7 @@ class StoreLock(BaseLock[Hold]):
         engine = self._engine
         try:
             still_named = named(self.path, file.key) is not None
-            engine.kind.unlock(file)
+            file.set_lock(file.fd, system.UN)
         except BaseException:
             file.close()
             raise

@@ -1,0 +1,223 @@
+"""Connections to PostgreSQL: how they are opened, how their loss is noticed, and what a fork does to them.
+
+    session = postgres.connect("postgresql://user:password@host/database")
+    session.connection.execute("select 1")       a psycopg connection, in autocommit mode
+    session.close()
+
+`connect` raises `Unsupported` if psycopg is missing or if a pooler gives each transaction another session, and
+`ConnectionFailed` for everything else: the server is away, the password is wrong, the database does not exist. No
+message and no traceback shows the password.
+
+Loss: the client and the server both probe an idle connection. Each notices within `MAX_SILENCE` seconds that the other
+machine or the network between them is gone. The server then ends the session and releases its advisory locks. A URL
+that sets these options itself is obeyed.
+
+Fork: a session belongs to the process that opened it. The fork hook closes the child's copy of the socket without the
+Terminate message, so the parent's session goes on. In the child `is_open` is False, and `close` does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from . import process
+from .errors import ConnectionFailed, Unsupported
+from .files import OwnedFd
+
+try:
+    import psycopg
+except ImportError:
+    _missing: Unsupported | None = Unsupported(
+        "PostgreSQL needs psycopg, which is not installed. Run: pip install 'holdfast[postgres]'"
+    )
+else:
+    _missing = None
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import TypeVar
+
+    Result = TypeVar("Result")
+    Statement = tuple[str, Sequence[Any]]  # and its parameters
+
+SCHEMES = ("postgresql://", "postgres://")
+CONNECT_TIMEOUT_S = 10
+MAX_SILENCE = 11.0  # seconds: the first probe after 5, two more, and a reply that is awaited for 2
+
+_ON_CLIENT = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000}
+_ON_SERVER = {
+    **{f"tcp_{name}": number for name, number in _ON_CLIENT.items() if name != "tcp_user_timeout"},
+    "tcp_user_timeout": _ON_CLIENT["tcp_user_timeout"],
+    "idle_session_timeout": 0,  # a worker that runs a long task is idle here
+}
+_REMEDIES = {
+    "password authentication failed": "Check the user name and the password.",
+    "pg_hba.conf": "Check the user name, and pg_hba.conf on the server.",
+    "does not exist": "Check the name of the database and of the user, or create them.",
+    "too many": "Close other connections, or raise max_connections on the server.",
+    "the database system is": "Try again when the server has started.",
+}
+# A password that contains one of @/? must be percent-encoded. If it is not, everything up to the last @ is hidden.
+_PASSWORD = r"(?<=://)([^:@/?]*:)(?:[^@/?]*@(?![^/?]*@)|.*@)"
+_HOSTS = r"(?:,?(?:\[[^]]*\]|[^][:,@]*)(?::\d*)?)*"
+_IN_QUERY = r"([?&][^=&]*password=)[^&]*"
+
+
+class Session:
+    """One session on a server. `connection` is its psycopg connection, in autocommit mode. `pid` is the backend's.
+    `number` is for the owner of the session."""
+
+    number = 0
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+        self._socket = OwnedFd(connection.fileno())  # so that the fork hook closes the copy of a child
+        self.pid = connection.info.backend_pid
+
+    @property
+    def is_open(self) -> bool:
+        """False after `close`, after the connection was lost, and in a forked child."""
+        return self._socket.is_open and not self.connection.closed
+
+    def fileno(self) -> int:
+        """The socket. It becomes readable when the server sends a notification or ends the session."""
+        return self._socket.fd
+
+    def close(self) -> None:
+        if self._socket.detach() != -1:  # not in a forked child. From here on the descriptor belongs to psycopg again
+            self.connection.close()
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except (AttributeError, TypeError):  # never opened, or the interpreter is going down
+            pass
+
+
+def connect(url: str) -> Session:
+    """Open a session."""
+    if _missing:
+        raise _missing
+    return explained(url, lambda: _open(url))
+
+
+def explained(url: str, work: Callable[[], Result]) -> Result:
+    """Call `work`. An error of psycopg becomes ConnectionFailed."""
+    try:
+        return work()
+    except psycopg.Error as error:
+        failed = failure(url, error)
+    raise failed  # here, so that no traceback contains the error of psycopg, which may show the password
+
+
+def _open(url: str) -> Session:
+    session = Session(_connect(url))
+    try:
+        _begin(session, url)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _connect(url: str) -> psycopg.Connection[Any]:
+    authority = re.split("[/?]", url.partition("://")[2], maxsplit=1)[0]
+    if not re.fullmatch(_HOSTS, authority[authority.find("@") + 1 :]):
+        raise psycopg.ProgrammingError("the URL is not valid")
+    given = psycopg.conninfo.conninfo_to_dict(url)
+    ours: dict[str, Any] = {name: value for name, value in _ON_CLIENT.items() if name not in given}
+    if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
+        ours["connect_timeout"] = CONNECT_TIMEOUT_S
+    ours["fallback_application_name"] = f"holdfast {os.getpid()}@{socket.gethostname()}"[:63]
+    process.current_registry()  # in a forked child, the hook runs before the first descriptor is opened
+    return _Connection.connect(url, autocommit=True, **ours)
+
+
+def _begin(session: Session, url: str) -> None:
+    """Refuse a transaction pooler, and set what this session needs on the server."""
+    connection = session.connection
+    (pid,) = connection.execute("select pg_backend_pid()").fetchone() or (0,)
+    if pid != session.pid:  # a pooler invents the number that it tells a client
+        _refuse_transaction_pooler(session, url)
+        session.pid = pid
+    options = f"{psycopg.conninfo.conninfo_to_dict(url).get('options', '')} {os.environ.get('PGOPTIONS', '')}"
+    settings = {name: str(value) for name, value in _ON_SERVER.items() if name not in options}
+    connection.execute(
+        # A name that the server does not know (idle_session_timeout before version 14) is passed over.
+        "select set_config(name, value, false) from unnest(%s::text[], %s::text[]) as ours (name, value)"
+        " join pg_settings using (name)",
+        [list(settings), list(settings.values())],
+    )
+
+
+def _refuse_transaction_pooler(session: Session, url: str) -> None:
+    """Another client takes the backend that a transaction pooler takes away from this session after each statement."""
+    query = "select pg_backend_pid()"
+    first = session.connection.execute(query).fetchone()
+    with _connect(url) as other, other.transaction():
+        others = other.execute(query).fetchone()
+        if others == first or session.connection.execute(query).fetchone() != first:
+            raise Unsupported(
+                f"{without_password(url)} is a connection pooler in transaction mode, where a session does not keep "
+                "its locks. Connect to the PostgreSQL server itself, or set pool_mode=session."
+            )
+
+
+def send(
+    connection: psycopg.Connection[Any], statements: Iterable[Statement], cursors: list[psycopg.Cursor[Any]]
+) -> None:
+    """Send statements in one round trip. Their cursors are appended, also if a later statement fails."""
+    failed: psycopg.Error | None = None
+    try:
+        with connection.pipeline():
+            try:
+                for sql, values in statements:
+                    cursors.append(connection.execute(sql, values))
+            except psycopg.Error as error:
+                failed = error  # not raised here: the end of the pipeline would log a second error
+    except psycopg.Error as error:
+        failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def failure(url: str, error: psycopg.Error) -> ConnectionFailed:
+    """The error to raise when a connection cannot be opened or was lost."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    if isinstance(error, psycopg.ProgrammingError) and (re.search(_PASSWORD, url) or re.search(_IN_QUERY, url)):
+        text, remedy = "the URL is not valid", "Write special characters of the password as %40 for @ or %2F for /."
+    else:  # libpq does not keep the code of an error that ends the start of a session
+        default = "Check the URL, and that the server runs and can be reached."
+        remedy = next((remedy for words, remedy in _REMEDIES.items() if words in text), default)
+    return ConnectionFailed(f"Cannot connect to {without_password(url)}: {text}. {remedy}")
+
+
+def split(url: str, ours: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Take our own parameters out of a URL. Return the URL for psycopg, and these parameters."""
+    address, mark, query = url.partition("?")
+    found: dict[str, str] = {}
+    others = []
+    for part in query.split("&") if mark else []:
+        name, _, value = part.partition("=")
+        if unquote(name) in ours:
+            found[unquote(name)] = unquote(value)
+        else:
+            others.append(part)
+    return address + ("?" + "&".join(others) if others else ""), found
+
+
+def without_password(url: str) -> str:
+    """The URL for a message."""
+    return re.sub(_IN_QUERY, r"\1***", re.sub(_PASSWORD, r"\1***@", url))
+
+
+if not _missing:
+
+    class _Connection(psycopg.Connection[Any]):
+        """Its `Session` closes it. psycopg would warn about the copy of a forked child, which must stay as it is."""
+
+        def __del__(self, _: Any = None) -> None: ...

@@ -1,0 +1,432 @@
+"""What only the SQLite engine promises: its files, its locks, its log, and how it wakes workers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import PATIENCE, in_child, until
+
+from holdfast import CorruptStore, Lock, Unsupported, paths, system
+from holdfast.tasks import sqlite
+from holdfast.tasks.sqlite import SqliteStore
+from holdfast.tasks.store import Attempt, Ending, NewTask, Selection, Woken
+
+
+@pytest.fixture
+def where(in_memory: Path) -> str:
+    return str(in_memory / "jobs")
+
+
+@pytest.fixture
+def store(where: str) -> Iterator[SqliteStore]:
+    made = SqliteStore(where, durable=False)
+    yield made
+    made.close()
+
+
+def tasks(count: int) -> list[NewTask]:
+    return [NewTask(f"{number}") for number in range(count)]
+
+
+def done(attempt: Attempt) -> Ending:
+    return Ending(attempt.id, attempt.token, "done")
+
+
+def integrity(where: str) -> str:
+    """What SQLite's own check says. In another process: closing the database here would drop this process's locks."""
+
+    def check() -> str:
+        connection = sqlite3.connect(f"{where}/queue.db")
+        text: str = connection.execute("pragma integrity_check").fetchone()[0]
+        connection.close()
+        return text
+
+    found: str = in_child(check)
+    return found
+
+
+# What is in the directory.
+
+
+def test_the_directory_contains_these_files(store: SqliteStore, where: str) -> None:
+    store.add(tasks(1))
+    store.register().close()
+    assert sorted(os.listdir(where)) == ["bells", "queue.db", "queue.db-shm", "queue.db-wal", "queue.lock", "workers"]
+    assert os.listdir(f"{where}/workers") == os.listdir(f"{where}/bells") == []
+
+
+def test_a_directory_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes\.txt"):
+        SqliteStore(str(tmp_path))
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(NotADirectoryError):
+        SqliteStore(str(tmp_path / "x"))
+    with pytest.raises(NotADirectoryError):
+        SqliteStore(str(tmp_path / "x" / "y"))
+
+
+def test_a_queue_of_an_earlier_version_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "queue.json").write_text('{"format": 2}')
+    (tmp_path / "tasks").mkdir()
+    with pytest.raises(Unsupported, match="earlier version"):
+        SqliteStore(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["queue.json", "tasks"]
+
+
+def test_a_queue_of_a_newer_version_is_refused_and_untouched(store: SqliteStore, where: str) -> None:
+    store.add(tasks(3))
+    store.close()
+    connection = sqlite3.connect(f"{where}/queue.db")
+    connection.execute(f"pragma user_version = {sqlite.VERSION + 1}")
+    connection.close()
+    with pytest.raises(Unsupported, match="Upgrade"):
+        SqliteStore(where)
+    connection = sqlite3.connect(f"{where}/queue.db")
+    assert connection.execute("select count(*) from task").fetchone() == (3,)
+    connection.close()
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough to look at" * 50, b""])
+def test_a_file_that_is_no_queue_is_refused_and_untouched(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "queue.db").write_bytes(content)
+    with pytest.raises(CorruptStore, match=r"queue\.db"):
+        SqliteStore(str(tmp_path))
+    assert (tmp_path / "queue.db").read_bytes() == content
+
+
+def test_a_damaged_database_is_reported_and_left(where: str) -> None:
+    def fill() -> None:
+        store = SqliteStore(where, durable=False)
+        store.add(tasks(2000))
+        store.close()
+
+    in_child(fill)
+    with open(f"{where}/queue.db", "r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(40_000))
+    damaged = Path(f"{where}/queue.db").read_bytes()
+    with pytest.raises(CorruptStore, match="damaged"):
+        list(SqliteStore(where, durable=False).tasks(Selection()))
+    assert Path(f"{where}/queue.db").read_bytes() == damaged
+
+
+def test_a_network_file_system_is_refused_with_the_way_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "mount_of", lambda *_: paths.Mount("nfs4", "/mnt/share", ""))
+    with pytest.raises(Unsupported, match="PostgreSQL"):
+        SqliteStore(where)
+
+
+def test_a_process_killed_while_it_creates_a_queue_leaves_nothing_in_the_way(where: str) -> None:
+    for call in ("rename", "mkdir", "open_fd"):
+
+        def create(call: str = call) -> None:
+            def kill(*_: object, **__: object) -> None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            setattr(system, call, kill)
+            SqliteStore(where)
+
+        pid = os.fork()
+        if pid == 0:
+            create()
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        store = SqliteStore(where)
+        store.register().close()
+        store.close()
+        shutil.rmtree(where)
+
+
+# A full disk.
+
+
+def test_a_full_disk_raises_and_keeps_what_was_acknowledged(small_disk: Path) -> None:
+    store = SqliteStore(str(small_disk / "jobs"), durable=False)
+    acknowledged: list[str] = []
+
+    def fill() -> None:
+        for _ in range(10_000):
+            acknowledged.extend(id for id, _ in store.add([NewTask('"' + "x" * 1000 + '"')]))
+
+    with pytest.raises(OSError, match="full") as caught:
+        fill()
+    assert caught.value.errno == errno.ENOSPC
+    assert acknowledged
+    assert [task.id for task in store.tasks(Selection())] == acknowledged
+    store.close()
+
+
+# The log.
+
+
+def test_the_log_stays_small(store: SqliteStore, where: str) -> None:
+    worker = store.register()
+    largest = 0
+    for _ in range(300):
+        store.add([NewTask('"' + "x" * 500 + '"') for _ in range(100)])
+        attempts = store.claim(worker, 100)
+        store.settle([done(attempt) for attempt in attempts])
+        largest = max(largest, os.stat(f"{where}/queue.db-wal").st_size)
+    assert largest < 2 * sqlite.MAX_WAL_BYTES
+    assert os.stat(f"{where}/queue.db").st_size > sqlite.MAX_WAL_BYTES
+    assert integrity(where) == "ok"
+
+
+def test_a_reader_that_stays_does_not_stop_writers(where: str) -> None:
+    store = SqliteStore(where, durable=False)
+    store.add(tasks(1))
+    begun, over = threading.Event(), threading.Event()
+
+    def read() -> None:
+        connection = sqlite3.connect(f"file:{where}/queue.db?mode=ro", uri=True, isolation_level=None)
+        connection.execute("begin")
+        connection.execute("select count(*) from task").fetchone()
+        begun.set()
+        over.wait(PATIENCE)
+        connection.execute("rollback")
+        connection.close()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert begun.wait(PATIENCE)
+    payload = '"' + "x" * 50_000 + '"'
+    while os.stat(f"{where}/queue.db-wal").st_size < 3 * sqlite.MAX_WAL_BYTES:
+        store.add([NewTask(payload)])
+    over.set()
+    thread.join()
+    for _ in range(500):
+        store.add([NewTask(payload)])
+    assert os.stat(f"{where}/queue.db-wal").st_size < 2 * sqlite.MAX_WAL_BYTES
+    store.close()
+
+
+def test_the_lock_file_can_be_deleted_at_any_time(store: SqliteStore, where: str) -> None:
+    for _ in range(3):
+        store.add(tasks(1))
+        os.unlink(f"{where}/queue.lock")
+        in_child(lambda: store.add(tasks(1)))
+    assert store.count()["ready"] == 6
+
+
+def test_writers_wait_for_the_lock_of_the_queue(store: SqliteStore, where: str) -> None:
+    store.add(tasks(1))
+    hold = Lock(f"{where}/queue.lock", keep=True).acquire()
+    thread = threading.Thread(target=lambda: store.add(tasks(1)))
+    thread.start()
+    until(lambda: os.path.exists(f"{where}/queue.lock.queue") or thread.is_alive())
+    assert store.count()["ready"] == 1
+    hold.release()
+    thread.join(PATIENCE)
+    assert store.count()["ready"] == 2
+
+
+# Durability.
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    synced: list[int] = []
+    real = system.fdatasync
+    monkeypatch.setattr(system, "fdatasync", lambda fd: (synced.append(fd), real(fd)))
+    return synced
+
+
+def test_a_durable_queue_syncs_before_it_returns(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore(where)
+    synced = counted(monkeypatch)
+    store.add(tasks(3))
+    assert len(synced) == 1
+    worker = store.register()
+    (attempt,) = store.claim(worker, 1)
+    before = len(synced)
+    store.settle([done(attempt)])
+    assert len(synced) == before + 1
+    store.close()
+
+
+def test_an_existing_id_is_not_synced_again(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore(where)
+    store.add([NewTask("1", id="a")])
+    synced = counted(monkeypatch)
+    assert store.add([NewTask("1", id="a")]) == [("a", False)]
+    assert synced == []
+    store.close()
+
+
+def test_threads_share_a_sync(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore(where)
+    store.add(tasks(1))
+    waiting, go = threading.Semaphore(0), threading.Event()
+    calls = []
+    before = store._in_process.syncer._committed
+
+    def slow(fd: int) -> None:
+        calls.append(fd)
+        waiting.release()
+        assert go.wait(PATIENCE)
+
+    monkeypatch.setattr(system, "fdatasync", slow)
+    threads = [threading.Thread(target=store.add, args=(tasks(1),)) for _ in range(8)]
+    threads[0].start()
+    assert waiting.acquire(timeout=PATIENCE)  # the first thread syncs; the others commit meanwhile
+    for thread in threads[1:]:
+        thread.start()
+    until(lambda: store.count()["ready"] == 9)
+    until(lambda: store._in_process.syncer._committed == before + 8)
+    go.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(calls) == 2
+    store.close()
+
+
+def test_a_failed_sync_is_raised_to_every_thread_that_waits_for_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore(where)
+    store.add(tasks(1))
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(system, "fdatasync", fail)
+    with pytest.raises(OSError, match="injected"):
+        store.add(tasks(1))
+    monkeypatch.undo()
+    store.add(tasks(1))
+    store.close()
+
+
+# Forks.
+
+
+FORKS = """
+import os, sys
+from holdfast.tasks.sqlite import SqliteStore
+from holdfast.tasks.store import NewTask
+store = SqliteStore(sys.argv[1])
+store.add([NewTask("1")])
+worker = store.register()
+pid = os.fork()
+if pid == 0:
+    if sys.argv[2] == "uses":
+        store.add([NewTask("2")])
+    sys.exit(0)   # the interpreter of the child finalises everything that it can reach
+assert os.waitpid(pid, 0)[1] == 0
+store.add([NewTask("3")])
+print(store.count()["ready"])
+"""
+
+
+@pytest.mark.parametrize("way", ["uses", "leaves"])
+def test_a_child_that_ends_normally_leaves_the_connection_of_its_parent_alone(where: str, way: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", FORKS, where, way]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("3\n" if way == "uses" else "2\n", "")
+    assert integrity(where) == "ok"
+
+
+# Waking.
+
+
+def test_adding_tasks_wakes_as_many_idle_workers_as_there_are_tasks(store: SqliteStore, where: str) -> None:
+    reader, writer = os.pipe()
+    pids = []
+    for _ in range(8):
+        pid = os.fork()
+        if pid == 0:
+            worker = store.register()
+            assert store.claim(worker, 1, idle=True) == []
+            while store.wait(worker, PATIENCE) is not Woken.TASK:
+                pass
+            os.write(writer, b"w")
+            signal.pause()
+        pids.append(pid)
+    try:
+        idle = "select count(*) from idle"
+        until(lambda: store.read(lambda run: run(idle).fetchone()[0]) == 8)
+        store.add(tasks(3))
+        assert store.read(lambda run: run(idle).fetchone()[0]) == 5
+        woken = b""
+        while len(woken) < 3:
+            woken += os.read(reader, 10)
+        store.add(tasks(1))
+        assert store.read(lambda run: run(idle).fetchone()[0]) == 4
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_if_a_woken_worker_is_dead_another_one_is_woken(store: SqliteStore) -> None:
+    """Its bell is gone, and nobody has noticed its death yet."""
+
+    def die() -> None:
+        worker = store.register()
+        store.claim(worker, 1, idle=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        die()
+    os.waitpid(pid, 0)
+    alive = store.register()
+    assert store.claim(alive, 1, idle=True) == []
+    store.add(tasks(1))
+    assert store.wait(alive, PATIENCE) in (Woken.TASK, Woken.DEATH)
+    assert len(store.claim(alive, 1, idle=True)) == 1
+
+
+def test_a_process_has_one_inotify_instance(store: SqliteStore) -> None:
+    workers = [store.register() for _ in range(4)]
+    for worker in workers:
+        store.claim(worker, 1, idle=True)
+    waiters = [lambda worker=worker: until(lambda: store.wait(worker, PATIENCE) is Woken.TASK) for worker in workers]
+    threads = [threading.Thread(target=waiter) for waiter in waiters]
+    before = instances()
+    for thread in threads:
+        thread.start()
+    until(lambda: store._in_process._watcher is not None)
+    assert instances() - before <= 1
+    store.add(tasks(4))
+    for thread in threads:
+        thread.join(PATIENCE)
+
+
+def instances() -> int:
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum("inotify" in os.readlink(link) for link in links if os.path.islink(link))
+
+
+def test_one_idle_worker_keeps_the_time_of_delayed_tasks_and_passes_it_on(store: SqliteStore) -> None:
+    keeper, other = store.register(), store.register()
+    store.add([NewTask("later", delay=1000)])
+    assert store.claim(keeper, 1, idle=True) == store.claim(other, 1, idle=True) == []
+    untils = "select until from idle order by until"
+    first, second = [row[0] for row in store.read(lambda run: run(untils).fetchall())]
+    assert first < sqlite.NEVER == second
+    store.add(tasks(1))
+    names = [row[0] for row in store.read(lambda run: run("select worker from idle").fetchall())]
+    woken = keeper if keeper.name not in names else other
+    assert len(store.claim(woken, 1)) == 1
+    rest = other if woken is keeper else keeper
+    if woken is keeper:
+        while store.wait(rest, PATIENCE) is not Woken.TASK:
+            pass
+        assert store.claim(rest, 1, idle=True) == []
+    ((only,),) = store.read(lambda run: run(untils).fetchall())
+    assert only < sqlite.NEVER
