@@ -60,10 +60,10 @@ class Statements:
     """The statements of Holdfast, by the module sqlite3 behind flock."""
 
     def __init__(self, path: str, durable: bool) -> None:
-        from holdfast.tasks.sql import SCHEMA, STATEMENTS
+        from holdfast.tasks.statements import SCHEMA, STATEMENTS
 
         os.makedirs(path, exist_ok=True)
-        self._sql = {name: text.format(p="", lock="", share="", state="") for name, text in STATEMENTS.items()}
+        self._sql = {name: text.format(p="", lock="", skip="", share="", state="") for name, text in STATEMENTS.items()}
         self._durable = durable
         self._lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT)
         self._claimed: deque[Any] = deque()
