@@ -19,7 +19,8 @@ from support import PATIENCE
 from holdfast.tasks import sqlite
 from holdfast.tasks.policy import Retries, given_back
 from holdfast.tasks.queue import open_store
-from holdfast.tasks.sql import SqlStore, Transaction
+from holdfast.tasks.rows import Transaction
+from holdfast.tasks.sql import SqlStore
 from holdfast.tasks.store import ENDED, STATES, Attempt, Ending, NewTask, Registration, Selection, Store, Woken
 
 ENGINES = ["sqlite", "postgres"]

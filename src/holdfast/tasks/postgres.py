@@ -33,10 +33,10 @@ from typing import Any
 
 from .. import postgres
 from ..errors import CorruptStore, Unsupported
+from .rows import Transaction, attempt_of, number_of
 from .server_statements import CLOCK, MORE_TABLES, SERIAL, VERSION, filled
 from .server_transactions import ServerStore
 from .server_workers import LOOK_S, NEVER, WORKER, InProcess, ServerChanges, Worker
-from .sql import Transaction, attempt_of, number_of
 from .statements import NUMBERS, READY, SCHEMA
 from .store import ENDED, Attempt, Changes, Ending, NewTask, Registration, Woken
 

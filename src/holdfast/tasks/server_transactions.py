@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError
+from .rows import Transaction
 from .server_workers import InProcess
-from .sql import Result, SqlStore, Transaction
+from .sql import Result, SqlStore
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg

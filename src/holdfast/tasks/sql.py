@@ -19,6 +19,7 @@ from operator import itemgetter
 from time import time
 from typing import Any, TypeVar
 
+from .rows import Transaction, attempt_of, ended_before, id_of, number_of, stored_of, with_attempt
 from .statements import (
     BLOCKED,
     CANCELLED,
@@ -36,24 +37,8 @@ from .store import ENDED, Attempt, Ending, NewTask, Selection, Store, Stored
 
 Result = TypeVar("Result")
 
-MAX_HISTORY = 20  # earlier attempts that are kept
 _A_DAY_S = 86_400.0
 _PAGE = 500  # tasks that one step of a long operation looks at
-
-
-class Transaction:
-    """One transaction: its statements, and what it changed that others must learn of."""
-
-    __slots__ = ("due", "ended", "first", "keys", "now", "ready", "run")
-
-    def __init__(self, run: Callable[..., Any], now: float) -> None:
-        self.run = run  # run(statement, parameters) returns a cursor
-        self.now = now  # of the engine's clock
-        self.ready = 0  # tasks that became ready
-        self.due = False  # a task became delayed
-        self.ended = False  # a task may have ended
-        self.first: Sequence[Any] = ()  # cursors of statements that were sent with the begin
-        self.keys: set[str] = set()  # whose parked tasks may have become ready
 
 
 class SqlStore(Store):
@@ -273,7 +258,7 @@ class SqlStore(Store):
             state = DELAYED if due is not None else READY if key is None else PARKED
             tx.ready += state == READY
             tx.due = tx.due or state == DELAYED
-            past = _with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
+            past = with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
             place = self._back_place(tx)
             tx.run(
                 self.sql["again"], (state, due, place, tried, ending.error, ending.traceback, ending.output, past, seq)
@@ -301,7 +286,7 @@ class SqlStore(Store):
 
     def _id_of(self, tx: Transaction, seq: int) -> str:
         row = tx.run(self.sql["page"].format(state=CANCELLED), (seq - 1, 1)).fetchone()
-        return _id(row[0], row[1])
+        return id_of(row[0], row[1])
 
     def _unblock(self, tx: Transaction, seq: int, key: str | None, due: float | None) -> None:
         if due is not None and due > tx.now:
@@ -327,7 +312,7 @@ class SqlStore(Store):
 
     def cancelling(self) -> list[tuple[str, int]]:
         rows = self.read(lambda run: run(self.sql["cancelling"]).fetchall())
-        return [(_id(seq, id), token) for seq, id, token in rows]
+        return [(id_of(seq, id), token) for seq, id, token in rows]
 
     def running(self, worker: str) -> list[Attempt]:
         return self.read(lambda run: self._running(run, worker))
@@ -369,7 +354,7 @@ class SqlStore(Store):
         def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
             key, tried, token, worker, started, ended, error, history = tx.run(self.sql["ended"], (seq,)).fetchone()
             if tried:
-                history = _with_attempt(history, token, worker, started, ended, NAMES[state], error)
+                history = with_attempt(history, token, worker, started, ended, NAMES[state], error)
             place = self._back_place(tx)
             tx.run(self.sql["reset"], (READY if key is None else PARKED, place, history, seq))
             tx.ready += key is None
@@ -419,7 +404,7 @@ class SqlStore(Store):
         changed = 0
         for id in ids:
             row = self.find(tx.run, id, "locked_stored")
-            if row is not None and row[2] in wanted and _ended_before(row, which):
+            if row is not None and row[2] in wanted and ended_before(row, which):
                 changed += change(tx, row[0], id, row[2])
         return changed
 
@@ -427,7 +412,7 @@ class SqlStore(Store):
         self, tx: Transaction, state: int, after: int | None, size: int, change: Any, which: Selection
     ) -> tuple[int, int | None]:
         rows = tx.run(self.sql["locked_page"].format(state=state), (after, size)).fetchall()
-        changed = sum(change(tx, row[0], _id(row[0], row[1]), state) for row in rows if _ended_before(row, which))
+        changed = sum(change(tx, row[0], id_of(row[0], row[1]), state) for row in rows if ended_before(row, which))
         return changed, rows[-1][0] if rows else None
 
     def prune(self, older_than: dict[str, float], limit: int) -> int:
@@ -479,7 +464,7 @@ class SqlStore(Store):
     def get(self, ids: Sequence[str]) -> list[Stored | None]:
         now = self.now()
         rows = self.read(lambda run: [self.find(run, id, "stored") for id in ids])
-        return [None if row is None else _stored(row, now) for row in rows]
+        return [None if row is None else stored_of(row, now) for row in rows]
 
     def tasks(self, which: Selection) -> Iterator[Stored]:
         if which.ids is not None:
@@ -487,8 +472,8 @@ class SqlStore(Store):
             yield from (task for task in found if task is not None and task.state in which.states)
             return
         for row in merge(*(self._rows(NUMBERS[state]) for state in which.states), key=itemgetter(0)):
-            if _ended_before(row, which):
-                yield _stored(row, self.now())
+            if ended_before(row, which):
+                yield stored_of(row, self.now())
 
     def _rows(self, state: int) -> Iterator[Any]:
         """In pages, so that no read transaction keeps the write-ahead log from being emptied."""
@@ -503,72 +488,3 @@ class SqlStore(Store):
             return {name: run(self.sql["count"].format(state=state)).fetchone()[0] for name, state in NUMBERS.items()}
 
         return self.read(work)
-
-
-def number_of(id: str) -> int | None:
-    """The number of a task whose id was chosen by the engine. None: the id was chosen by the caller."""
-    digits = id[1:]
-    return int(digits) if id[:1] == "_" and digits.isascii() and digits.isdigit() and len(digits) < 19 else None
-
-
-def _id(seq: int, id: str | None) -> str:
-    return f"_{seq}" if id is None else id
-
-
-def attempt_of(row: Sequence[Any], more: int) -> Attempt:
-    seq, id, token, payload, function, priority, attempts, tried, timeout, key = row[:10]
-    return Attempt(
-        f"_{seq}" if id is None else id,
-        token + more,
-        payload,
-        function,
-        priority,
-        attempts,
-        tried + more,
-        timeout,
-        key,
-    )
-
-
-def _stored(row: Sequence[Any], now: float) -> Stored:
-    due, history = row[12], row[23]
-    return Stored(
-        id=_id(row[0], row[1]),
-        state=NAMES[row[2]],
-        payload_json=row[3],
-        function=row[4],
-        priority=row[5],
-        attempts=row[6],
-        tried=row[7],
-        token=row[8],
-        timeout=row[9],
-        key=row[10],
-        limit=row[11],
-        due_in=None if due is None or row[2] != DELAYED else max(0.0, due - now),
-        worker=row[13],
-        result_json=row[14],
-        error=row[15],
-        traceback=row[16],
-        output=row[17],
-        progress_json=row[18],
-        put_at=row[19],
-        started_at=row[20],
-        ended_at=row[21],
-        cancelling=bool(row[22]),
-        history=() if history is None else tuple(json.loads(history)),
-    )
-
-
-def _ended_before(row: Sequence[Any], which: Selection) -> bool:
-    return which.ended_before is None or (row[21] is not None and row[21] < which.ended_before)
-
-
-def _with_attempt(
-    history: str | None, token: int, worker: str | None, started: Any, ended: Any, state: str, error: str | None
-) -> str:
-    """The history of a task with one more attempt."""
-    past = [] if history is None else json.loads(history)
-    past.append(
-        {"token": token, "worker": worker, "started_at": started, "ended_at": ended, "state": state, "error": error}
-    )
-    return json.dumps(past[-MAX_HISTORY:])

@@ -40,7 +40,8 @@ from ..paths import mount_of
 from ..wait import RECHECK_S, poll
 from .connection import BUSY_WAIT_S, Connection, WriterLock, inside_sqlite
 from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker
-from .sql import Result, SqlStore, Transaction
+from .rows import Transaction
+from .sql import Result, SqlStore
 from .statements import DONE, NUMBERS, SCHEMA
 from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
 
