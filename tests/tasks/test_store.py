@@ -519,7 +519,7 @@ def test_tasks_that_were_not_reserved_have_all_begun(store: Store) -> None:
     store.add(tasks(3))
     with claimed_by_another_process(store, 3) as (pid, _):
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        until(store.orphans)
         assert [attempt.begun for attempt in store.orphans()] == [True, True, True]
 
 
