@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError
+from .reading import Result
 from .rows import Transaction
 from .server_workers import InProcess
-from .sql import Result, SqlStore
+from .sql import SqlStore
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg

@@ -12,14 +12,12 @@ becomes `%s`, and these become clauses that lock the rows which a statement retu
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from heapq import merge
-from operator import itemgetter
+from collections.abc import Callable, Sequence
 from time import time
-from typing import Any, TypeVar
+from typing import Any
 
-from .rows import Transaction, attempt_of, ended_before, id_of, number_of, stored_of, with_attempt
+from .reading import PAGE, SqlReader
+from .rows import Transaction, attempt_of, ended_before, id_of, number_of, with_attempt
 from .statements import (
     BLOCKED,
     CANCELLED,
@@ -31,46 +29,14 @@ from .statements import (
     PARKED,
     READY,
     RUNNING,
-    STATEMENTS,
 )
-from .store import ENDED, Attempt, Ending, NewTask, Selection, Store, Stored
-
-Result = TypeVar("Result")
+from .store import ENDED, Attempt, Ending, NewTask, Selection
 
 _A_DAY_S = 86_400.0
-_PAGE = 500  # tasks that one step of a long operation looks at
 
 
-class SqlStore(Store):
+class SqlStore(SqlReader):
     """Operations of the port in SQL."""
-
-    def __init__(self, *, prefix: str, mark: str, lock: str, skip: str, share: str) -> None:
-        self.sql: dict[str, str] = {}
-        for name, text in STATEMENTS.items():
-            filled = " ".join(text.format(p=prefix, lock=lock, skip=skip, share=share, state="{state}").split())
-            self.sql[name] = filled.replace("?", mark)
-        self.prefix = prefix
-
-    # What an engine adds.
-
-    @abstractmethod
-    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
-        """Run `work` in a transaction, and `finish` at its end. sync: if the queue is durable, wait for the disk."""
-
-    @abstractmethod
-    def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
-        """Run `work(run)`, which only reads."""
-
-    @abstractmethod
-    def now(self) -> float:
-        """The clock of due moments, in seconds. It does not jump if the wall clock is set."""
-
-    def lock_key(self, tx: Transaction, key: str) -> None:
-        """Keep other transactions from admitting tasks with this key. A no-op where transactions run one by one."""
-
-    def may_prune(self, tx: Transaction) -> bool:
-        """False: another transaction is pruning now."""
-        return True
 
     # Add.
 
@@ -146,13 +112,6 @@ class SqlStore(Store):
         seq: int = tx.run(self.sql["insert"], values).lastrowid
         return seq
 
-    def find(self, run: Callable[..., Any], id: str, statement: str, *more: object) -> Any:
-        """The first row of a statement that comes in two kinds, by the task's own id or by its number."""
-        seq = number_of(id)
-        if seq is None:
-            return run(self.sql[f"{statement}_id"], (id, *more)).fetchone()
-        return run(self.sql[f"{statement}_seq"], (seq, *more)).fetchone()
-
     def set_schedule(self, name: str, text: str | None) -> bool:
         def work(tx: Transaction) -> bool:
             existed: bool = tx.run(self.sql["unset_schedule"], (name,)).rowcount > 0
@@ -162,9 +121,6 @@ class SqlStore(Store):
             return existed
 
         return self.transact(work)
-
-    def schedules(self) -> dict[str, tuple[str, float]]:
-        return self.read(lambda run: {name: (text, last) for name, text, last in run(self.sql["schedules"]).fetchall()})
 
     def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
         def work(tx: Transaction) -> bool:
@@ -187,7 +143,7 @@ class SqlStore(Store):
 
     def promote_due(self, tx: Transaction) -> None:
         """Delayed tasks whose moment has come are ready, or wait for the limit of their key."""
-        rows = tx.run(self.sql["due"], (tx.now, _PAGE)).fetchall()
+        rows = tx.run(self.sql["due"], (tx.now, PAGE)).fetchall()
         if not rows:
             return
         place = self._back_place(tx)
@@ -306,14 +262,6 @@ class SqlStore(Store):
         done: bool = self.transact(lambda tx: tx.run(*statement).rowcount > 0, sync=False)
         return done
 
-    def is_cancelling(self, id: str, token: int) -> bool | None:
-        row = self.read(lambda run: self.find(run, id, "cancelling", token))
-        return None if row is None else bool(row[0])
-
-    def cancelling(self) -> list[tuple[str, int]]:
-        rows = self.read(lambda run: run(self.sql["cancelling"]).fetchall())
-        return [(id_of(seq, id), token) for seq, id, token in rows]
-
     def running(self, worker: str) -> list[Attempt]:
         return self.read(lambda run: self._running(run, worker))
 
@@ -389,13 +337,13 @@ class SqlStore(Store):
         changed = 0
         if which.ids is not None:
             ids = list(which.ids)[:limit]
-            for at in range(0, len(ids), _PAGE):
-                changed += self.transact(lambda tx: self._change_ids(tx, ids[at : at + _PAGE], wanted, change, which))  # noqa: B023
+            for at in range(0, len(ids), PAGE):
+                changed += self.transact(lambda tx: self._change_ids(tx, ids[at : at + PAGE], wanted, change, which))  # noqa: B023
             return changed
         for state in wanted:
             after: int | None = 0
             while after is not None and (limit is None or changed < limit):
-                size = _PAGE if limit is None else min(_PAGE, limit - changed)
+                size = PAGE if limit is None else min(PAGE, limit - changed)
                 number, after = self.transact(lambda tx: self._change_page(tx, state, after, size, change, which))  # noqa: B023
                 changed += number
         return changed
@@ -455,36 +403,3 @@ class SqlStore(Store):
                 tx.ready += 1 << 30  # wake all idle workers
 
         self.transact(work)
-
-    # Look.
-
-    def is_paused(self) -> bool:
-        return self.read(lambda run: run(self.sql["meta"], ("paused",)).fetchone()) is not None
-
-    def get(self, ids: Sequence[str]) -> list[Stored | None]:
-        now = self.now()
-        rows = self.read(lambda run: [self.find(run, id, "stored") for id in ids])
-        return [None if row is None else stored_of(row, now) for row in rows]
-
-    def tasks(self, which: Selection) -> Iterator[Stored]:
-        if which.ids is not None:
-            found = self.get(list(which.ids))
-            yield from (task for task in found if task is not None and task.state in which.states)
-            return
-        for row in merge(*(self._rows(NUMBERS[state]) for state in which.states), key=itemgetter(0)):
-            if ended_before(row, which):
-                yield stored_of(row, self.now())
-
-    def _rows(self, state: int) -> Iterator[Any]:
-        """In pages, so that no read transaction keeps the write-ahead log from being emptied."""
-        after = 0
-        page = self.sql["page"].format(state=state)
-        while rows := self.read(lambda run: run(page, (after, _PAGE)).fetchall()):  # noqa: B023
-            yield from rows
-            after = rows[-1][0]
-
-    def count(self) -> dict[str, int]:
-        def work(run: Callable[..., Any]) -> dict[str, int]:
-            return {name: run(self.sql["count"].format(state=state)).fetchone()[0] for name, state in NUMBERS.items()}
-
-        return self.read(work)
