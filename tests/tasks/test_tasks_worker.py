@@ -705,11 +705,11 @@ def test_workers_go_on_after_the_disk_was_full(
     flag, real = in_memory / "full", SqliteStore.transact
     monkeypatch.setattr(child, "FULL_PAUSE_S", 0.01)
 
-    def transact(store: SqliteStore, work: Any) -> Any:
+    def transact(store: SqliteStore, work: Any, **options: Any) -> Any:
         if flag.exists():
             note(in_memory / "refused", str(os.getpid()))
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(store, work)
+        return real(store, work, **options)
 
     def handle(task: Claim) -> None:
         flag.touch()

@@ -34,13 +34,11 @@ from ..files import OwnedFd
 from ..wait import poll
 from .claim import Claim
 from .handler import GRACE_S, Runner
-from .policy import outcome_of
 from .queue import TaskQueue
 from .store import Ending
 
 OUTCOMES = ("done", "failed", "retried", "given back", "cancelled")
-_BEGUN, _FINISHED = len(OUTCOMES), len(OUTCOMES) + 1
-COUNTERS = len(OUTCOMES) + 2
+COUNTERS = (*OUTCOMES, "begun", "finished")  # a handler may end its process with status 0: then it is not finished
 LATER = 75  # the exit status of a child that cannot go on for a reason that passes
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PASSING = DISK_FULL | {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
@@ -52,53 +50,14 @@ log = logging.getLogger("holdfast")
 Hook = Callable[..., object] | None
 
 
-class Counters:
-    """What a child has done."""
-
-    def __init__(self, cells: Any) -> None:
-        self._cells = cells
-        self._mutex = threading.Lock()
-
-    def add(self, outcome: str | None) -> None:
-        if outcome in OUTCOMES:
-            self._add(OUTCOMES.index(outcome))
-
-    def add_recovered(self, ending: Ending) -> None:
-        """A task of a dead worker. One that it had not begun does not count."""
-        if outcome_of(ending) != "given back":
-            self.add(outcome_of(ending))
-
-    def begin(self) -> None:
-        self._add(_BEGUN)
-
-    def finish(self) -> None:
-        """The child has come to its end. A handler may end its process with the same status."""
-        self._add(_FINISHED)
-
-    def _add(self, place: int) -> None:
-        with self._mutex:
-            self._cells[place] += 1
-
-    @property
-    def has_begun(self) -> bool:
-        return bool(self._cells[_BEGUN])
-
-    @property
-    def is_finished(self) -> bool:
-        return bool(self._cells[_FINISHED])
-
-    def outcomes(self) -> list[int]:
-        return list(self._cells[:_BEGUN])
-
-
 class Link:
     """The connection of a child to its supervisor."""
 
-    def __init__(self, stop: OwnedFd, messages: OwnedFd, cells: Any, *, drain: bool) -> None:
+    def __init__(self, stop: OwnedFd, messages: OwnedFd, counters: Any, *, drain: bool) -> None:
         # Owned by this process: a process that the handler forks has neither.
         self._stop = OwnedFd(stop.detach())
         self._messages = OwnedFd(messages.detach())
-        self.counters = Counters(cells)
+        self._counters = counters
         self._drain = drain
         self._mutex = threading.Lock()
         self._deadlines: dict[tuple[str, int], float] = {}
@@ -121,8 +80,14 @@ class Link:
         if self._drain:
             self.tell("idle")
 
+    def count(self, kind: str | None) -> None:
+        if kind in COUNTERS:
+            with self._mutex:
+                self._counters[COUNTERS.index(kind)] += 1
+
     def begin(self, claim: Claim, grace: float) -> None:
-        self.counters.begin()
+        """grace: the child ends the task itself after its timeout. The supervisor waits so much longer"""
+        self.count("begun")
         if claim.timeout is not None:
             self.tell("begin", claim.id, claim.token, claim.timeout + grace)
             self._deadlines[claim.id, claim.token] = monotonic() + claim.timeout + grace + _SUPERVISOR_LATE_S
@@ -178,7 +143,7 @@ class Thread:
     def __init__(self, queue: TaskQueue, runner: Runner, hooks: Hooks, link: Link) -> None:
         self._runner, self._hooks, self._link = runner, hooks, link
         self._claimer = queue.new_claimer()
-        self._claimer.on_recovered = link.counters.add_recovered
+        self._claimer.on_recovered = link.count
 
     def work(self) -> None:
         claimer, link = self._claimer, self._link
@@ -216,7 +181,7 @@ class Thread:
             ending, failure = ending_of(claim, result, failure)
             if not self._settle(claim, ending):
                 return
-        self._link.counters.add(claim.outcome)
+        self._link.count(claim.outcome)
         if claim.outcome == "done":
             hooks.call(hooks.done, claim)
         elif failure is not None:
@@ -251,7 +216,7 @@ def work(
     hooks: Hooks,
     stop: OwnedFd,
     messages: OwnedFd,
-    cells: Any,
+    counters: Any,
     *,
     threads: int,
     tasks: int,
@@ -262,7 +227,7 @@ def work(
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, _do_nothing)  # the supervisor decides. Commands do not inherit a function
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    run_or_leave(_work, queue, runner, hooks, Link(stop, messages, cells, drain=drain), threads, tasks)
+    run_or_leave(_work, queue, runner, hooks, Link(stop, messages, counters, drain=drain), threads, tasks)
 
 
 def _work(queue: TaskQueue, runner: Runner, hooks: Hooks, link: Link, threads: int, tasks: int) -> None:
@@ -280,7 +245,7 @@ def _work(queue: TaskQueue, runner: Runner, hooks: Hooks, link: Link, threads: i
         from .loop import Loop
 
         Loop(queue, runner, hooks, link, tasks).work()
-    link.counters.finish()
+    link.count("finished")
     leave(0)
 
 

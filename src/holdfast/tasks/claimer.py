@@ -23,7 +23,7 @@ from time import monotonic
 from .. import process
 from ..errors import HoldfastError
 from .claim import Claim
-from .policy import Retries, given_back
+from .policy import Retries, given_back, outcome_of
 from .store import Attempt, Ending, Registration, Store, Woken
 
 _RESERVE_S = 0.005
@@ -36,14 +36,15 @@ _LONG_S = 3600.0
 class Claimer:
     """Takes tasks for one thread. `wait` and `next` are called by that thread, all else by any thread."""
 
-    def __init__(self, store: Store, retries: Retries, *, buffered: bool, batch: int = _MAX_RESERVED) -> None:
+    def __init__(self, store: Store, retries: Retries, *, buffered: bool) -> None:
         self.store = store
         self.retries = retries
         self.registry = process.registry
         self.begun = 0  # changes with every task
-        self.on_recovered: Callable[[Ending], object] | None = None
+        self.on_recovered: Callable[[str], object] | None = (
+            None  # called with the outcome of each task of a dead worker
+        )
         self._buffered = buffered
-        self._max_batch = batch
         self._worker: Registration | None = None
         self._mutex = threading.RLock()
         self._reserved: deque[Attempt] = deque()
@@ -94,7 +95,7 @@ class Claimer:
         now = monotonic()
         took = now - self._claimed_at
         if self._buffered:
-            self._batch = max(1, min(self._max_batch, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
+            self._batch = max(1, min(_MAX_RESERVED, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
         if now - self._recovered_at > _RECOVER_EVERY_S:
             self._recovered_at = now
             self.recover()
@@ -112,9 +113,9 @@ class Claimer:
             count += len(settled)
             if not settled:
                 break  # another process is settling them
-            if self.on_recovered is not None:
-                for ending in settled:
-                    self.on_recovered(ending)
+            for ending in settled:
+                if self.on_recovered is not None and ending.counts:
+                    self.on_recovered(outcome_of(ending))
         return count
 
     def settle(self, ending: Ending) -> bool:

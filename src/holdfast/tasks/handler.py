@@ -23,34 +23,18 @@ _KEPT_BYTES = 1 << 16  # of what a command prints
 _MAX_VARIABLE_BYTES = 1 << 16  # a command with a variable of twice this size cannot be started
 
 
-class TaskTimeout(Exception):
-    """The attempt took longer than its timeout."""
+class TaskError(Exception):
+    """The task failed for a reason that its text explains: a timeout, a failed command, or a missing function."""
 
     says_all = True  # a traceback would not help
-
-    def __init__(self, seconds: float, output: str = "", errors: str = "") -> None:
-        super().__init__(late_text(seconds) + (f": {errors}" if errors else ""))
-        self.output = output
-
-
-class CommandFailed(Exception):
-    """A command ended with a status other than 0."""
-
-    says_all = True
 
     def __init__(self, text: str, output: str = "") -> None:
         super().__init__(text)
         self.output = output
 
 
-class NotRegistered(Exception):
-    """This worker has no function for the task."""
-
-    says_all = True
-
-
-def late_text(seconds: float) -> str:
-    return f"not done within {seconds:g} s"
+def late_text(seconds: float, errors: str = "") -> str:
+    return f"not done within {seconds:g} s" + (f": {errors}" if errors else "")
 
 
 def is_async(function: object) -> bool:
@@ -82,16 +66,16 @@ class Runner:
         return any(map(is_async, (self.handler, *(one.function for one in self.functions.values()))))
 
     def find(self, claim: Claim) -> partial[Any]:
-        """The call to make. Raises NotRegistered."""
+        """The call to make. Raises TaskError if there is none."""
         if claim.function is None:
             if self.handler is None:
-                raise NotRegistered(
+                raise TaskError(
                     "this task names no function, and the worker has no handler. Start it as Worker(queue, handler)."
                 )
             return partial(self.handler, claim)
         function = self.functions.get(claim.function)
         if function is None:
-            raise NotRegistered(
+            raise TaskError(
                 f"function {claim.function} is not registered in this worker. Decorate it with @queue.task in a module "
                 "that the worker imports."
             )
@@ -146,9 +130,9 @@ class Command:
                 process.kill()
                 raise
         if not in_time and claim.timeout is not None:
-            raise TaskTimeout(claim.timeout, _text(output), _text(errors).strip())
+            raise TaskError(late_text(claim.timeout, _text(errors)), _text(output))
         if process.returncode:
-            raise CommandFailed(_failure(words[0], process.returncode, _text(errors).strip()), _text(output))
+            raise TaskError(_failure(words[0], process.returncode, _text(errors)), _text(output))
         return _text(output) or None
 
     def _read(self, process: subprocess.Popen[bytes], timeout: float | None) -> tuple[bytes, bytes, bool]:
@@ -157,7 +141,6 @@ class Command:
         output, errors = bytearray(), bytearray()
         kept = {process.stdout.fileno(): output, process.stderr.fileno(): errors}
         deadline = None if timeout is None else monotonic() + timeout
-        left = None
         while kept:
             left = None if deadline is None else deadline - monotonic()
             if left is not None and left <= 0:
@@ -172,7 +155,7 @@ class Command:
                 else:
                     del kept[fd]
         try:
-            process.wait(None if left is None else min(left, 1e6))
+            process.wait(None if deadline is None else min(max(0.0, deadline - monotonic()), 1e6))
         except subprocess.TimeoutExpired:
             return bytes(output), bytes(errors), False
         return bytes(output), bytes(errors), True

@@ -24,7 +24,7 @@ from ..files import pipe
 from ..wait import poll
 from .child import Hooks, Link, ending_of, log, run_or_leave, wait_for_space
 from .claim import Claim
-from .handler import GRACE_S, Runner, TaskTimeout, is_async
+from .handler import GRACE_S, Runner, TaskError, is_async, late_text
 from .policy import outcome_of
 from .queue import TaskQueue
 from .store import Ending, Woken
@@ -47,7 +47,7 @@ class Loop:
         self._runner, self._hooks, self._link, self._size = runner, hooks, link, size
         self._store = queue.store
         self._claimer = queue.new_claimer()
-        self._claimer.on_recovered = link.counters.add_recovered
+        self._claimer.on_recovered = link.count
         self._reader, self._writer = pipe()
         os.set_blocking(self._writer.fd, False)
         self._ended: deque[Ended] = deque()
@@ -158,7 +158,7 @@ class Loop:
             claim.outcome = "lost"
         elif ending is not None:
             claim.outcome = outcome_of(ending)
-        self._link.counters.add(claim.outcome)
+        self._link.count(claim.outcome)
         if claim.outcome == "done":
             hooks.call(hooks.done, claim)
         elif failure is not None:
@@ -177,7 +177,7 @@ class Loop:
         self._running[key] = work = self._loop.create_task(_run_coroutine(call))
         timer = None
         if claim.timeout is not None:
-            timer = self._loop.call_later(claim.timeout, self._cancel, key, TaskTimeout(claim.timeout))
+            timer = self._loop.call_later(claim.timeout, self._cancel, key, TaskError(late_text(claim.timeout)))
         try:
             return await work
         except asyncio.CancelledError as error:

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from ..files import InheritedFd, OwnedFd, pipe
-from .child import COUNTERS, Counters, work
+from .child import COUNTERS, work
 
 _SIGNAL_WAIT_S = 1.0  # until a process has stopped or died. Only a process that waits for a broken disk takes longer
 _NEVER = float("inf")
@@ -37,8 +37,7 @@ class Child:
     def __init__(self, context: BaseContext, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         reader, writer = pipe(writer=PassedFd)
         os.set_blocking(reader.fd, False)
-        cells = context.RawArray("Q", COUNTERS)
-        self.counters = Counters(cells)
+        self._counters = context.RawArray("Q", len(COUNTERS))
         self.workers: list[str] = []  # their names in the queue
         self.is_idle = False
         self.was_killed = False
@@ -47,7 +46,7 @@ class Child:
         self._messages = reader
         self._rest = b""
         self._code: int | None = None
-        self._process = context.Process(target=work, args=(*arguments, writer, cells), kwargs=options)  # type: ignore[attr-defined]
+        self._process = context.Process(target=work, args=(*arguments, writer, self._counters), kwargs=options)  # type: ignore[attr-defined]
         self._process.start()
         writer.close()
         self.pid: int = self._process.pid
@@ -66,6 +65,9 @@ class Child:
         self._death.close()
         with suppress(ValueError):
             self._process.close()
+
+    def count(self, kind: str) -> int:
+        return int(self._counters[COUNTERS.index(kind)])
 
     @property
     def deadline(self) -> float:

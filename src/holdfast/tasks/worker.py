@@ -38,8 +38,8 @@ from .store import Attempt, Ending
 from .supervised import Child, PassedFd
 
 _TICK_S = 0.5  # between two looks at cancelled tasks and schedules
-_CANCEL_AFTER_S = 0.05  # the child may have ended the task, and not have written that yet
-_PRUNE_EVERY_S, _PRUNE_SOON_S = 5.0, 0.1
+_SOON_S = 0.05
+_PRUNE_EVERY_S = 5.0
 _EARLY_S, _MAX_EARLY_DEATHS = 1.0, 5  # so many children that die so early are replaced at once
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Key = tuple[str, int]  # the id and the token of an attempt
@@ -116,9 +116,7 @@ class Worker:
         self._deaths_in_vain = 0  # in a row, of children that had no task
         self._starts: list[float] = []
         self._drain = False
-        self._may_be_empty = False
-        self._looked_at = self._prune_at = 0.0
-        self._next_scheduled: float | None = None
+        self._tick_at = self._prune_at = 0.0
         self._cancelled_since: dict[Key, float] = {}
         self._last_warning = ""
 
@@ -143,13 +141,13 @@ class Worker:
         self._drain = drain
         _open_standard_files()
         self._claimer = self.queue.new_claimer()
-        self._claimer.on_recovered = self._count_recovered
+        self._claimer.on_recovered = self._count
         self.queue.store.settle([])  # raises an error if this process may not write
         self._pipes = _Pipes()
         previous = self._catch_signals()
         try:
             self._recover()
-            self._put_scheduled()
+            self._put_scheduled(monotonic())
             while self._children or self._pipes.stop_writer.is_open:
                 self._supervise(self._pipes)
         finally:
@@ -180,13 +178,13 @@ class Worker:
         if pipes.stop_writer.is_open:
             self._start_missing(pipes)
         fds = [pipes.wake_reader.fd, *(fd for child in self._children for fd in child.fds)]
-        ready = poll([*fds, *(self._observer.fds if self._observer is not None else ())], self._seconds_to_wait())
+        soonest = min([self._tick_at, *(child.deadline for child in self._children)])
+        ready = poll([*fds, *(self._observer.fds if self._observer is not None else ())], soonest - monotonic())
         if pipes.wake_reader.fd in ready:
             os.read(pipes.wake_reader.fd, 4096)
         for child in list(self._children):
             if ready.intersection(child.fds):
                 child.hear()
-                self._may_be_empty |= child.is_idle
                 self._bury_if_dead(child)
         if self._asked:
             pipes.stop_writer.close()  # the children begin no other task
@@ -198,13 +196,6 @@ class Worker:
             self._warn(error)
         if self._observer is not None:
             self._observer.look()
-
-    def _seconds_to_wait(self) -> float:
-        soonest = self._looked_at + (_CANCEL_AFTER_S if self._cancelled_since else _TICK_S)
-        soonest = min([soonest, *(child.deadline for child in self._children)]) - monotonic()
-        if self._next_scheduled is not None:
-            soonest = min(soonest, self._next_scheduled - time())
-        return max(0.0, soonest)
 
     @property
     def _mode(self) -> tuple[int, int, int]:
@@ -232,14 +223,14 @@ class Worker:
             return
         self._children.remove(child)
         child.close()
-        for outcome, count in zip(OUTCOMES, child.counters.outcomes(), strict=True):
-            self._totals[outcome] += count
-        if child.was_killed or (code == 0 and child.counters.is_finished):
+        for outcome in OUTCOMES:
+            self._totals[outcome] += child.count(outcome)
+        if child.was_killed or (code == 0 and child.count("finished")):
             return
         self._deaths += 1
-        self._may_be_empty = True
+        self._tick_at = 0.0
         self._recover()
-        if any(one.counters.has_begun for one in (child, *self._children)):
+        if any(one.count("begun") for one in (child, *self._children)):
             self._deaths_in_vain = 0
         elif code > 0 and code != LATER and monotonic() - child.started_at < _EARLY_S:
             self._deaths_in_vain += 1
@@ -256,9 +247,8 @@ class Worker:
         except (OSError, HoldfastError) as error:  # another worker or the next look recovers them
             self._warn(error)
 
-    def _count_recovered(self, ending: Ending) -> None:
-        if outcome_of(ending) != "given back":  # the dead worker had not begun it
-            self._totals[outcome_of(ending)] += 1
+    def _count(self, outcome: str) -> None:
+        self._totals[outcome] += 1
 
     def _warn(self, error: Exception) -> None:
         """Once in a row."""
@@ -273,35 +263,39 @@ class Worker:
         for child in list(self._children):
             if child.deadline <= now:
                 self._end(child)
-        is_tick = now >= self._looked_at + (_CANCEL_AFTER_S if self._cancelled_since else _TICK_S)
-        if self._drain and (is_tick or self._may_be_empty):
-            self._may_be_empty = False
-            if self.queue.is_empty():
-                pipes.stop_writer.close()
-        if is_tick:
-            self._looked_at = now
-            self._end_cancelled(now)
+        if self._drain and any(child.is_idle for child in self._children):
+            self._tick_at = 0.0
+        if now < self._tick_at:
+            return
+        self._tick_at = now + _TICK_S
+        if self._drain and self.queue.is_empty():
+            pipes.stop_writer.close()
+        self._end_cancelled(now)
         if now >= self._prune_at:
-            self._prune_at = now + _PRUNE_EVERY_S
-            if self.queue.prune():
-                self._prune_at = now + _PRUNE_SOON_S
-        if not self._drain and (is_tick or (self._next_scheduled or 0) <= time()):
-            self._put_scheduled()
+            self._prune_at = now + (_SOON_S if self.queue.prune() else _PRUNE_EVERY_S)
+            self._tick_at = min(self._tick_at, self._prune_at)
+        if not self._drain:
+            self._put_scheduled(now)
 
-    def _put_scheduled(self) -> None:
+    def _put_scheduled(self, now: float) -> None:
         """A wrong schedule is no reason to stop working."""
         try:
-            self._next_scheduled = self.queue.put_scheduled()
+            following = self.queue.put_scheduled()
+            if following is not None:
+                self._tick_at = min(self._tick_at, now + max(0.0, following - time()))
         except (OSError, TypeError, ValueError, HoldfastError) as error:
-            self._next_scheduled = None
             self._warn(error)
 
     def _end_cancelled(self, now: float) -> None:
-        """End the children of tasks that were cancelled. An event loop gets time to cancel the coroutine."""
+        """Kill children that run cancelled tasks. Not at once: a child may have ended the task without having written
+        it, and an event loop cancels its coroutines itself."""
         cancelled = self.queue.store.cancelling()
         self._cancelled_since = {key: self._cancelled_since.get(key, now) for key in cancelled}
-        patience = _CANCEL_AFTER_S if self._mode[1] else GRACE_S
+        patience = _SOON_S if self._mode[1] else GRACE_S
         due = {key for key, since in self._cancelled_since.items() if now - since >= patience}
+        self._tick_at = min(
+            [self._tick_at, *(self._cancelled_since[key] + patience for key in cancelled if key not in due)]
+        )
         for child in list(self._children) if due else ():
             attempts = [attempt for name in child.workers for attempt in self.queue.store.running(name)]
             if any((attempt.id, attempt.token) in due for attempt in attempts):
@@ -328,8 +322,8 @@ class Worker:
             return endings if child.kill() else []
 
         for ending in self.queue.store.end(child.workers, choose):
-            self._totals[outcome_of(ending)] += 1
-        self._may_be_empty = True
+            self._count(outcome_of(ending))
+        self._tick_at = 0.0
         self._bury_if_dead(child)
 
     def _give_all_back(self) -> None:
