@@ -58,7 +58,7 @@ _clock = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class SqliteStore(SqlStore):
-    """The engine of a queue in a directory. See the head of this module."""
+    """The engine of a queue in a directory."""
 
     is_local = True
 
@@ -251,9 +251,7 @@ class SqliteStore(SqlStore):
         self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
     ) -> list[tuple[str, bool]]:
         if connection is not None:
-            raise Unsupported(
-                f"{self.name}: connection= needs a queue on PostgreSQL. This queue is a directory.", path=self.path
-            )
+            raise Unsupported(f"{self.name}: connection= needs a queue on PostgreSQL, not a directory.", path=self.path)
         known = [task.id for task in tasks if task.id is not None]
         if known and len(known) == len(tasks):
             found = self.read(lambda run: [self.find(run, id, "by") for id in known])
