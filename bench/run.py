@@ -21,6 +21,7 @@ import handoff
 import imports
 import store_lock
 import tasks
+import tasks_beside
 import uncontended
 from measure import Place, Row, Table
 
@@ -91,7 +92,9 @@ def main() -> int:
     parser.add_argument("--only", choices=SECTIONS, action="append", help="this section; may be given several times")
     parser.add_argument("--json", metavar="FILE", help="write all figures, with the raw ones of every round, to FILE")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: under a minute, and noisier")
-    parser.add_argument("--beside", metavar="CHECKOUT", help="compare with the code of another checkout, and only that")
+    parser.add_argument(
+        "--beside", metavar="CHECKOUT", help="compare with the code of another checkout (--only tasks: its queues)"
+    )
     parser.add_argument("--dir", default=".", help=f"where to lock, besides {SHM} (default: here)")
     options = parser.parse_args()
 
@@ -102,7 +105,11 @@ def main() -> int:
         print(f"no {SHM}: the figures of tmpfs are left out")
     sections = {name: SECTIONS[name] for name in options.only or SECTIONS}
     if options.beside:
-        sections = {"beside": lambda quick, places: beside.section(quick, places, options.beside)}
+        compared = [tasks_beside] if options.only == ["tasks"] else [beside, tasks_beside]
+        sections = {
+            module.__name__: lambda quick, places, module=module: module.section(quick, places, options.beside)  # type: ignore[misc]
+            for module in compared
+        }
     for section in sections.values():
         with ExitStack() as stack:
             parents = [os.path.abspath(options.dir), *([SHM] if os.path.isdir(SHM) else [])]

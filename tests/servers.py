@@ -26,7 +26,6 @@ from support import PATIENCE, is_alive, until
 
 USER, PASSWORD = "tester", "not-to-be-seen"
 SETTINGS = {
-    "listen_addresses": "127.0.0.1",
     "max_connections": 100,
     "fsync": "off",
     "full_page_writes": "off",
@@ -132,6 +131,7 @@ class Postgres:
         self.programs = programs
         self.directory = directory
         self.port = 0
+        self.addresses = ["127.0.0.1"]
         self.process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -180,6 +180,7 @@ class Postgres:
     def restart(self) -> None:
         """Start the server, and wait until it accepts connections."""
         settings = {**SETTINGS, "unix_socket_directories": self.directory, "port": self.port}
+        settings["listen_addresses"] = ",".join(self.addresses)
         options = [text for name, value in settings.items() for text in ("-c", f"{name}={value}")]
         with open(self.directory / "log", "ab") as log:
             self.process = subprocess.Popen(
@@ -233,6 +234,59 @@ class Postgres:
         if self.process is not None and self.process.poll() is None:
             self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class FarNetwork:
+    """A network of its own, connected to the server by a cable that can be cut. A process enters it by its name."""
+
+    def __init__(self, server: Postgres) -> None:
+        if os.geteuid() != 0 or shutil.which("ip") is None:
+            cannot("network namespaces: need root and the command ip")
+        self.name = f"holdfast{os.getpid()}"
+        self._cable = f"hf{os.getpid()}"
+        self._near, far = (f"10.203.{os.getpid() % 250}.{host}" for host in (1, 2))
+        done = subprocess.run(["ip", "netns", "add", self.name], capture_output=True, text=True, check=False)
+        if done.returncode:
+            cannot(f"network namespaces: {done.stderr.strip()}")
+        end = f"{self._cable}b"
+        self._ip("link", "add", self._cable, "type", "veth", "peer", "name", end, "netns", self.name)
+        self._ip("address", "add", f"{self._near}/24", "dev", self._cable)
+        self._ip("-n", self.name, "address", "add", f"{far}/24", "dev", end)
+        self._ip("-n", self.name, "link", "set", end, "up")
+        self.connect()
+        self._server = server
+        with open(server.directory / "data/pg_hba.conf", "a") as rules:
+            rules.write(f"host all all {far}/32 password\n")
+        server.addresses.append(self._near)
+        server.shut_down()
+        server.restart()
+
+    def _ip(self, *words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+    def connect(self) -> None:
+        self._ip("link", "set", self._cable, "up")
+
+    def cut(self) -> None:
+        """Packets vanish in both directions. Nobody is told."""
+        self._ip("link", "set", self._cable, "down")
+
+    def url(self, url: str) -> str:
+        return url.replace("@127.0.0.1:", f"@{self._near}:")
+
+    def enter(self) -> str:
+        """The code by which a process enters it."""
+        return f"import ctypes, os\nctypes.CDLL(None).setns(os.open('/run/netns/{self.name}', os.O_RDONLY), 0x40000000)"
+
+    def __enter__(self) -> FarNetwork:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ip("link", "delete", self._cable)
+        self._ip("netns", "delete", self.name)
+        self._server.addresses.remove(self._near)
+        self._server.shut_down()
+        self._server.restart()
 
 
 def delete_left_over() -> None:

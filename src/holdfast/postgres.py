@@ -38,22 +38,18 @@ else:
     _missing = None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import TypeVar
 
     Result = TypeVar("Result")
     Statement = tuple[str, Sequence[Any]]  # and its parameters
 
-SCHEMES = ("postgresql://", "postgres://")
 CONNECT_TIMEOUT_S = 10
 MAX_SILENCE = 11.0  # seconds: the first probe after 5, two more, and a reply that is awaited for 2
 
 _ON_CLIENT = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000}
-_ON_SERVER = {
-    **{f"tcp_{name}": number for name, number in _ON_CLIENT.items() if name != "tcp_user_timeout"},
-    "tcp_user_timeout": _ON_CLIENT["tcp_user_timeout"],
-    "idle_session_timeout": 0,  # a worker that runs a long task is idle here
-}
+_ON_SERVER = {name if name[:3] == "tcp" else f"tcp_{name}": value for name, value in _ON_CLIENT.items()}
+_ON_SERVER["idle_session_timeout"] = 0  # a worker that runs a long task is idle here
 _REMEDIES = {
     "password authentication failed": "Check the user name and the password.",
     "pg_hba.conf": "Check the user name, and pg_hba.conf on the server.",
@@ -165,24 +161,6 @@ def _refuse_transaction_pooler(session: Session, url: str) -> None:
                 f"{without_password(url)} is a connection pooler in transaction mode, where a session does not keep "
                 "its locks. Connect to the PostgreSQL server itself, or set pool_mode=session."
             )
-
-
-def send(
-    connection: psycopg.Connection[Any], statements: Iterable[Statement], cursors: list[psycopg.Cursor[Any]]
-) -> None:
-    """Send statements in one round trip. Their cursors are appended, also if a later statement fails."""
-    failed: psycopg.Error | None = None
-    try:
-        with connection.pipeline():
-            try:
-                for sql, values in statements:
-                    cursors.append(connection.execute(sql, values))
-            except psycopg.Error as error:
-                failed = error  # not raised here: the end of the pipeline would log a second error
-    except psycopg.Error as error:
-        failed = failed or error
-    if failed is not None:
-        raise failed
 
 
 def failure(url: str, error: psycopg.Error) -> ConnectionFailed:

@@ -244,7 +244,6 @@ def test_a_url_is_not_taken_for_a_path_and_its_password_is_not_shown(in_memory: 
 
 
 def test_a_server_that_is_away_is_an_error_without_the_password() -> None:
-    pytest.importorskip("holdfast.tasks.postgres")
     text = call("ls", "postgresql://user:secret@127.0.0.1:1/db", status=3)
     assert "127.0.0.1" in text and "secret" not in text and text.count("\n") == 1
 

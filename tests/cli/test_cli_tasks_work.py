@@ -379,3 +379,29 @@ def test_how_an_attempt_ended_follows_from_the_token(queue: TaskQueue) -> None:
     fourth = claimed(queue)
     fourth.complete()
     assert outcome_of(queue.get("x"), fourth.token) == ("done", None)
+
+
+def test_every_command_works_with_a_postgresql_url_and_shows_no_password(postgres: str) -> None:
+    printed = []
+
+    def on_server(action: str, *words: object, status: int = 0) -> str:
+        printed.append(call(action, postgres, *words, status=status))
+        return printed[-1]
+
+    assert on_server("put", "good", "--id", "g") == "g\n"
+    on_server("put", "bad", "--id", "b", "--attempts", 1)
+    on_server("pause")
+    assert "The queue is paused" in on_server("stats")
+    on_server("resume")
+    text = on_server("work", "--drain", "--", "sh", "-c", SCRIPT, "-", "{}", status=1)
+    assert "this is good\n" in text and "failed b (attempt 1 of 1)" in text and "1 done, 1 failed in" in text
+    assert [line.split()[:2] for line in on_server("ls").splitlines()[1:]] == [["b", "failed"], ["g", "done"]]
+    assert "State: done\n" in on_server("show", "g")
+    assert "there is no task 'x'" in on_server("show", "x", status=1)
+    assert "1 failed" in on_server("watch", "--once")
+    assert on_server("retry", "--failed") == "b: pending again\n"
+    assert on_server("cancel", "b") == "b: cancelled\n"
+    on_server("schedule", "often", "--every", "1h")
+    assert "often" in on_server("schedule") and on_server("unschedule", "often") == "often: removed\n"
+    assert on_server("purge").startswith("Purged: ")
+    assert ":not-to-be-seen@" in postgres and not any("not-to-be-seen" in text for text in printed)

@@ -20,7 +20,9 @@ from support import PATIENCE, Peer, begin_together, until
 
 from holdfast import ConnectionFailed, Unsupported
 from holdfast.errors import CorruptStore
+from holdfast.postgres import MAX_SILENCE
 from holdfast.tasks import postgres as engine
+from holdfast.tasks import server_statements, server_transactions
 from holdfast.tasks.postgres import PostgresStore, open_store
 from holdfast.tasks.server_workers import MAX_SESSIONS
 from holdfast.tasks.store import Attempt, Ending, NewTask, Selection, Woken
@@ -117,7 +119,7 @@ def test_a_server_that_is_shut_down_and_started_loses_and_doubles_no_task(
 def test_ended_sessions_lose_and_double_no_task(
     postgres: str, postgres_server: servers.Postgres, store: PostgresStore, start_peer: Callable[..., Peer]
 ) -> None:
-    query = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()"
+    query = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and usename = current_user"
     with postgres_server.connect("postgres") as connection:
         run_claimers(start_peer, postgres, store, 600, lambda: connection.execute(query, [postgres.rpartition("/")[2]]))
 
@@ -261,7 +263,7 @@ def test_after_a_restart_workers_have_time_to_come_back(
     assert other.orphans() == []
     assert store.settle(done(attempts)) == [True, True]
     other.close()
-    monkeypatch.setattr(engine, "RESTART_GRACE_S", 0)
+    monkeypatch.setattr(server_statements, "RESTART_GRACE_S", 0)
     store.add(tasks(1))
     store.claim(worker, 1)
     postgres_server.kill()
@@ -275,7 +277,7 @@ def test_after_a_restart_workers_have_time_to_come_back(
 def test_a_server_that_stays_away_is_reported(
     store: PostgresStore, postgres_server: servers.Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "RECONNECT_S", 0.2)
+    monkeypatch.setattr(server_transactions, "RECONNECT_S", 0.2)
     worker = store.register()
     postgres_server.kill()
     try:
@@ -291,10 +293,43 @@ def test_a_server_that_stays_away_is_reported(
     worker.close()
 
 
+def test_workers_that_are_cut_off_lose_their_tasks_within_the_bound(
+    postgres: str, postgres_server: servers.Postgres, start_peer: Callable[..., Peer]
+) -> None:
+    """Two of four workers are behind a cable that is cut. The others get their tasks, and late completions are refused.
+
+    The limit of the wait has a margin for a busy machine. Without keepalives the server would wait for two hours.
+    """
+    with servers.FarNetwork(postgres_server) as network:
+        store = open_store(postgres)
+        store.add(tasks(8))
+        near = [start_peer(url=postgres, number=2) for _ in range(2)]
+        far = [start_peer(url=network.url(postgres), number=2) for _ in range(2)]
+        for peer in far:
+            peer.do(network.enter())
+        for peer in (*near, *far):
+            peer.do(REGISTER)
+        network.cut()
+        until(lambda: len(store.orphans()) == 4, PATIENCE + MAX_SILENCE)
+        assert store.settle([Ending(orphan.id, orphan.token, "delayed") for orphan in store.orphans()]) == [True] * 4
+        near[0].do("attempts += store.claim(worker, 8)")
+        for peer in far:
+            peer.begin(SETTLE)
+        network.connect()
+        assert [peer.answer() for peer in far] == [[False] * 2] * 2
+        assert [ok for peer in near for ok in peer.do(SETTLE)] == [True] * 8
+        assert count(store) == {"done": 8}
+        for peer in (*near, *far):
+            peer.do("worker.close(); store.close()")
+        store.close()
+
+
 # Workers that live, die, and are woken.
 
+SETTLE = "store.settle([Ending(attempt.id, attempt.token, 'done') for attempt in attempts])"
 REGISTER = """
 from holdfast.tasks.postgres import open_store
+from holdfast.tasks.store import Ending
 store = open_store(url)
 worker = store.register()
 attempts = store.claim(worker, number, reserve=True)
@@ -395,8 +430,7 @@ def test_changes_are_noticed(store: PostgresStore, postgres: str, start_peer: Ca
     peer = start_peer(url=postgres, number=1)
     peer.do(REGISTER)
     changes = store.changes()
-    peer.do("from holdfast.tasks.store import Ending")
-    peer.begin("store.settle([Ending(attempt.id, attempt.token, 'done') for attempt in attempts])")
+    peer.begin(SETTLE)
     while count(store) != {"done": 1}:
         changes.wait(PATIENCE)
     changes.close()
@@ -510,6 +544,30 @@ def test_cancelling_meets_claims(store: PostgresStore) -> None:
         store.settle([Ending(attempt.id, attempt.token, "done") for attempt in attempts])
         assert set(count(store)) <= {"done", "cancelled"}
     worker.close()
+
+
+def test_claims_use_the_indexes_whatever_the_server_knows_about_the_table(store: PostgresStore) -> None:
+    store.add(tasks(1))
+    fill = (
+        "insert into holdfast_task (seq, ord, state, due, priority, payload, attempts, put_at)"
+        " select s, s, s % 6, 1e12, 0, '{}', 3, 0"
+        " from (select nextval('holdfast_task_seq_seq') s from generate_series(1, 20000)) numbers"
+    )
+    plans = {}
+
+    def explain(run: Callable[..., Any]) -> None:
+        run("analyze holdfast_task")  # the server believes that the table is small
+        run(fill)
+        for name, values in (("claim", ["w", 0.0, True]), ("promote", []), ("look", [])):
+            rows = run(f"explain {store.sql[name].format(count=10)}", values).fetchall()
+            plans[name] = "\n".join(row[0] for row in rows)
+
+    store.read(explain)
+    assert "Index Scan using holdfast_task_ready" in plans["claim"]
+    assert "Index Scan using holdfast_task_pkey" in plans["claim"]
+    assert "Index Cond: (due <=" in plans["promote"]
+    assert "Index Cond: (due <=" in plans["look"]
+    assert "Seq Scan" not in "".join(plans.values())
 
 
 # The caller's transaction.

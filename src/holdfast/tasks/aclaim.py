@@ -29,7 +29,7 @@ async def aclaim(queue: TaskQueue, timeout: float | None) -> Claim | None:
     def claim() -> Claim | None:
         nonlocal claimer
         if claimer is None or claimer.registry is not process.registry:
-            claimer = Claimer(queue.store, queue.retries, buffered=False)
+            claimer = Claimer(queue.store, queue.retries, buffered=False, reserves=False)
         return claimer.next() if timeout == 0 else claimer.wait(deadline, reader.fd)
 
     step = Run(claim, Claim.give_back)

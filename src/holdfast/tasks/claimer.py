@@ -1,7 +1,8 @@
-"""`Claimer`: takes tasks for one thread. With `durable=False`, several in one transaction if they are short.
+"""`Claimer`: takes tasks for one thread, several in one transaction if they are short.
 
 A transaction costs more than a short task. So a thread that works on short tasks reserves the next ones together: as
-many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. Endings are written together, too.
+many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. With `durable=False`, endings are written together, too. A
+durable queue in SQLite reserves nothing: there the sync of each ending costs most.
 
 A task may take longer than those before it. Then other workers must get the reserved tasks. `_Guard`, a thread of this
 process, gives them back after `_GUARD_S`, and writes the endings that are still in memory.
@@ -36,15 +37,15 @@ _LONG_S = 3600.0
 class Claimer:
     """Takes tasks for one thread. `wait` and `next` are called by that thread, all else by any thread."""
 
-    def __init__(self, store: Store, retries: Retries, *, buffered: bool) -> None:
+    def __init__(self, store: Store, retries: Retries, *, buffered: bool, reserves: bool) -> None:
         self.store = store
         self.retries = retries
         self.registry = process.registry
         self.begun = 0  # changes with every task
-        self.on_recovered: Callable[[str], object] | None = (
-            None  # called with the outcome of each task of a dead worker
-        )
+        # Called with the outcome of each task of a dead worker.
+        self.on_recovered: Callable[[str], object] | None = None
         self._buffered = buffered
+        self._max_batch = _MAX_RESERVED if reserves else 1
         self._worker: Registration | None = None
         self._mutex = threading.RLock()
         self._reserved: deque[Attempt] = deque()
@@ -96,8 +97,7 @@ class Claimer:
     def _claim(self, idle: bool) -> None:
         now = monotonic()
         took = now - self._claimed_at
-        if self._buffered:
-            self._batch = max(1, min(_MAX_RESERVED, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
+        self._batch = max(1, min(self._max_batch, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
         if now - self._recovered_at > _RECOVER_EVERY_S:
             self._recovered_at = now
             self.recover()

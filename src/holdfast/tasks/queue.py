@@ -274,7 +274,10 @@ class TaskQueue:
         return claimer
 
     def new_claimer(self) -> Claimer:
-        claimer = Claimer(self.store, self.retries, buffered=self.store.is_local and not self.durable)
+        is_local, durable = self.store.is_local, self.durable
+        claimer = Claimer(
+            self.store, self.retries, buffered=is_local and not durable, reserves=not (is_local and durable)
+        )
         self._claimers.add(claimer)
         return claimer
 

@@ -11,9 +11,9 @@ command that inherits the socket of the home session keeps the session open, and
 If the home session is lost, the next call opens another one, which acquires the same locks. Until then the workers of
 this process count as dead, and another process may give their tasks to other workers.
 
-After a restart of the server all workers have lost their locks. They get `RESTART_GRACE_S` seconds to acquire them
-again. The name of a worker contains the start time of the server at which it registered, to tell it from one that died
-since.
+After a restart of the server all workers have lost their locks. They get some seconds to acquire them again
+(`server_statements.RESTART_GRACE_S`). The name of a worker contains the start time of the server at which it
+registered, to tell it from one that died since.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ with suppress(ImportError):  # `postgres.connect` names the remedy
 if TYPE_CHECKING:
     from .postgres import PostgresStore
 
-RESTART_GRACE_S = 10
 MAX_SESSIONS = 4  # of one process, besides its home session
 NEVER = 1e300
 LOOK_S = 1.0  # between two looks of an idle worker, for what sends no notification: a worker that died
 _BETWEEN_CHANGES_S = 0.005
 WORKER, WATCHER = 0, 1  # kinds of rows in the table `idle`
 
-# Plans for a table that is small at first and has a million rows a minute later.
-_SETTINGS = "set jit = off; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off"
+# Plans for a table that is small at first and has a million rows a minute later: always by an index, never by a sort.
+_OFF = ("jit", "enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin")
+_SETTINGS = "; ".join(f"set {name} = off" for name in _OFF)
 
 
 class InProcess:
@@ -54,10 +54,14 @@ class InProcess:
     def __init__(self, store: PostgresStore) -> None:
         self.registry = process.registry
         self.home = Home(store)
-        self._url = store.url
+        self._store, self._url = store, store.url
         self._condition = threading.Condition()
         self._free: list[postgres.Session] = []
         self._number = 0
+
+    def renewed(self) -> InProcess:
+        """Of a forked child."""
+        return InProcess(self._store)
 
     @contextmanager
     def session(self) -> Iterator[postgres.Session]:

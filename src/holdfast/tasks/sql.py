@@ -12,13 +12,12 @@ becomes `%s`, and these become clauses that lock the rows which a statement retu
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from heapq import merge
-from operator import itemgetter
+from collections.abc import Callable, Sequence
 from time import time
-from typing import Any, TypeVar
+from typing import Any
 
+from .reading import PAGE, SqlReader
+from .rows import Transaction, attempt_of, ended_before, id_of, number_of, with_attempt
 from .statements import (
     BLOCKED,
     CANCELLED,
@@ -30,62 +29,14 @@ from .statements import (
     PARKED,
     READY,
     RUNNING,
-    STATEMENTS,
 )
-from .store import ENDED, Attempt, Ending, NewTask, Selection, Store, Stored
+from .store import ENDED, Attempt, Ending, NewTask, Selection
 
-Result = TypeVar("Result")
-
-MAX_HISTORY = 20  # earlier attempts that are kept
 _A_DAY_S = 86_400.0
-_PAGE = 500  # tasks that one step of a long operation looks at
 
 
-class Transaction:
-    """One transaction: its statements, and what it changed that others must learn of."""
-
-    __slots__ = ("due", "ended", "first", "keys", "now", "ready", "run")
-
-    def __init__(self, run: Callable[..., Any], now: float) -> None:
-        self.run = run  # run(statement, parameters) returns a cursor
-        self.now = now  # of the engine's clock
-        self.ready = 0  # tasks that became ready
-        self.due = False  # a task became delayed
-        self.ended = False  # a task may have ended
-        self.first: Sequence[Any] = ()  # cursors of statements that were sent with the begin
-        self.keys: set[str] = set()  # whose parked tasks may have become ready
-
-
-class SqlStore(Store):
+class SqlStore(SqlReader):
     """Operations of the port in SQL."""
-
-    def __init__(self, *, prefix: str, mark: str, lock: str, skip: str, share: str) -> None:
-        self.sql: dict[str, str] = {}
-        for name, text in STATEMENTS.items():
-            filled = " ".join(text.format(p=prefix, lock=lock, skip=skip, share=share, state="{state}").split())
-            self.sql[name] = filled.replace("?", mark)
-        self.prefix = prefix
-
-    # What an engine adds.
-
-    @abstractmethod
-    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
-        """Run `work` in a transaction, and `finish` at its end. sync: if the queue is durable, wait for the disk."""
-
-    @abstractmethod
-    def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
-        """Run `work(run)`, which only reads."""
-
-    @abstractmethod
-    def now(self) -> float:
-        """The clock of due moments, in seconds. It does not jump if the wall clock is set."""
-
-    def lock_key(self, tx: Transaction, key: str) -> None:
-        """Keep other transactions from admitting tasks with this key. A no-op where transactions run one by one."""
-
-    def may_prune(self, tx: Transaction) -> bool:
-        """False: another transaction is pruning now."""
-        return True
 
     # Add.
 
@@ -161,13 +112,6 @@ class SqlStore(Store):
         seq: int = tx.run(self.sql["insert"], values).lastrowid
         return seq
 
-    def find(self, run: Callable[..., Any], id: str, statement: str, *more: object) -> Any:
-        """The first row of a statement that comes in two kinds, by the task's own id or by its number."""
-        seq = number_of(id)
-        if seq is None:
-            return run(self.sql[f"{statement}_id"], (id, *more)).fetchone()
-        return run(self.sql[f"{statement}_seq"], (seq, *more)).fetchone()
-
     def set_schedule(self, name: str, text: str | None) -> bool:
         def work(tx: Transaction) -> bool:
             existed: bool = tx.run(self.sql["unset_schedule"], (name,)).rowcount > 0
@@ -177,9 +121,6 @@ class SqlStore(Store):
             return existed
 
         return self.transact(work)
-
-    def schedules(self) -> dict[str, tuple[str, float]]:
-        return self.read(lambda run: {name: (text, last) for name, text, last in run(self.sql["schedules"]).fetchall()})
 
     def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
         def work(tx: Transaction) -> bool:
@@ -202,7 +143,7 @@ class SqlStore(Store):
 
     def promote_due(self, tx: Transaction) -> None:
         """Delayed tasks whose moment has come are ready, or wait for the limit of their key."""
-        rows = tx.run(self.sql["due"], (tx.now, _PAGE)).fetchall()
+        rows = tx.run(self.sql["due"], (tx.now, PAGE)).fetchall()
         if not rows:
             return
         place = self._back_place(tx)
@@ -273,7 +214,7 @@ class SqlStore(Store):
             state = DELAYED if due is not None else READY if key is None else PARKED
             tx.ready += state == READY
             tx.due = tx.due or state == DELAYED
-            past = _with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
+            past = with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
             place = self._back_place(tx)
             tx.run(
                 self.sql["again"], (state, due, place, tried, ending.error, ending.traceback, ending.output, past, seq)
@@ -301,7 +242,7 @@ class SqlStore(Store):
 
     def _id_of(self, tx: Transaction, seq: int) -> str:
         row = tx.run(self.sql["page"].format(state=CANCELLED), (seq - 1, 1)).fetchone()
-        return _id(row[0], row[1])
+        return id_of(row[0], row[1])
 
     def _unblock(self, tx: Transaction, seq: int, key: str | None, due: float | None) -> None:
         if due is not None and due > tx.now:
@@ -320,14 +261,6 @@ class SqlStore(Store):
         statement = self.sql[name], (progress_json, key, token)
         done: bool = self.transact(lambda tx: tx.run(*statement).rowcount > 0, sync=False)
         return done
-
-    def is_cancelling(self, id: str, token: int) -> bool | None:
-        row = self.read(lambda run: self.find(run, id, "cancelling", token))
-        return None if row is None else bool(row[0])
-
-    def cancelling(self) -> list[tuple[str, int]]:
-        rows = self.read(lambda run: run(self.sql["cancelling"]).fetchall())
-        return [(_id(seq, id), token) for seq, id, token in rows]
 
     def running(self, worker: str) -> list[Attempt]:
         return self.read(lambda run: self._running(run, worker))
@@ -369,7 +302,7 @@ class SqlStore(Store):
         def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
             key, tried, token, worker, started, ended, error, history = tx.run(self.sql["ended"], (seq,)).fetchone()
             if tried:
-                history = _with_attempt(history, token, worker, started, ended, NAMES[state], error)
+                history = with_attempt(history, token, worker, started, ended, NAMES[state], error)
             place = self._back_place(tx)
             tx.run(self.sql["reset"], (READY if key is None else PARKED, place, history, seq))
             tx.ready += key is None
@@ -404,13 +337,13 @@ class SqlStore(Store):
         changed = 0
         if which.ids is not None:
             ids = list(which.ids)[:limit]
-            for at in range(0, len(ids), _PAGE):
-                changed += self.transact(lambda tx: self._change_ids(tx, ids[at : at + _PAGE], wanted, change, which))  # noqa: B023
+            for at in range(0, len(ids), PAGE):
+                changed += self.transact(lambda tx: self._change_ids(tx, ids[at : at + PAGE], wanted, change, which))  # noqa: B023
             return changed
         for state in wanted:
             after: int | None = 0
             while after is not None and (limit is None or changed < limit):
-                size = _PAGE if limit is None else min(_PAGE, limit - changed)
+                size = PAGE if limit is None else min(PAGE, limit - changed)
                 number, after = self.transact(lambda tx: self._change_page(tx, state, after, size, change, which))  # noqa: B023
                 changed += number
         return changed
@@ -419,7 +352,7 @@ class SqlStore(Store):
         changed = 0
         for id in ids:
             row = self.find(tx.run, id, "locked_stored")
-            if row is not None and row[2] in wanted and _ended_before(row, which):
+            if row is not None and row[2] in wanted and ended_before(row, which):
                 changed += change(tx, row[0], id, row[2])
         return changed
 
@@ -427,7 +360,7 @@ class SqlStore(Store):
         self, tx: Transaction, state: int, after: int | None, size: int, change: Any, which: Selection
     ) -> tuple[int, int | None]:
         rows = tx.run(self.sql["locked_page"].format(state=state), (after, size)).fetchall()
-        changed = sum(change(tx, row[0], _id(row[0], row[1]), state) for row in rows if _ended_before(row, which))
+        changed = sum(change(tx, row[0], id_of(row[0], row[1]), state) for row in rows if ended_before(row, which))
         return changed, rows[-1][0] if rows else None
 
     def prune(self, older_than: dict[str, float], limit: int) -> int:
@@ -470,105 +403,3 @@ class SqlStore(Store):
                 tx.ready += 1 << 30  # wake all idle workers
 
         self.transact(work)
-
-    # Look.
-
-    def is_paused(self) -> bool:
-        return self.read(lambda run: run(self.sql["meta"], ("paused",)).fetchone()) is not None
-
-    def get(self, ids: Sequence[str]) -> list[Stored | None]:
-        now = self.now()
-        rows = self.read(lambda run: [self.find(run, id, "stored") for id in ids])
-        return [None if row is None else _stored(row, now) for row in rows]
-
-    def tasks(self, which: Selection) -> Iterator[Stored]:
-        if which.ids is not None:
-            found = self.get(list(which.ids))
-            yield from (task for task in found if task is not None and task.state in which.states)
-            return
-        for row in merge(*(self._rows(NUMBERS[state]) for state in which.states), key=itemgetter(0)):
-            if _ended_before(row, which):
-                yield _stored(row, self.now())
-
-    def _rows(self, state: int) -> Iterator[Any]:
-        """In pages, so that no read transaction keeps the write-ahead log from being emptied."""
-        after = 0
-        page = self.sql["page"].format(state=state)
-        while rows := self.read(lambda run: run(page, (after, _PAGE)).fetchall()):  # noqa: B023
-            yield from rows
-            after = rows[-1][0]
-
-    def count(self) -> dict[str, int]:
-        def work(run: Callable[..., Any]) -> dict[str, int]:
-            return {name: run(self.sql["count"].format(state=state)).fetchone()[0] for name, state in NUMBERS.items()}
-
-        return self.read(work)
-
-
-def number_of(id: str) -> int | None:
-    """The number of a task whose id was chosen by the engine. None: the id was chosen by the caller."""
-    digits = id[1:]
-    return int(digits) if id[:1] == "_" and digits.isascii() and digits.isdigit() and len(digits) < 19 else None
-
-
-def _id(seq: int, id: str | None) -> str:
-    return f"_{seq}" if id is None else id
-
-
-def attempt_of(row: Sequence[Any], more: int) -> Attempt:
-    seq, id, token, payload, function, priority, attempts, tried, timeout, key = row[:10]
-    return Attempt(
-        f"_{seq}" if id is None else id,
-        token + more,
-        payload,
-        function,
-        priority,
-        attempts,
-        tried + more,
-        timeout,
-        key,
-    )
-
-
-def _stored(row: Sequence[Any], now: float) -> Stored:
-    due, history = row[12], row[23]
-    return Stored(
-        id=_id(row[0], row[1]),
-        state=NAMES[row[2]],
-        payload_json=row[3],
-        function=row[4],
-        priority=row[5],
-        attempts=row[6],
-        tried=row[7],
-        token=row[8],
-        timeout=row[9],
-        key=row[10],
-        limit=row[11],
-        due_in=None if due is None or row[2] != DELAYED else max(0.0, due - now),
-        worker=row[13],
-        result_json=row[14],
-        error=row[15],
-        traceback=row[16],
-        output=row[17],
-        progress_json=row[18],
-        put_at=row[19],
-        started_at=row[20],
-        ended_at=row[21],
-        cancelling=bool(row[22]),
-        history=() if history is None else tuple(json.loads(history)),
-    )
-
-
-def _ended_before(row: Sequence[Any], which: Selection) -> bool:
-    return which.ended_before is None or (row[21] is not None and row[21] < which.ended_before)
-
-
-def _with_attempt(
-    history: str | None, token: int, worker: str | None, started: Any, ended: Any, state: str, error: str | None
-) -> str:
-    """The history of a task with one more attempt."""
-    past = [] if history is None else json.loads(history)
-    past.append(
-        {"token": token, "worker": worker, "started_at": started, "ended_at": ended, "state": state, "error": error}
-    )
-    return json.dumps(past[-MAX_HISTORY:])

@@ -40,7 +40,9 @@ from ..paths import mount_of
 from ..wait import RECHECK_S, poll
 from .connection import BUSY_WAIT_S, Connection, WriterLock, inside_sqlite
 from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker
-from .sql import Result, SqlStore, Transaction
+from .reading import Result
+from .rows import Transaction
+from .sql import SqlStore
 from .statements import DONE, NUMBERS, SCHEMA
 from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
 
@@ -51,12 +53,12 @@ _CHECK_WAL_EVERY = 16  # commits
 _CHECKPOINT_WAIT_MS = 200  # for readers. After a wait in vain, the log may grow to twice its size before the next one
 _OLD_FORMAT = "queue.json"
 
-_IDLE = "create table {p}idle (worker text primary key, until double precision not null)"
+_IDLE = "create table idle (worker text primary key, until double precision not null)"
 _clock = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class SqliteStore(SqlStore):
-    """The engine of a queue in a directory. See the head of this module."""
+    """The engine of a queue in a directory."""
 
     is_local = True
 
@@ -108,7 +110,7 @@ class SqliteStore(SqlStore):
             try:
                 raw.execute("pragma page_size = 2048")  # small pages: a commit writes a few of them to the log
                 raw.execute("pragma journal_mode = wal")
-                raw.executescript("begin;" + SCHEMA.format(p="", serial="integer") + _IDLE.format(p="") + "; commit")
+                raw.executescript("begin;" + SCHEMA.format(p="", serial="integer") + _IDLE + "; commit")
                 raw.execute(f"pragma application_id = {_APPLICATION}")
                 raw.execute(f"pragma user_version = {VERSION}")
             finally:
@@ -249,9 +251,7 @@ class SqliteStore(SqlStore):
         self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
     ) -> list[tuple[str, bool]]:
         if connection is not None:
-            raise Unsupported(
-                f"{self.name}: connection= needs a queue on PostgreSQL. This queue is a directory.", path=self.path
-            )
+            raise Unsupported(f"{self.name}: connection= needs a queue on PostgreSQL, not a directory.", path=self.path)
         known = [task.id for task in tasks if task.id is not None]
         if known and len(known) == len(tasks):
             found = self.read(lambda run: [self.find(run, id, "by") for id in known])

@@ -1,0 +1,98 @@
+"""What all SQL engines read. `sql` has what they write."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from .rows import Transaction, ended_before, id_of, number_of, stored_of
+from .statements import NUMBERS, STATEMENTS
+from .store import Selection, Store, Stored
+
+Result = TypeVar("Result")
+
+PAGE = 500  # tasks that one step of a long operation looks at
+
+
+class SqlReader(Store):
+    """The statements of an engine, and the operations that only read."""
+
+    def __init__(self, *, prefix: str, mark: str, lock: str, skip: str, share: str) -> None:
+        self.sql: dict[str, str] = {}
+        for name, text in STATEMENTS.items():
+            filled = " ".join(text.format(p=prefix, lock=lock, skip=skip, share=share, state="{state}").split())
+            self.sql[name] = filled.replace("?", mark)
+        self.prefix = prefix
+
+    # What an engine adds.
+
+    @abstractmethod
+    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
+        """Run `work` in a transaction, and `finish` at its end. sync: if the queue is durable, wait for the disk."""
+
+    @abstractmethod
+    def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
+        """Run `work(run)`, which only reads."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The clock of due moments, in seconds. It does not jump if the wall clock is set."""
+
+    def lock_key(self, tx: Transaction, key: str) -> None:
+        """Keep other transactions from admitting tasks with this key. A no-op where transactions run one by one."""
+
+    def may_prune(self, tx: Transaction) -> bool:
+        """False: another transaction is pruning now."""
+        return True
+
+    def find(self, run: Callable[..., Any], id: str, statement: str, *more: object) -> Any:
+        """The first row of a statement that comes in two kinds, by the task's own id or by its number."""
+        seq = number_of(id)
+        if seq is None:
+            return run(self.sql[f"{statement}_id"], (id, *more)).fetchone()
+        return run(self.sql[f"{statement}_seq"], (seq, *more)).fetchone()
+
+    def is_paused(self) -> bool:
+        return self.read(lambda run: run(self.sql["meta"], ("paused",)).fetchone()) is not None
+
+    def get(self, ids: Sequence[str]) -> list[Stored | None]:
+        now = self.now()
+        rows = self.read(lambda run: [self.find(run, id, "stored") for id in ids])
+        return [None if row is None else stored_of(row, now) for row in rows]
+
+    def tasks(self, which: Selection) -> Iterator[Stored]:
+        if which.ids is not None:
+            found = self.get(list(which.ids))
+            yield from (task for task in found if task is not None and task.state in which.states)
+            return
+        for row in merge(*(self._rows(NUMBERS[state]) for state in which.states), key=itemgetter(0)):
+            if ended_before(row, which):
+                yield stored_of(row, self.now())
+
+    def _rows(self, state: int) -> Iterator[Any]:
+        """In pages, so that no read transaction keeps the write-ahead log from being emptied."""
+        after = 0
+        page = self.sql["page"].format(state=state)
+        while rows := self.read(lambda run: run(page, (after, PAGE)).fetchall()):  # noqa: B023
+            yield from rows
+            after = rows[-1][0]
+
+    def count(self) -> dict[str, int]:
+        def work(run: Callable[..., Any]) -> dict[str, int]:
+            return {name: run(self.sql["count"].format(state=state)).fetchone()[0] for name, state in NUMBERS.items()}
+
+        return self.read(work)
+
+    def schedules(self) -> dict[str, tuple[str, float]]:
+        return self.read(lambda run: {name: (text, last) for name, text, last in run(self.sql["schedules"]).fetchall()})
+
+    def is_cancelling(self, id: str, token: int) -> bool | None:
+        row = self.read(lambda run: self.find(run, id, "cancelling", token))
+        return None if row is None else bool(row[0])
+
+    def cancelling(self) -> list[tuple[str, int]]:
+        rows = self.read(lambda run: run(self.sql["cancelling"]).fetchall())
+        return [(id_of(seq, id), token) for seq, id, token in rows]
