@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from support import PATIENCE, in_child, until
 
-from holdfast import CorruptStore, Lock, Unsupported, paths, system
-from holdfast.tasks import sqlite
+from holdfast import CorruptStore, Lock, Unsupported, WouldDeadlock, paths, system
+from holdfast.tasks import connection, sqlite
+from holdfast.tasks.rows import Transaction
 from holdfast.tasks.sqlite import SqliteStore
 from holdfast.tasks.store import Attempt, Ending, NewTask, Selection, Woken
 
@@ -126,7 +127,7 @@ def test_a_damaged_database_is_reported_and_left(where: str) -> None:
 
 
 def test_a_network_file_system_is_refused_with_the_way_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "mount_of", lambda *_: paths.Mount("nfs4", "/mnt/share", ""))
+    monkeypatch.setattr(connection, "mount_of", lambda *_: paths.Mount("nfs4", "/mnt/share", ""))
     with pytest.raises(Unsupported, match="PostgreSQL"):
         SqliteStore(where)
 
@@ -235,6 +236,21 @@ def test_writers_wait_for_the_lock_of_the_queue(store: SqliteStore, where: str) 
     assert store.count()["ready"] == 2
 
 
+def test_a_transaction_inside_another_one_is_refused_and_the_outer_one_goes_on(store: SqliteStore) -> None:
+    """A signal handler that puts a task, or a claimer that is collected, may come at any moment."""
+
+    def outer(tx: Transaction) -> None:
+        store.add_in(tx, tasks(1), None)
+        with pytest.raises(WouldDeadlock):
+            store.add(tasks(1))
+        store.add_in(tx, tasks(1), None)
+
+    store.transact(outer)
+    assert store.count()["ready"] == 2
+    in_child(lambda: store.add(tasks(1)))
+    assert store.count()["ready"] == 3
+
+
 # Durability.
 
 
@@ -314,6 +330,7 @@ def test_a_failed_sync_is_raised_to_every_thread_that_waits_for_it(where: str, m
 
 FORKS = """
 import os, sys
+from holdfast.tasks.rows import Transaction
 from holdfast.tasks.sqlite import SqliteStore
 from holdfast.tasks.store import NewTask
 store = SqliteStore(sys.argv[1])

@@ -1,7 +1,9 @@
-"""Connections of a process to an SQLite database, and the lock of its writers."""
+"""The directory of a queue in SQLite, the connections of a process to it, and the lock of its writers."""
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 import threading
 from _thread import RLock
@@ -9,11 +11,13 @@ from contextlib import suppress
 from urllib.request import pathname2url
 
 from .. import process, system
-from ..errors import LockLost
+from ..errors import LockLost, Unsupported
 from ..files import OwnedFd, try_lock
 from ..locks.hold import Hold
 from ..locks.lock import Lock
+from ..paths import mount_of
 
+_OLD_FORMAT = "queue.json"
 BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
 
 # Every thread that is inside SQLite has this mutex, and a fork waits for it. A child would find SQLite's own mutexes
@@ -129,3 +133,33 @@ class WriterLock:
                 hold.release()
         elif connection.writer is not None:
             system.lock(connection.writer.fd, system.UN)
+
+
+def check_directory(path: str) -> None:
+    """Create the directory. Refuse one that is used for something else, or is on a network file system."""
+    try:
+        names = system.listdir(path)
+    except FileNotFoundError:
+        os.makedirs(path, exist_ok=True)
+        names = []
+    except NotADirectoryError:
+        raise NotADirectoryError(
+            errno.ENOTDIR, "a queue is a directory, and this is a file or below one", path
+        ) from None
+    if _OLD_FORMAT in names and "queue.db" not in names:
+        raise Unsupported(
+            f"{path}: this queue was made by an earlier version of Holdfast. It was left as it is. Finish its tasks "
+            "with that version, and give the new queue another directory.",
+            path=path,
+        )
+    foreign = sorted(name for name in names if not name.startswith(("queue.", "workers", "bells")))
+    if foreign and "queue.db" not in names:
+        text = f"this directory contains something else ({foreign[0]}). Give the queue a directory of its own"
+        raise FileExistsError(errno.EEXIST, text, path)
+    mount = mount_of(system.stat(path).st_dev, path)
+    if not mount.events:
+        raise Unsupported(
+            f"{path}: {mount.where} is {mount.kind}, a network file system. SQLite is not safe there. Use a disk of "
+            "this machine, or PostgreSQL for workers on several machines: TaskQueue('postgresql://…').",
+            path=path,
+        )

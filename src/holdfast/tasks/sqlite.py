@@ -34,11 +34,10 @@ from time import monotonic
 from typing import Any
 
 from .. import owner, process, system
-from ..errors import CorruptStore, Unsupported
+from ..errors import CorruptStore, Unsupported, WouldDeadlock
 from ..files import OwnedFd, remove, sync_directory, try_lock
-from ..paths import mount_of
 from ..wait import RECHECK_S, poll
-from .connection import BUSY_WAIT_S, Connection, WriterLock, inside_sqlite
+from .connection import BUSY_WAIT_S, Connection, WriterLock, check_directory, inside_sqlite
 from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker
 from .reading import Result
 from .rows import Transaction
@@ -51,7 +50,6 @@ MAX_WAL_BYTES = 4 << 20  # the log is emptied when it is larger
 _APPLICATION = 0x48467471  # "HFtq", in the header of the database
 _CHECK_WAL_EVERY = 16  # commits
 _CHECKPOINT_WAIT_MS = 200  # for readers. After a wait in vain, the log may grow to twice its size before the next one
-_OLD_FORMAT = "queue.json"
 
 _IDLE = "create table idle (worker text primary key, until double precision not null)"
 _clock = getattr(time, "CLOCK_BOOTTIME", None)
@@ -71,7 +69,7 @@ class SqliteStore(SqlStore):
         self._in_process = InProcess()
         self._wal_limit = MAX_WAL_BYTES
         self._commits = 0
-        _check_directory(self.path)
+        check_directory(self.path)
         self._lock = WriterLock(f"{self.path}/queue.lock", mode)
         self._offset = self._open()
 
@@ -173,6 +171,8 @@ class SqliteStore(SqlStore):
 
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
         connection = self._connection()
+        if connection.raw.in_transaction:  # this is a signal handler, or garbage is collected
+            raise WouldDeadlock(f"{self.name}: this thread is in the middle of a transaction", path=self.path)
         hold = self._lock.acquire(connection)
         try:
             with inside_sqlite:
@@ -417,33 +417,3 @@ class SqliteStore(SqlStore):
             return counts | {"done": newest - int(deleted[0] if deleted else 0) - sum(counts.values())}
 
         return self.read(work)
-
-
-def _check_directory(path: str) -> None:
-    """Create the directory. Refuse one that is used for something else, or is on a network file system."""
-    try:
-        names = system.listdir(path)
-    except FileNotFoundError:
-        os.makedirs(path, exist_ok=True)
-        names = []
-    except NotADirectoryError:
-        raise NotADirectoryError(
-            errno.ENOTDIR, "a queue is a directory, and this is a file or below one", path
-        ) from None
-    if _OLD_FORMAT in names and "queue.db" not in names:
-        raise Unsupported(
-            f"{path}: this queue was made by an earlier version of Holdfast. It was left as it is. Finish its tasks "
-            "with that version, and give the new queue another directory.",
-            path=path,
-        )
-    foreign = sorted(name for name in names if not name.startswith(("queue.", "workers", "bells")))
-    if foreign and "queue.db" not in names:
-        text = f"this directory contains something else ({foreign[0]}). Give the queue a directory of its own"
-        raise FileExistsError(errno.EEXIST, text, path)
-    mount = mount_of(system.stat(path).st_dev, path)
-    if not mount.events:
-        raise Unsupported(
-            f"{path}: {mount.where} is {mount.kind}, a network file system. SQLite is not safe there. Use a disk of "
-            "this machine, or PostgreSQL for workers on several machines: TaskQueue('postgresql://…').",
-            path=path,
-        )
