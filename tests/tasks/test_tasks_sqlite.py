@@ -310,7 +310,9 @@ def test_threads_share_a_sync(where: str, monkeypatch: pytest.MonkeyPatch) -> No
     store.close()
 
 
-def test_a_failed_sync_is_raised_to_every_thread_that_waits_for_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_sync_the_log_is_copied_before_anything_is_acknowledged(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = SqliteStore(where)
     store.add(tasks(1))
 
@@ -321,7 +323,16 @@ def test_a_failed_sync_is_raised_to_every_thread_that_waits_for_it(where: str, m
     with pytest.raises(OSError, match="injected"):
         store.add(tasks(1))
     monkeypatch.undo()
+    reader = sqlite3.connect(f"file:{where}/queue.db?mode=ro", uri=True, isolation_level=None)
+    reader.execute("begin")
+    reader.execute("select count(*) from task").fetchone()
+    with pytest.raises(OSError, match="an earlier sync failed"):
+        store.add(tasks(1))
+    reader.execute("rollback")
     store.add(tasks(1))
+    assert os.stat(f"{where}/queue.db-wal").st_size == 0
+    store.add(tasks(1))
+    reader.close()
     store.close()
 
 

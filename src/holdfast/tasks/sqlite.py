@@ -69,6 +69,7 @@ class SqliteStore(SqlStore):
         self._in_process = InProcess()
         self._wal_limit = MAX_WAL_BYTES
         self._commits = 0
+        self._sync_failed = False
         check_directory(self.path)
         self._lock = WriterLock(f"{self.path}/queue.lock", mode)
         self._offset = self._open()
@@ -184,8 +185,22 @@ class SqliteStore(SqlStore):
         if woken:
             self._ring(woken)
         if self.durable and sync:
-            self._here().syncer.sync(connection)
+            self._sync(connection)
         return result
+
+    def _sync(self, connection: Connection) -> None:
+        """Wait until the log is on disk.
+
+        After a failure, a later sync may succeed although the disk does not have what was written before. So the next
+        transaction copies the log into the database, which is synced, too. Until then nothing is acknowledged.
+        """
+        if self._sync_failed:
+            raise OSError(errno.EIO, "an earlier sync failed, and a reader keeps the log from being copied", self.path)
+        try:
+            self._here().syncer.sync(connection)
+        except OSError:
+            self._sync_failed = True
+            raise
 
     def _commit(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
         """Return the result of `work`, and the idle workers to wake."""
@@ -203,7 +218,7 @@ class SqliteStore(SqlStore):
                 run("rollback")
             raise
         self._commits += 1
-        if self._commits % _CHECK_WAL_EVERY == 0:
+        if self._commits % _CHECK_WAL_EVERY == 0 or self._sync_failed:
             self._checkpoint_if_large(connection)
         return result, woken
 
@@ -238,12 +253,16 @@ class SqliteStore(SqlStore):
             size = system.stat(f"{self._file}-wal").st_size
         except FileNotFoundError:
             return
-        if size <= self._wal_limit:
+        if size <= self._wal_limit and not self._sync_failed:
             return
         connection.run(f"pragma busy_timeout = {_CHECKPOINT_WAIT_MS}")
-        busy = connection.run("pragma wal_checkpoint(truncate)").fetchone()[0]
+        try:
+            failed = connection.run("pragma wal_checkpoint(truncate)").fetchone()[0] != 0
+        except sqlite3.OperationalError:  # the disk may be full. The transaction is committed all the same
+            failed = True
         connection.run(f"pragma busy_timeout = {int(BUSY_WAIT_S * 1000)}")
-        self._wal_limit = 2 * size if busy else MAX_WAL_BYTES
+        self._wal_limit = 2 * size if failed else MAX_WAL_BYTES
+        self._sync_failed = self._sync_failed and failed
 
     # Operations that differ from other engines.
 
