@@ -210,11 +210,15 @@ def status_of(path: str, kind: str | None, stale_after: float | None, policy: An
 
 
 def _semaphore_status(path: str) -> Status:
+    from .. import Lock
     from ..locks.semaphore import parse
     from ..status import of_semaphore
 
-    with open(path, "rb") as file:
-        permits = parse(file.read(64))
+    try:
+        with open(path, "rb") as file:
+            permits = parse(file.read(64))
+    except FileNotFoundError:  # its last holder has removed it meanwhile
+        return Lock(path).status()
     if permits is None:
         raise NotALockFile(f"{path}: this begins like a semaphore and goes on otherwise", path=path)
     return of_semaphore(os.path.abspath(path), permits)
