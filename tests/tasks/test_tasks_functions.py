@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
+from subprocess import check_call, check_output
 from typing import Any
 
 import pytest
@@ -40,6 +42,41 @@ def test_a_worker_runs_registered_functions(queue: TaskQueue, options: dict[str,
     assert (summary.done, summary.failed) == (5, 1)
     assert [queue.get(id).result for id in ids] == [1, 2, 3, 4, 5]
     assert queue.get(bad).error == "ValueError: no"
+
+
+PROGRAM = """
+from holdfast.tasks import TaskQueue
+
+queue = TaskQueue("jobs")
+
+@queue.task
+def double(number):
+    return 2 * number
+
+if __name__ == "__main__":
+    print(double.put(4))
+"""
+
+
+@pytest.mark.parametrize("words", [("program.py",), ("-m", "program")], ids=["file", "module"])
+def test_a_program_puts_calls_for_workers_that_import_it(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Its functions are in the module __main__ there, and in the module `program` here."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    id = check_output([sys.executable, *words], cwd=tmp_path, text=True).strip()
+    check_call([sys.executable, "-m", "holdfast", "tasks", "work", "--app", "program:queue", "--drain"], cwd=tmp_path)
+    assert TaskQueue(tmp_path / "jobs").get(id).result == 8
+
+
+def test_a_registered_function_can_be_scheduled(queue: TaskQueue) -> None:
+    @queue.task(attempts=1)
+    def count() -> int:
+        return 7
+
+    queue.schedule("count", count, every=1)
+    until(lambda: queue.put_scheduled() and not queue.is_empty())
+    Worker(queue).run(drain=True)
+    task = next(iter(queue))
+    assert (task.result, task.attempts, task.id.partition("@")[0]) == (7, 1, "count")
 
 
 def test_tasks_without_a_function_go_to_the_handler(queue: TaskQueue) -> None:

@@ -115,8 +115,11 @@ def new_task(
     limit: int | None = None,
     rate: str | None = None,
     after: str | list[str] | tuple[str, ...] = (),
+    **unknown: Any,
 ) -> NewTask:
     """Check all options. Raises TypeError or ValueError."""
+    for name in unknown:
+        raise TypeError(f"a task has no option {name!r}. See help(TaskQueue.put)")
     if key is None and not after and (priority, delay, attempts, timeout, limit, rate) == _DEFAULTS:
         if id is not None:
             check_id(id)
@@ -169,7 +172,8 @@ def check_seconds(name: str, value: float | None, *, positive: bool = False) -> 
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
     if not isfinite(value) or not (value > 0 if positive else value >= 0) or value >= MAX_SECONDS:
-        raise ValueError(f"{name} must be a number of seconds, not {value!r}")
+        least = "more than 0" if positive else "at least 0"
+        raise ValueError(f"{name} must be a number of seconds, {least}, not {value!r}")
 
 
 def interval_of(rate: str) -> float:

@@ -61,6 +61,7 @@ class PostgresStore(ServerStore):
     is_local = False
 
     def __init__(self, url: str) -> None:
+        postgres.check_driver()
         self.name = postgres.without_password(url)
         self.url, ours = postgres.split(url, ("prefix",))
         prefix = ours.get("prefix", DEFAULT_PREFIX)

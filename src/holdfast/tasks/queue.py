@@ -21,7 +21,7 @@ from ..wait import RECHECK_S, in_thread
 from .claim import Claim
 from .claimer import Claimer
 from .errors import NoSuchTask, QueueFull
-from .functions import TaskFunction
+from .functions import TaskFunction, call_of
 from .model import STATES, Task, check_seconds, new_task, seconds_of, task_from
 from .policy import Retries
 from .schedule import Schedule
@@ -157,8 +157,8 @@ class TaskQueue:
                 left = RECHECK_S if deadline is None else deadline - monotonic()
                 if left <= 0:
                     raise QueueFull(
-                        f"{self.name}: {self.max_pending} tasks are pending already. Wait with put(…, wait=seconds), "
-                        "or start more workers.",
+                        f"{self.name}: the queue is full (max_pending={self.max_pending}). Wait for room with put(…, "
+                        "wait=seconds), or start more workers.",
                         path=self.name,
                     )
                 changes.wait(min(left, RECHECK_S))
@@ -198,12 +198,17 @@ class TaskQueue:
     ) -> None:
         """Let workers add a task again and again. A schedule with the same name is replaced.
 
+        payload: of each task, or a function of `@queue.task`, which is called without arguments
         cron: minute, hour, day of the month, month, day of the week: "0 6 * * mon-fri"
         every: seconds, at least 1
         tz: the time zone of `cron`, such as "Europe/Berlin" (UTC)
         options: priority, attempts, timeout, key, limit, rate, as in `put`
         """
-        made = Schedule(name, payload, cron, every, tz, options, time())
+        function = None
+        if isinstance(payload, TaskFunction):
+            function, options = payload.name, {**payload.defaults, **options}
+            payload = call_of()
+        made = Schedule(name, payload, cron, every, tz, options, time(), function)
         made.check()
         self.store.set_schedule(name, made.to_json())
 
@@ -406,7 +411,7 @@ class TaskQueue:
 
 
 def open_store(where: str, *, durable: bool = True, mode: int = 0o644) -> Store:
-    """The engine for a directory or a URL. Raises Unsupported for a URL with an unknown scheme."""
+    """The engine for a directory or a URL. Raises UnsafePath for a URL with an unknown scheme."""
     if not where:
         raise UnsafePath("an empty path cannot name a queue", path=where)
     scheme, separator, _ = where.partition("://")

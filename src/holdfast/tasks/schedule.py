@@ -153,7 +153,7 @@ class Schedule:
     tz: str | None
     options: dict[str, Any]  # of `put`
     since: float  # when it was made
-    function: str | None = None
+    function: str | None = None  # the name of a registered function
 
     def check(self) -> None:
         """Raises TypeError or ValueError if the schedule, or a task of it, is wrong."""

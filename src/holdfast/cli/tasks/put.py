@@ -100,7 +100,7 @@ def put(options: argparse.Namespace) -> int:
             added.put_group(payloads, **more)
     except QueueFull:
         advice = "Start more workers." if options.wait else "Wait for room with --wait T."
-        full = f"{queue.name}: {options.max_pending} tasks are pending already. {advice}"
+        full = f"{queue.name}: {many(options.max_pending)} or more are pending already. {advice}"
         output.complain(f"holdfast tasks: {output.shown(full)} {many(len(added.ids))} put before")
         return FULL
     except _BadLine as error:
