@@ -318,10 +318,10 @@ def test_ls_with_a_limit_does_not_read_the_whole_queue(jobs: Path, queue: TaskQu
 
     queue.put_all(range(20_000))
     read: list[int] = []
-    real = reading.stored_of
+    real = reading.task_of
     options = Namespace(path=str(jobs), states=None, limit=3, json=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "stored_of", lambda row, now: read.append(1) or real(row, now))
+        patch.setattr(reading, "task_of", lambda row, now: read.append(1) or real(row, now))
         assert commands.ls(options) == 0
     assert len(read) == 3
 

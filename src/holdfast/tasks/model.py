@@ -1,16 +1,14 @@
-"""`Task`: what a queue knows about a task, for its users. And the checks of what users pass in."""
+"""The checks of what users pass in."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from math import isfinite
 from typing import Any
 
 from ..json_text import depth_of
-from .store import ENDED, WAITING, NewTask, Stored
+from .store import ENDED, NewTask
 
 MAX_PRIORITY = 10**9
 MAX_SECONDS = 9e9  # what the kernel can count in nanoseconds
@@ -23,70 +21,6 @@ _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([0-9]*)([smhd])")
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 _DEFAULTS = (0, 0, 3, None, None, None)  # most tasks have no options
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is known about a task. `state` is "pending", "running", "done", "failed" or "cancelled"."""
-
-    id: str
-    payload: Any
-    state: str
-    waits: str | None  # of a pending task: "delayed", "parked" or "blocked". None: the next worker may take it
-    due_in: float | None  # of a delayed task: seconds
-    function: str | None
-    priority: int
-    attempts: int  # how often it may be tried
-    tried: int
-    timeout: float | None
-    key: str | None
-    limit: int
-    token: int  # of its last attempt. It grows with every attempt
-    worker: str | None
-    cancelling: bool  # it runs, and was cancelled
-    result: Any
-    error: str | None
-    traceback: str | None = field(repr=False)
-    output: str | None = field(repr=False)  # of a command that failed: what it printed
-    progress: tuple[float, float | None, str] | None
-    put_at: datetime
-    started_at: datetime | None  # its last attempt
-    ended_at: datetime | None
-    history: tuple[dict[str, Any], ...] = field(repr=False)  # its earlier attempts
-
-
-def task_from(stored: Stored) -> Task:
-    is_waiting = stored.state in WAITING
-    return Task(
-        id=stored.id,
-        payload=json.loads(stored.payload_json),
-        state="pending" if is_waiting else stored.state,
-        waits=stored.state if is_waiting and stored.state != "ready" else None,
-        due_in=stored.due_in,
-        function=stored.function,
-        priority=stored.priority,
-        attempts=stored.attempts,
-        tried=stored.tried,
-        timeout=stored.timeout,
-        key=stored.key,
-        limit=stored.limit,
-        token=stored.token,
-        worker=stored.worker,
-        cancelling=stored.cancelling,
-        result=None if stored.result_json is None else json.loads(stored.result_json),
-        error=stored.error,
-        traceback=stored.traceback,
-        output=stored.output,
-        progress=None if stored.progress_json is None else tuple(json.loads(stored.progress_json)),
-        put_at=_datetime(stored.put_at),
-        started_at=None if stored.started_at is None else _datetime(stored.started_at),
-        ended_at=None if stored.ended_at is None else _datetime(stored.ended_at),
-        history=stored.history,
-    )
-
-
-def _datetime(moment: float) -> datetime:
-    return datetime.fromtimestamp(moment, timezone.utc)
 
 
 def to_json(value: object, what: str = "payload") -> str:

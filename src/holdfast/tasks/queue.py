@@ -22,10 +22,10 @@ from .claim import Claim
 from .claimer import Claimer
 from .errors import NoSuchTask, QueueFull
 from .functions import TaskFunction, call_of
-from .model import STATES, Task, check_seconds, new_task, seconds_of, task_from
+from .model import STATES, check_seconds, new_task, seconds_of
 from .policy import Retries
 from .schedule import Schedule
-from .store import ENDED, WAITING, NewTask, Selection, Store
+from .store import ENDED, WAITING, NewTask, Selection, Store, Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -304,10 +304,10 @@ class TaskQueue:
     def _get(self, ids: list[str]) -> list[Task]:
         self._write()
         found = self.store.get(ids)
-        for id, stored in zip(ids, found, strict=True):
-            if stored is None:
+        for id, task in zip(ids, found, strict=True):
+            if task is None:
                 raise NoSuchTask(f"{self.name}: there is no task {id!r}", path=self.name)
-        return [task_from(stored) for stored in found if stored is not None]
+        return [task for task in found if task is not None]
 
     def __contains__(self, id: str) -> bool:
         return self.store.get([id])[0] is not None
@@ -319,7 +319,7 @@ class TaskQueue:
     def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
         """The tasks in these states, in the order in which they were put. Claims nothing."""
         self._write()
-        return map(task_from, self.store.tasks(Selection(states=_engine_states(states))))
+        return self.store.tasks(_engine_states(states))
 
     def stats(self) -> dict[str, int]:
         """How many tasks are in each state. `delayed`, `parked` and `blocked` are parts of `pending`."""
@@ -388,7 +388,7 @@ class TaskQueue:
             raise ValueError(f"states must be some of {', '.join(ENDED)}, not {state!r}")
         self._write()
         before = time() - older_than if older_than else None
-        return self.store.delete(Selection(states=wanted, ended_before=before), 1 << 60)
+        return self.store.delete(Selection(states=wanted, ended_before=before))
 
     def prune(self) -> bool:
         """Delete some tasks that `keep` and `keep_failed` do not keep. Workers call this. True: there may be more."""

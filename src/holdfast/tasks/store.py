@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -85,33 +86,35 @@ class Ending:
     output: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A task as the engine stores it. Moments are seconds since the epoch, by the wall clock."""
+@dataclass(frozen=True)
+class Task:
+    """What is known about a task. `state` is "pending", "running", "done", "failed" or "cancelled"."""
 
     id: str
+    payload: Any
     state: str
-    payload_json: str
+    waits: str | None  # of a pending task: "delayed", "parked" or "blocked". None: the next worker may take it
+    due_in: float | None  # of a delayed task: seconds
     function: str | None
     priority: int
-    attempts: int
+    attempts: int  # how often it may be tried
     tried: int
-    token: int
     timeout: float | None
     key: str | None
     limit: int
-    due_in: float | None  # seconds, of a delayed task
+    token: int  # of its last attempt. It grows with every attempt
     worker: str | None
-    result_json: str | None
-    error: str | None
-    traceback: str | None
-    output: str | None
-    progress_json: str | None
-    put_at: float
-    started_at: float | None
-    ended_at: float | None
     cancelling: bool  # it runs, and was cancelled
-    history: tuple[dict[str, Any], ...]  # its earlier attempts: token, worker, started_at, ended_at, state, error
+    result: Any
+    error: str | None
+    traceback: str | None = field(repr=False)
+    output: str | None = field(repr=False)  # of a command that failed: what it printed
+    progress: tuple[float, float | None, str] | None
+    put_at: datetime
+    started_at: datetime | None  # its last attempt
+    ended_at: datetime | None
+    # Its earlier attempts: token, worker, started_at, ended_at, state, error
+    history: tuple[dict[str, Any], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +274,8 @@ class Store(ABC):
         """Make ended tasks wait again, with all their attempts. Return how many."""
 
     @abstractmethod
-    def delete(self, which: Selection, limit: int) -> int:
-        """Delete at most `limit` ended tasks. Return how many. The newest task stays, because its number must not be
-        used again."""
+    def delete(self, which: Selection) -> int:
+        """Delete ended tasks. Return how many. The newest task stays, because its number must not be used again."""
 
     @abstractmethod
     def prune(self, older_than: dict[str, float], limit: int) -> int:
@@ -290,11 +292,11 @@ class Store(ABC):
     def is_paused(self) -> bool: ...
 
     @abstractmethod
-    def get(self, ids: Sequence[str]) -> list[Stored | None]:
+    def get(self, ids: Sequence[str]) -> list[Task | None]:
         """Tasks by id. None for an id that does not exist."""
 
     @abstractmethod
-    def tasks(self, which: Selection) -> Iterator[Stored]:
+    def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
         """Tasks in the order in which they were added. Other processes may change them meanwhile."""
 
     @abstractmethod
