@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support import PATIENCE, in_child, until
 
-from holdfast import CorruptStore, Lock, Unsupported, WouldDeadlock, paths, system
+from holdfast import CorruptStore, Lock, Unsupported, WouldDeadlock, owner, paths, system
 from holdfast.tasks import connection, sqlite
 from holdfast.tasks.rows import Transaction
 from holdfast.tasks.sqlite import SqliteStore
@@ -334,6 +334,25 @@ def test_after_a_failed_sync_the_log_is_copied_before_anything_is_acknowledged(
     store.add(tasks(1))
     reader.close()
     store.close()
+
+
+def test_tokens_after_a_boot_are_greater_than_all_before(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure may undo a claim whose token was used already."""
+    store = SqliteStore(where)
+    store.add(tasks(2))
+    (first,) = store.claim(store.register(), 1)
+    assert first.token == 1
+    later = NewTask("later", delay=100)
+    ((id, _),) = store.add([later])
+    monkeypatch.setattr(owner, "boot_id", lambda: "another boot")
+    again = SqliteStore(where)
+    (second,) = again.claim(again.register(), 1)
+    assert second.token == 1_000_001
+    assert SqliteStore(where).claim(again.register(), 1) == []
+    (waits,) = again.get([id])
+    assert waits is not None and waits.due_in is not None and 90 < waits.due_in <= 100
+    store.close()
+    again.close()
 
 
 # Forks.

@@ -246,7 +246,7 @@ class PostgresStore(ServerStore):
             tx.ready += state == READY
             if key is not None:
                 tx.keys.add(key)
-        return [attempt_of(row, 0) for row in sorted(claimed.fetchall(), key=lambda row: row[-1])]
+        return [attempt_of(row) for row in sorted(claimed.fetchall(), key=lambda row: row[-1])]
 
     def _become_idle(self, worker: Worker) -> None:
         due, earliest = self.read(lambda run: run(self.sql["time_to_wake"]).fetchone())

@@ -20,6 +20,8 @@ PAGE = 500  # tasks that one step of a long operation looks at
 class SqlReader(Store):
     """The statements of an engine, and the operations that only read."""
 
+    least_token = 0  # all new tokens are greater
+
     def __init__(self, *, prefix: str, mark: str, lock: str, skip: str, share: str) -> None:
         self.sql: dict[str, str] = {}
         clauses = {"p": prefix, "lock": lock, "skip": skip, "share": share, "state": "{state}"}

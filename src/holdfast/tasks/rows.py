@@ -49,16 +49,16 @@ def id_of(seq: int, id: str | None) -> str:
     return f"_{seq}" if id is None else id
 
 
-def attempt_of(row: Sequence[Any], more: int) -> Attempt:
+def attempt_of(row: Sequence[Any]) -> Attempt:
     seq, id, token, payload, function, priority, attempts, tried, timeout, key = row[:10]
     return Attempt(
         f"_{seq}" if id is None else id,
-        token + more,
+        token,
         payload,
         function,
         priority,
         attempts,
-        tried + more,
+        tried,
         timeout,
         key,
     )

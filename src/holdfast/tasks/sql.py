@@ -129,9 +129,12 @@ class SqlStore(SqlReader):
         self.promote_due(tx)
         rows = tx.run(self.sql["ready"], (count,)).fetchall()
         now = time()
-        for place, row in enumerate(rows):
-            tx.run(self.sql["begin"], (worker, place if reserve else 0, now, row[0]))
-        return [attempt_of(row, 1) for row in rows]
+        attempts = [attempt_of(row) for row in rows]
+        for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
+            attempt.token = max(attempt.token, self.least_token) + 1
+            attempt.tried += 1
+            tx.run(self.sql["begin"], (attempt.token, worker, place if reserve else 0, now, row[0]))
+        return attempts
 
     def promote_due(self, tx: Transaction) -> None:
         """Delayed tasks whose moment has come are ready, or wait for the limit of their key."""
@@ -244,7 +247,7 @@ class SqlStore(SqlReader):
     def _running(self, run: Callable[..., Any], worker: str, statement: str = "running") -> list[Attempt]:
         """The first one, and all that are not reserved, have begun."""
         rows = run(self.sql[statement], (worker,)).fetchall()
-        attempts = [attempt_of(row, 0) for row in rows]
+        attempts = [attempt_of(row) for row in rows]
         for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
             attempt.begun = place == 0 or row[-1] == 0
         return attempts

@@ -25,6 +25,7 @@ it rings another one.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sqlite3
 import time
@@ -52,6 +53,7 @@ _CHECK_WAL_EVERY = 16  # commits
 _CHECKPOINT_WAIT_MS = 200  # for readers. After a wait in vain, the log may grow to twice its size before the next one
 
 _IDLE = "create table idle (worker text primary key, until double precision not null)"
+_TOKENS_OF_A_BOOT = 1_000_000
 _clock = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -72,15 +74,16 @@ class SqliteStore(SqlStore):
         self._sync_failed = False
         check_directory(self.path)
         self._lock = WriterLock(f"{self.path}/queue.lock", mode)
-        self._offset = self._open()
+        self._offset = 0.0  # of the clock
+        self._open()
 
     def close(self) -> None:
         self._in_process.close()
 
     # Opening.
 
-    def _open(self) -> float:
-        """Create or check the schema. Return the offset of the clock."""
+    def _open(self) -> None:
+        """Create or check the schema."""
         if not system.access(self._file, os.F_OK):
             self._create()
         application, version = self.read(
@@ -94,7 +97,7 @@ class SqliteStore(SqlStore):
                 "Holdfast.",
                 path=self.path,
             )
-        return self.read(self._clock_offset)
+        self._learn_boot()
 
     def _create(self) -> None:
         """In one transaction, under the lock. A process that is killed before its end leaves no `queue.db`."""
@@ -121,31 +124,31 @@ class SqliteStore(SqlStore):
             with suppress(FileExistsError):
                 system.mkdir(f"{self.path}/{folder}", 0o777)
 
-    def _clock_offset(self, run: Callable[..., Any]) -> float:
-        """What to add to the clock of this boot. It is stored, so that all processes use the same."""
+    def _learn_boot(self) -> None:
+        """Read what belongs to this boot of the machine: what to add to its clock, and how many boots there were.
+
+        Both are stored by the first process after a boot. A power failure may undo claims, because these are not
+        synced. So the tokens of each boot begin behind all tokens of the boots before.
+        """
         boot = owner.boot_id()
         if boot is None or _clock is None:
-            return 0.0
+            return
 
-        def stored() -> float | None:
-            row = run(self.sql["meta"], ("clock",)).fetchone()
-            if row is None or row[0].split()[0] != boot:
-                return None
-            return float(row[0].split()[1])
+        def stored(run: Callable[..., Any]) -> list[Any]:
+            row = run(self.sql["meta"], ("boot",)).fetchone()
+            return ["", 0.0, -1] if row is None else json.loads(row[0])
 
-        offset = stored()
-        if offset is not None:
-            return offset
-        self._offset = 0.0
+        def work(tx: Transaction) -> list[Any]:
+            known = stored(tx.run)
+            if known[0] != boot:
+                known = [boot, time.time() - time.clock_gettime(_clock), known[2] + 1]
+                tx.run(self.sql["set_meta"], ("boot", json.dumps(known)))
+            return known
 
-        def work(tx: Transaction) -> float:
-            found = stored()
-            if found is None:
-                found = time.time() - time.clock_gettime(_clock)
-                tx.run(self.sql["set_meta"], ("clock", f"{boot} {found:.6f}"))
-            return found
-
-        return self.transact(work)
+        known = self.read(stored)
+        if known[0] != boot:
+            known = self.transact(work)
+        self._offset, self.least_token = known[1], known[2] * _TOKENS_OF_A_BOOT
 
     def now(self) -> float:
         if _clock is None or owner.boot_id() is None:

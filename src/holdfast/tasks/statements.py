@@ -65,8 +65,8 @@ STATEMENTS = {
     "ready": f"""select {ATTEMPT} from {{p}}task
         where state = 0 and not exists (select 1 from {{p}}meta where name = 'paused')
         order by priority desc, ord, seq limit ? {{skip}}""",
-    "begin": """update {p}task set state = 1, token = token + 1, tried = tried + 1, worker = ?, reserved = ?,
-        started_at = ?, progress = null where seq = ?""",
+    "begin": """update {p}task set state = 1, token = ?, tried = tried + 1, worker = ?, reserved = ?, started_at = ?,
+        progress = null where seq = ?""",
     "due": "select seq, key_name, admitted from {p}task where state = 2 and due <= ? order by due limit ? {skip}",
     "next_due": "select min(due) from {p}task where state = 2",
     "state": "update {p}task set state = ?, due = ? where seq = ?",

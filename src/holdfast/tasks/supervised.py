@@ -7,7 +7,6 @@ import os
 import signal
 from contextlib import suppress
 from multiprocessing.context import BaseContext
-from multiprocessing.reduction import DupFd
 from time import monotonic, sleep
 from typing import Any
 
@@ -24,6 +23,8 @@ class PassedFd(InheritedFd):
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd  # Windows does not have it
+
         return _passed, (DupFd(self.fd),)
 
 
