@@ -451,7 +451,7 @@ def test_a_full_queue_refuses_a_task_or_waits_for_room(jobs: Path) -> None:
     assert queue.put(5, wait=None)
 
 
-def test_waiting_for_tasks_to_end(queue: TaskQueue, jobs: Path) -> None:
+def test_wait_returns_when_all_tasks_have_ended(queue: TaskQueue, jobs: Path) -> None:
     ids = queue.put_all(range(3))
     with pytest.raises(Timeout, match="still pending"):
         queue.wait(ids, timeout=0.01)

@@ -28,7 +28,7 @@ def run(backend: str, work: Callable[[], Awaitable[Any]]) -> Any:
     return anyio.run(work, backend=backend)
 
 
-def test_put_claim_and_wait(backend: str, queue: TaskQueue) -> None:
+def test_a_coroutine_puts_claims_and_waits(backend: str, queue: TaskQueue) -> None:
     async def work() -> None:
         id = await queue.aput({"n": 1}, priority=3)
         claim = await queue.aclaim()

@@ -101,7 +101,7 @@ def test_tasks_without_a_function_go_to_the_command(queue: TaskQueue) -> None:
     assert [queue.get(id).result for id in ids] == [8, "printed x"]
 
 
-def test_a_function_that_is_not_registered(queue: TaskQueue, jobs: Path) -> None:
+def test_a_function_that_is_not_registered_fails_its_task(queue: TaskQueue, jobs: Path) -> None:
     @queue.task(attempts=1, name="app.resize")
     def resize() -> None: ...
 
@@ -216,7 +216,7 @@ def test_a_coroutine_that_blocks_its_loop_is_killed(queue: TaskQueue, monkeypatc
     assert [queue.get(id).result for id in ids[1:]] == [1, 1, 1]
 
 
-def test_functions_and_coroutines_in_one_worker(queue: TaskQueue) -> None:
+def test_functions_and_coroutines_run_at_the_same_time_in_one_worker(queue: TaskQueue) -> None:
     """A function runs in a thread, so that the loop goes on."""
     met = threading.Event()
 
@@ -233,7 +233,7 @@ def test_functions_and_coroutines_in_one_worker(queue: TaskQueue) -> None:
     assert queue.get(ids[0]).result is True and queue.get(ids[1]).state == "done"
 
 
-def test_errors_and_hooks_of_coroutines(queue: TaskQueue, in_memory: Path) -> None:
+def test_coroutines_fail_and_call_hooks_as_functions_do(queue: TaskQueue, in_memory: Path) -> None:
     out = in_memory / "out"
 
     async def handle(task: Claim) -> object:

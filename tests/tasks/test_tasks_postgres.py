@@ -534,7 +534,7 @@ def test_two_puts_do_not_fill_the_same_room(store: PostgresStore) -> None:
     assert count(store) == {"ready": 7}
 
 
-def test_cancelling_meets_claims(store: PostgresStore) -> None:
+def test_cancel_and_claim_at_the_same_time_miss_no_task(store: PostgresStore) -> None:
     worker = store.register()
     for _ in range(10):
         store.add(tasks(30))
@@ -668,7 +668,7 @@ def test_a_wrong_password_is_not_shown(postgres: str) -> None:
     assert "wrong-one" not in str(caught.value) + repr(caught.value)
 
 
-def test_a_user_without_rights_is_told(postgres: str, postgres_server: servers.Postgres) -> None:
+def test_a_user_without_rights_gets_an_error_with_the_remedy(postgres: str, postgres_server: servers.Postgres) -> None:
     with postgres_server.connect("postgres", user="postgres") as connection:
         connection.execute(f"create role visitor login password '{servers.PASSWORD}'")
     try:

@@ -342,7 +342,7 @@ def test_tokens_after_a_boot_are_greater_than_all_before(where: str, monkeypatch
     store.add(tasks(2))
     (first,) = store.claim(store.register(), 1)
     assert first.token == 1
-    later = NewTask("later", delay=100)
+    later = NewTask('"later"', delay=100)
     ((id, _),) = store.add([later])
     monkeypatch.setattr(owner, "boot_id", lambda: "another boot")
     again = SqliteStore(where)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import closing
 from datetime import datetime, timezone
 from itertools import islice
 from time import monotonic, time
@@ -145,22 +146,29 @@ class TaskQueue:
         if self.max_pending is None:
             return [id for id, _ in self.store.add(tasks, connection=connection)]
         self._write()
-        deadline = None if wait is None else monotonic() + wait
         ids: list[str] = []
-        changes = self.store.changes()
-        try:
-            while True:
+        with closing(self._changes(wait)) as changes:
+            for _ in changes:
                 added = self.store.add(tasks[len(ids) :], max_waiting=self.max_pending, connection=connection)
                 ids += [id for id, _ in added]
                 if len(ids) == len(tasks):
                     return ids
+        raise QueueFull(
+            f"{self.name}: the queue is full (max_pending={self.max_pending}). Wait for room with put(…, "
+            "wait=seconds), or start more workers.",
+            path=self.name,
+        )
+
+    def _changes(self, timeout: float | None) -> Generator[None, None, None]:
+        """Yield now, and whenever a task may have ended, until the time is over."""
+        deadline = None if timeout is None else monotonic() + timeout
+        changes = self.store.changes()
+        try:
+            while True:
+                yield
                 left = RECHECK_S if deadline is None else deadline - monotonic()
                 if left <= 0:
-                    raise QueueFull(
-                        f"{self.name}: the queue is full (max_pending={self.max_pending}). Wait for room with put(…, "
-                        "wait=seconds), or start more workers.",
-                        path=self.name,
-                    )
+                    return
                 changes.wait(min(left, RECHECK_S))
         finally:
             changes.close()
@@ -336,24 +344,17 @@ class TaskQueue:
     def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
         """Wait until these tasks have ended, and return them. Raises Timeout and NoSuchTask."""
         wanted = [ids] if isinstance(ids, str) else list(ids)
-        deadline = None if timeout is None else monotonic() + timeout
-        changes = self.store.changes()
-        try:
-            while True:
+        open_ones: list[Task] = []
+        with closing(self._changes(timeout)) as changes:
+            for _ in changes:
                 tasks = self._get(wanted)
                 open_ones = [task for task in tasks if task.state not in ENDED]
                 if not open_ones:
                     return tasks
-                left = RECHECK_S if deadline is None else deadline - monotonic()
-                if left <= 0:
-                    first = open_ones[0]
-                    raise Timeout(
-                        f"{self.name}: task {first.id!r} is still {first.state}. Wait longer with timeout=…",
-                        path=self.name,
-                    )
-                changes.wait(min(left, RECHECK_S))
-        finally:
-            changes.close()
+        first = open_ones[0]
+        raise Timeout(
+            f"{self.name}: task {first.id!r} is still {first.state}. Wait longer with timeout=…", path=self.name
+        )
 
     async def await_done(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
         """`wait` for asyncio and trio."""

@@ -19,7 +19,6 @@ registered, to tell it from one that died since.
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING
 from .. import owner, postgres, process
 from ..errors import ConnectionFailed
 from ..files import OwnedFd, pipe
+from ..wait import poll
 from .store import Changes, Registration
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
@@ -82,17 +82,6 @@ class InProcess:
                 else:
                     self._number -= 1
                 self._condition.notify()
-
-    def _end_transaction(self, session: postgres.Session) -> None:
-        """Roll back what an exception has left. An interrupted statement may still be running: then close."""
-        try:
-            status = session.connection.info.transaction_status if session.is_open else None
-            if status in (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR):
-                session.connection.execute("rollback")
-            elif status != psycopg.pq.TransactionStatus.IDLE:
-                session.close()
-        except psycopg.Error:
-            session.close()
 
     def _take(self) -> postgres.Session:
         with self._condition:
@@ -338,10 +327,3 @@ class ServerChanges(Changes):
                 self._here.home.listen(self._name, None)
                 self._store.forget(self._name)
             self._bell.close()
-
-
-def poll(fds: list[int], seconds: float) -> set[int]:
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    return {fd for fd, _ in poller.poll(min(1 << 30, max(0, int(seconds * 1000 + 0.999))))}

@@ -8,7 +8,7 @@ import sys
 
 from ...tasks import QueueFull, TaskQueue
 from ...tasks.model import new_task
-from ...tasks.schedule import Schedule
+from ...tasks.schedule import OPTIONS, Schedule
 from .. import arguments, output
 from .text import in_a_line, many, moment, queue_at
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 PROBLEM, FULL = 1, 75
 
 _HEADINGS = ("NAME", "WHEN", "NEXT", "PAYLOAD")
-_OPTIONS = ("priority", "attempts", "timeout", "key", "limit", "rate")  # of every task
 _CHUNK_BYTES = 1 << 16
 
 
@@ -76,7 +75,7 @@ def _add_options(parser: arguments.Parser) -> None:
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(options, name) for name in _OPTIONS}
+    given = {name: getattr(options, name) for name in OPTIONS}
     return {name: value for name, value in given.items() if value is not None}
 
 
