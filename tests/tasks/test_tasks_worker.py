@@ -749,9 +749,7 @@ def test_workers_go_on_after_the_disk_was_full(
 
 
 @pytest.mark.parametrize("total", [800, pytest.param(5000, marks=pytest.mark.slow)])
-def test_killing_children_loses_and_doubles_no_task(
-    each_queue: TaskQueue, in_memory: Path, total: int
-) -> None:
+def test_killing_children_loses_and_doubles_no_task(each_queue: TaskQueue, in_memory: Path, total: int) -> None:
     """Eight processes: every task is done, and none is completed twice."""
     queue = each_queue
     ids = [queue.put(number, attempts=50) for number in range(total)]

@@ -8,7 +8,7 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from .rows import Transaction, id_of, number_of, task_of
+from .rows import NEVER, Transaction, id_of, number_of, task_of
 from .statements import NUMBERS, STATEMENTS
 from .store import STATES, Store, Task
 
@@ -58,6 +58,11 @@ class SqlReader(Store):
         if seq is None:
             return run(self.sql[f"{statement}_id"], (id, *more)).fetchone()
         return run(self.sql[f"{statement}_seq"], (seq, *more)).fetchone()
+
+    def time_to_wake(self, run: Callable[..., Any]) -> float:
+        """The next due moment, for an idle worker. NEVER: there is none, or another idle worker wakes then."""
+        due, earliest = run(self.sql["time_to_wake"]).fetchone()
+        return NEVER if due is None or (earliest is not None and earliest <= due) else float(due)
 
     def is_paused(self) -> bool:
         return self.read(lambda run: run(self.sql["meta"], ("paused",)).fetchone()) is not None

@@ -10,6 +10,7 @@ from typing import Any
 from .statements import DELAYED, NAMES, PARKED, READY
 from .store import WAITING, Attempt, Selection, Task
 
+NEVER = 1e300  # a moment
 MAX_HISTORY = 20  # earlier attempts that are kept
 
 

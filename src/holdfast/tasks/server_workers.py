@@ -25,11 +25,12 @@ from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from .. import owner, postgres, process
+from .. import postgres, process
 from ..errors import ConnectionFailed
 from ..files import OwnedFd, pipe
 from ..wait import poll
-from .store import Changes, Registration
+from .rows import NEVER
+from .store import Changes, Registration, process_name
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from .postgres import PostgresStore
 
 MAX_SESSIONS = 4  # of one process, besides its home session
-NEVER = 1e300
 LOOK_S = 1.0  # between two looks of an idle worker, for what sends no notification: a worker that died
 _BETWEEN_CHANGES_S = 0.005
 WORKER, WATCHER = 0, 1  # kinds of rows in the table `idle`
@@ -186,9 +186,7 @@ class Home:
         """Acquire the lock of a new worker. Return its name."""
         with self._lock:
             number, boot = postgres.explained(self._store.url, self._lock_new_number)
-            me = owner.me()
-            host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
-            name = f"{me.pid}@{host}.{boot}.{number}"
+            name = f"{process_name()}.{boot}.{number}"
             self._numbers.add(number)
             self._bells[name] = bell
             return name

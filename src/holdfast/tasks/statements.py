@@ -68,7 +68,7 @@ STATEMENTS = {
     "begin": """update {p}task set state = 1, token = ?, tried = tried + 1, worker = ?, reserved = ?, started_at = ?,
         progress = null where seq = ?""",
     "due": "select seq, key_name, admitted from {p}task where state = 2 and due <= ? order by due limit ? {skip}",
-    "next_due": "select min(due) from {p}task where state = 2",
+    "time_to_wake": "select (select min(due) from {p}task where state = 2), (select min(until) from {p}idle)",
     "state": "update {p}task set state = ?, due = ? where seq = ?",
     "back": "update {p}task set state = ?, due = null, ord = ? where seq = ?",
     "parked": """select seq, key_limit, key_interval from {p}task where state = 3 and key_name = ?

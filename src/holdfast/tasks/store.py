@@ -31,6 +31,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from .. import owner
+
 WAITING = ("ready", "delayed", "parked", "blocked")
 ENDED = ("done", "failed", "cancelled")
 STATES = (*WAITING, "running", *ENDED)
@@ -149,7 +151,7 @@ class Changes(ABC):
 class Registration(ABC):
     """A worker that the engine knows to be alive. One thread uses it."""
 
-    name: str  # unique, and readable: it contains the pid and the host
+    name: str  # unique, and readable: it begins with `process_name`
 
     @abstractmethod
     def fileno(self) -> int:
@@ -162,6 +164,13 @@ class Registration(ABC):
     @abstractmethod
     def close(self) -> None:
         """The worker has no running task any more."""
+
+
+def process_name() -> str:
+    """pid@host"""
+    me = owner.me()
+    host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
+    return f"{me.pid}@{host}"
 
 
 class Store(ABC):
