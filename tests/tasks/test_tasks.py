@@ -86,6 +86,7 @@ def test_any_text_can_be_an_id_and_a_key(queue: TaskQueue, id: str) -> None:
         (None, {"id": 7}, TypeError),
         (None, {"id": "_7"}, ValueError),
         (None, {"id": "a\0b"}, ValueError),
+        (None, {"key": "half a pair: \ud800"}, ValueError),
         (None, {"id": "\ud800"}, ValueError),
         (None, {"id": "x" * 1001}, ValueError),
         (None, {"priority": 1.5}, ValueError),
@@ -246,7 +247,7 @@ def test_the_result_of_a_worker_that_counts_as_dead_is_refused(queue: TaskQueue,
     claim = claimed(queue)
     for name in os.listdir(jobs / "workers"):
         os.unlink(jobs / "workers" / name)
-    in_child(lambda: TaskQueue(jobs).recover())
+    in_child(lambda: TaskQueue(jobs).claimer().recover())
     with pytest.raises(LockLost):
         claim.check()
     queue.put(2)

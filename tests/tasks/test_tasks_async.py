@@ -124,7 +124,7 @@ def test_many_claims_share_few_workers(backend: str, queue: TaskQueue, jobs: Pat
         assert len(list((jobs / "workers").iterdir())) == 1
         queue.async_claimers.clear()
         gc.collect()
-        assert TaskQueue(jobs).recover() == 0
+        assert TaskQueue(jobs).claimer().recover() == 0
         for claim in claims:
             assert claim is not None
             claim.complete()

@@ -16,6 +16,7 @@ MAX_ID_LENGTH = 1000
 MAX_DEPTH = 200  # of nested JSON, so that every Python can read it
 STATES = ("pending", "running", *ENDED)
 
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # a database stores neither NUL nor half of a surrogate pair
 _SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([0-9]*)([smhd])")
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
@@ -54,12 +55,10 @@ def new_task(
     """Check all options. Raises TypeError or ValueError."""
     for name in unknown:
         raise TypeError(f"a task has no option {name!r}. See help(TaskQueue.put)")
-    if key is None and not after and (priority, delay, attempts, timeout, limit, rate) == _DEFAULTS:
-        if id is not None:
-            check_id(id)
-        return NewTask(to_json(payload), id, function)
     if id is not None:
         check_id(id)
+    if key is None and not after and (priority, delay, attempts, timeout, limit, rate) == _DEFAULTS:
+        return NewTask(to_json(payload), id, function)
     if not _is_integer(priority) or abs(priority) > MAX_PRIORITY:
         raise ValueError(f"priority must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r}")
     if not _is_integer(attempts) or not 1 <= attempts <= MAX_PRIORITY:
@@ -67,7 +66,7 @@ def new_task(
     check_seconds("delay", delay)
     if timeout is not None:
         check_seconds("timeout", timeout, positive=True)
-    if key is not None and (not isinstance(key, str) or not key or "\0" in key):
+    if key is not None and (not isinstance(key, str) or not key or _UNSTORABLE.search(key)):
         raise ValueError(f"key must be a text that is not empty, not {key!r}")
     if limit is not None and (not _is_integer(limit) or not 1 <= limit <= MAX_PRIORITY):
         raise ValueError(f"limit must be an integer of at least 1, not {limit!r}")
@@ -96,7 +95,7 @@ def new_task(
 def check_id(id: str) -> None:
     if not isinstance(id, str):
         raise TypeError(f"an id must be a text, not {id!r}")
-    if not id or len(id) > MAX_ID_LENGTH or "\0" in id or not _is_text(id):
+    if not id or len(id) > MAX_ID_LENGTH or _UNSTORABLE.search(id):
         raise ValueError(f"an id must be a text of 1 to {MAX_ID_LENGTH} characters, not {id!r}")
     if id[0] == "_" and id[1:].isdigit():
         raise ValueError(f"{id!r}: ids of an underscore and a number are chosen by the queue")
@@ -133,11 +132,3 @@ def seconds_of(name: str, span: float | str | None) -> float | None:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

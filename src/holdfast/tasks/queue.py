@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
-from datetime import datetime, timezone
 from itertools import islice
 from time import monotonic, time
 from typing import Any
@@ -30,6 +29,8 @@ from .store import ENDED, WAITING, NewTask, Selection, Store, Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ..locks.base import StrPath
 
 _AT_ONCE = 1000  # tasks in one transaction
@@ -83,7 +84,6 @@ class TaskQueue:
         self._local = threading.local()
         self._claimers: weakref.WeakSet[Claimer] = weakref.WeakSet()
         self.async_claimers: list[Claimer] = []  # that no call of `aclaim` uses
-        self._parsed: dict[str, tuple[str, Schedule]] = {}
 
     def __repr__(self) -> str:
         return f"holdfast.TaskQueue({self.name!r})"
@@ -225,13 +225,7 @@ class TaskQueue:
         return self.store.set_schedule(name, None)
 
     def schedules(self) -> dict[str, Schedule]:
-        return {name: self._schedule(name, text) for name, (text, _) in self.store.schedules().items()}
-
-    def _schedule(self, name: str, text: str) -> Schedule:
-        known = self._parsed.get(name)
-        if known is None or known[0] != text:
-            known = self._parsed[name] = (text, Schedule.from_json(name, text))
-        return known[1]
+        return {name: Schedule.from_json(name, text) for name, (text, _) in self.store.schedules().items()}
 
     def put_scheduled(self) -> float | None:
         """Add the tasks of all schedules that are due. Return the next moment. Workers call this."""
@@ -240,7 +234,7 @@ class TaskQueue:
         wrong: list[Exception] = []
         for name, (text, last) in self.store.schedules().items():
             try:
-                schedule = self._schedule(name, text)
+                schedule = Schedule.from_json(name, text)
                 due = schedule.due(last, now)
                 if due is not None:
                     self.store.add_moment(name, due, schedule.task(due))
@@ -256,8 +250,7 @@ class TaskQueue:
     def next_scheduled(self, name: str) -> datetime | None:
         """The next moment of a schedule. None: there is no moment, or no such schedule."""
         schedule = self.schedules().get(name)
-        due = None if schedule is None else schedule.when().after(time())
-        return None if due is None else datetime.fromtimestamp(due, timezone.utc)
+        return None if schedule is None else schedule.next_after(time())
 
     # Claim.
 
@@ -298,10 +291,6 @@ class TaskQueue:
         """Write what this process has completed, so that it sees it."""
         for claimer in list(self._claimers):
             claimer.write()
-
-    def recover(self) -> int:
-        """Give the tasks of dead workers to others. Workers do this themselves. Return how many."""
-        return self.claimer().recover()
 
     # Look.
 

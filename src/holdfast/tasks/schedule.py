@@ -180,6 +180,11 @@ class Schedule:
         after = last if self.since < last < now + A_DAY_S else self.since
         return last_due(self.when(), after, now)
 
+    def next_after(self, now: float) -> datetime | None:
+        """Its next moment. None: there is none."""
+        moment = self.when().after(now)
+        return None if moment is None else datetime.fromtimestamp(moment, timezone.utc)
+
     def task(self, moment: float) -> NewTask:
         """The task of a moment."""
         text = datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
