@@ -14,7 +14,7 @@ from .store import STATES, Store, Task
 
 Result = TypeVar("Result")
 
-PAGE = 500  # tasks that one step of a long operation looks at
+PAGE = 500  # tasks that one step of a long operation reads
 
 
 class SqlReader(Store):

@@ -81,7 +81,7 @@ class Cron:
         return None
 
     def _after_by_hour(self, moment: float) -> float | None:
-        """By the time that passes: every hour counts, also one that comes twice."""
+        """By the time that passes. The hour that comes twice counts twice."""
         found = (moment // 60 + 1) * 60
         for _ in range(_MAX_SEARCH_DAYS * 24):
             local = datetime.fromtimestamp(found, self._zone)

@@ -4,7 +4,7 @@ An engine derives from `SqlStore`. It opens connections, runs a function in a tr
 are alive, and wakes those that wait. The statements are written for SQLite and work in PostgreSQL, too: there `?`
 becomes `%s`, and these become clauses that lock the rows which a statement returns:
 
-    {lock}     the transaction is about to end the task or to change who may run it
+    {lock}     the transaction is about to end the task, or to make another worker run it
     {skip}     the same, without the rows that another transaction has locked
     {share}    the task must not end before this transaction does
 """
@@ -267,7 +267,7 @@ class SqlStore(SqlReader):
             self._release_dependents(tx, seq, id, CANCELLED)
             return True
 
-        # In the order of a task's life: one that becomes ready meanwhile is not missed.
+        # In the order of a task's life, so that a task that becomes ready meanwhile is not missed.
         return self._change(which, [BLOCKED, DELAYED, PARKED, READY, RUNNING], change)
 
     def retry(self, which: Selection) -> int:

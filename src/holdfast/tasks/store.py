@@ -57,7 +57,7 @@ class NewTask:
 
 @dataclass(slots=True)
 class Attempt:
-    """A running task, as its worker has it."""
+    """A running task, as its worker sees it."""
 
     id: str
     token: int
@@ -79,9 +79,8 @@ class Ending:
     token: int
     state: str
     delay: float = 0.0  # seconds until the task is tried again. 0: at once
-    counts: bool = (
-        True  # False: the task was given back. That was no attempt, and the task keeps its place in the queue
-    )
+    # False: the task was given back. That was no attempt, and the task keeps its place in the queue.
+    counts: bool = True
     result_json: str | None = None
     error: str | None = None
     traceback: str | None = None
