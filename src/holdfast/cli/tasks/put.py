@@ -241,7 +241,8 @@ def _when(schedule: Schedule) -> str:
 
 def _what(schedule: Schedule) -> str:
     payload = schedule.payload
-    return in_a_line(payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False), 40)
+    text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
+    return in_a_line(text if schedule.function is None else schedule.function, 40)
 
 
 def _next(schedule: Schedule) -> str:
