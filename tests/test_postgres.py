@@ -118,11 +118,12 @@ def test_our_parameters_are_taken_out_of_the_url() -> None:
     assert postgres.split("postgresql://h/d", ["prefix"]) == ("postgresql://h/d", {})
 
 
-def test_a_missing_psycopg_names_the_command() -> None:
+@pytest.mark.parametrize("call", ["postgres.connect", "tasks.TaskQueue"])
+def test_a_missing_psycopg_names_the_command(call: str) -> None:
     program = (
         "import sys; sys.modules['psycopg'] = None\n"
-        "from holdfast import postgres\n"
-        "try: postgres.connect('postgresql://h/db')\n"
+        "from holdfast import postgres, tasks\n"
+        f"try: {call}('postgresql://h/db')\n"
         "except postgres.Unsupported as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

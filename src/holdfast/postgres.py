@@ -94,10 +94,15 @@ class Session:
             pass
 
 
-def connect(url: str) -> Session:
-    """Open a session."""
+def check_driver() -> None:
+    """Raise Unsupported if psycopg is not installed."""
     if _missing:
         raise _missing
+
+
+def connect(url: str) -> Session:
+    """Open a session."""
+    check_driver()
     return explained(url, lambda: _open(url))
 
 

@@ -143,7 +143,10 @@ def test_put_into_a_full_queue_exits_with_75_or_waits_for_room(
     jobs: Path, begin: Callable[..., subprocess.Popen[str]]
 ) -> None:
     text = call("put", jobs, "-", "--max-pending", 2, text="a\nb\nc\n", status=75)
-    assert text.count("\n") == 3 and "2 tasks are pending already. Wait for room with --wait T. 2 tasks put" in text
+    assert (
+        text.count("\n") == 3
+        and "2 tasks or more are pending already. Wait for room with --wait T. 2 tasks put" in text
+    )
     assert json.loads(run("put", jobs, "c", "--max-pending", 2, "--json").stdout) == {"ids": [], "existing": []}
     assert "pending already. Start more" in call("put", jobs, "c", "--max-pending", 2, "--wait", 0.05, status=75)
     waits = begin("put", jobs, "c", "--max-pending", 2, "--wait", "inf", "--id", "c")
@@ -311,14 +314,14 @@ def test_ls_with_a_limit_does_not_read_the_whole_queue(jobs: Path, queue: TaskQu
     from argparse import Namespace
 
     from holdfast.cli.tasks import commands
-    from holdfast.tasks import sql
+    from holdfast.tasks import reading
 
     queue.put_all(range(20_000))
     read: list[int] = []
-    real = sql._stored
+    real = reading.task_of
     options = Namespace(path=str(jobs), states=None, limit=3, json=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sql, "_stored", lambda row, now: read.append(1) or real(row, now))
+        patch.setattr(reading, "task_of", lambda row, now: read.append(1) or real(row, now))
         assert commands.ls(options) == 0
     assert len(read) == 3
 

@@ -86,6 +86,7 @@ def test_any_text_can_be_an_id_and_a_key(queue: TaskQueue, id: str) -> None:
         (None, {"id": 7}, TypeError),
         (None, {"id": "_7"}, ValueError),
         (None, {"id": "a\0b"}, ValueError),
+        (None, {"key": "half a pair: \ud800"}, ValueError),
         (None, {"id": "\ud800"}, ValueError),
         (None, {"id": "x" * 1001}, ValueError),
         (None, {"priority": 1.5}, ValueError),
@@ -246,7 +247,7 @@ def test_the_result_of_a_worker_that_counts_as_dead_is_refused(queue: TaskQueue,
     claim = claimed(queue)
     for name in os.listdir(jobs / "workers"):
         os.unlink(jobs / "workers" / name)
-    in_child(lambda: TaskQueue(jobs).recover())
+    in_child(lambda: TaskQueue(jobs).claimer().recover())
     with pytest.raises(LockLost):
         claim.check()
     queue.put(2)
@@ -438,7 +439,7 @@ def test_done_tasks_are_pruned_after_a_while_and_failed_ones_are_kept(
 def test_a_full_queue_refuses_a_task_or_waits_for_room(jobs: Path) -> None:
     queue = TaskQueue(jobs, max_pending=2)
     queue.put_all([1, 2])
-    with pytest.raises(QueueFull, match="2 tasks"):
+    with pytest.raises(QueueFull, match="max_pending=2"):
         queue.put(3)
     with pytest.raises(QueueFull):
         queue.put(3, wait=0.01)
@@ -451,7 +452,7 @@ def test_a_full_queue_refuses_a_task_or_waits_for_room(jobs: Path) -> None:
     assert queue.put(5, wait=None)
 
 
-def test_waiting_for_tasks_to_end(queue: TaskQueue, jobs: Path) -> None:
+def test_wait_returns_when_all_tasks_have_ended(queue: TaskQueue, jobs: Path) -> None:
     ids = queue.put_all(range(3))
     with pytest.raises(Timeout, match="still pending"):
         queue.wait(ids, timeout=0.01)

@@ -28,7 +28,7 @@ def run(backend: str, work: Callable[[], Awaitable[Any]]) -> Any:
     return anyio.run(work, backend=backend)
 
 
-def test_put_claim_and_wait(backend: str, queue: TaskQueue) -> None:
+def test_a_coroutine_puts_claims_and_waits(backend: str, queue: TaskQueue) -> None:
     async def work() -> None:
         id = await queue.aput({"n": 1}, priority=3)
         claim = await queue.aclaim()
@@ -124,7 +124,7 @@ def test_many_claims_share_few_workers(backend: str, queue: TaskQueue, jobs: Pat
         assert len(list((jobs / "workers").iterdir())) == 1
         queue.async_claimers.clear()
         gc.collect()
-        assert TaskQueue(jobs).recover() == 0
+        assert TaskQueue(jobs).claimer().recover() == 0
         for claim in claims:
             assert claim is not None
             claim.complete()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
+from subprocess import check_call, check_output
 from typing import Any
 
 import pytest
@@ -42,6 +44,41 @@ def test_a_worker_runs_registered_functions(queue: TaskQueue, options: dict[str,
     assert queue.get(bad).error == "ValueError: no"
 
 
+PROGRAM = """
+from holdfast.tasks import TaskQueue
+
+queue = TaskQueue("jobs")
+
+@queue.task
+def double(number):
+    return 2 * number
+
+if __name__ == "__main__":
+    print(double.put(4))
+"""
+
+
+@pytest.mark.parametrize("words", [("program.py",), ("-m", "program")], ids=["file", "module"])
+def test_a_program_puts_calls_for_workers_that_import_it(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Its functions are in the module __main__ there, and in the module `program` here."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    id = check_output([sys.executable, *words], cwd=tmp_path, text=True).strip()
+    check_call([sys.executable, "-m", "holdfast", "tasks", "work", "--app", "program:queue", "--drain"], cwd=tmp_path)
+    assert TaskQueue(tmp_path / "jobs").get(id).result == 8
+
+
+def test_a_registered_function_can_be_scheduled(queue: TaskQueue) -> None:
+    @queue.task(attempts=1)
+    def count() -> int:
+        return 7
+
+    queue.schedule("count", count, every=1)
+    until(lambda: queue.put_scheduled() and not queue.is_empty())
+    Worker(queue).run(drain=True)
+    task = next(iter(queue))
+    assert (task.result, task.attempts, task.id.partition("@")[0]) == (7, 1, "count")
+
+
 def test_tasks_without_a_function_go_to_the_handler(queue: TaskQueue) -> None:
     @queue.task
     def double(number: int) -> int:
@@ -64,7 +101,7 @@ def test_tasks_without_a_function_go_to_the_command(queue: TaskQueue) -> None:
     assert [queue.get(id).result for id in ids] == [8, "printed x"]
 
 
-def test_a_function_that_is_not_registered(queue: TaskQueue, jobs: Path) -> None:
+def test_a_function_that_is_not_registered_fails_its_task(queue: TaskQueue, jobs: Path) -> None:
     @queue.task(attempts=1, name="app.resize")
     def resize() -> None: ...
 
@@ -179,7 +216,7 @@ def test_a_coroutine_that_blocks_its_loop_is_killed(queue: TaskQueue, monkeypatc
     assert [queue.get(id).result for id in ids[1:]] == [1, 1, 1]
 
 
-def test_functions_and_coroutines_in_one_worker(queue: TaskQueue) -> None:
+def test_functions_and_coroutines_run_at_the_same_time_in_one_worker(queue: TaskQueue) -> None:
     """A function runs in a thread, so that the loop goes on."""
     met = threading.Event()
 
@@ -196,7 +233,7 @@ def test_functions_and_coroutines_in_one_worker(queue: TaskQueue) -> None:
     assert queue.get(ids[0]).result is True and queue.get(ids[1]).state == "done"
 
 
-def test_errors_and_hooks_of_coroutines(queue: TaskQueue, in_memory: Path) -> None:
+def test_coroutines_fail_and_call_hooks_as_functions_do(queue: TaskQueue, in_memory: Path) -> None:
     out = in_memory / "out"
 
     async def handle(task: Claim) -> object:

@@ -534,7 +534,7 @@ def test_two_puts_do_not_fill_the_same_room(store: PostgresStore) -> None:
     assert count(store) == {"ready": 7}
 
 
-def test_cancelling_meets_claims(store: PostgresStore) -> None:
+def test_cancel_and_claim_at_the_same_time_miss_no_task(store: PostgresStore) -> None:
     worker = store.register()
     for _ in range(10):
         store.add(tasks(30))
@@ -603,7 +603,7 @@ def test_an_error_leaves_the_transaction_of_the_caller_usable(store: PostgresSto
             store.add([NewTask("{}"), NewTask("{}", after=("nothing",))], connection=connection)
         store.add([NewTask("{}", id="a")], connection=connection)
         connection.commit()
-    assert [task.id for task in store.tasks(Selection())] == ["a"]
+    assert [task.id for task in store.tasks()] == ["a"]
 
 
 def test_a_connection_in_autocommit_mode_adds_at_once(store: PostgresStore, postgres: str) -> None:
@@ -668,7 +668,7 @@ def test_a_wrong_password_is_not_shown(postgres: str) -> None:
     assert "wrong-one" not in str(caught.value) + repr(caught.value)
 
 
-def test_a_user_without_rights_is_told(postgres: str, postgres_server: servers.Postgres) -> None:
+def test_a_user_without_rights_gets_an_error_with_the_remedy(postgres: str, postgres_server: servers.Postgres) -> None:
     with postgres_server.connect("postgres", user="postgres") as connection:
         connection.execute(f"create role visitor login password '{servers.PASSWORD}'")
     try:
@@ -730,7 +730,7 @@ def test_threads_share_a_few_sessions(store: PostgresStore, postgres: str) -> No
 def test_the_clock_is_the_servers(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "time", lambda: 0.0)
     store.add([NewTask("{}", delay=1000)])
-    (task,) = store.tasks(Selection())
+    (task,) = store.tasks()
     assert task.due_in is not None and 990 < task.due_in <= 1000
     (due,) = store.read(lambda run: run("select due from holdfast_task").fetchone())
     assert abs(due - 1000 - time.time()) < 60

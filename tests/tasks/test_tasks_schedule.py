@@ -46,7 +46,7 @@ def test_the_next_moment_of_cron(cron: str, after: str, due: str) -> None:
     assert Cron(cron).after(moment(after)) == moment(due)
 
 
-def test_a_day_that_never_comes() -> None:
+def test_cron_for_a_day_that_does_not_exist_is_never_due() -> None:
     assert Cron("0 0 31 2 *").after(moment("2026-01-01T00:00:00")) is None
 
 
@@ -169,7 +169,7 @@ def test_cron_in_a_time_zone_follows_its_wall_clock(cron: str, after: str, due: 
     assert Cron(cron, zone_of("Europe/Berlin")).after(moment(after)) == moment(due)
 
 
-def test_a_schedule_with_a_time_zone(queue: TaskQueue, clock: Clock) -> None:
+def test_a_schedule_follows_its_time_zone_in_the_queue(queue: TaskQueue, clock: Clock) -> None:
     queue.schedule("report", cron="0 6 * * *", tz="Europe/Berlin")
     clock.set("2026-02-01T05:00:00")
     queue.put_scheduled()

@@ -20,7 +20,7 @@ from holdfast import CorruptStore, Lock, Unsupported, WouldDeadlock, owner, path
 from holdfast.tasks import connection, sqlite
 from holdfast.tasks.rows import Transaction
 from holdfast.tasks.sqlite import SqliteStore
-from holdfast.tasks.store import Attempt, Ending, NewTask, Selection, Woken
+from holdfast.tasks.store import Attempt, Ending, NewTask, Woken
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_damaged_database_is_reported_and_left(where: str) -> None:
         file.write(os.urandom(40_000))
     damaged = Path(f"{where}/queue.db").read_bytes()
     with pytest.raises(CorruptStore, match="damaged"):
-        list(SqliteStore(where, durable=False).tasks(Selection()))
+        list(SqliteStore(where, durable=False).tasks())
     assert Path(f"{where}/queue.db").read_bytes() == damaged
 
 
@@ -168,7 +168,7 @@ def test_a_full_disk_raises_and_keeps_what_was_acknowledged(small_disk: Path) ->
         fill()
     assert caught.value.errno == errno.ENOSPC
     assert acknowledged
-    assert [task.id for task in store.tasks(Selection())] == acknowledged
+    assert [task.id for task in store.tasks()] == acknowledged
     store.close()
 
 
@@ -342,7 +342,7 @@ def test_tokens_after_a_boot_are_greater_than_all_before(where: str, monkeypatch
     store.add(tasks(2))
     (first,) = store.claim(store.register(), 1)
     assert first.token == 1
-    later = NewTask("later", delay=100)
+    later = NewTask('"later"', delay=100)
     ((id, _),) = store.add([later])
     monkeypatch.setattr(owner, "boot_id", lambda: "another boot")
     again = SqliteStore(where)
@@ -461,7 +461,7 @@ def instances() -> int:
 
 def test_one_idle_worker_keeps_the_time_of_delayed_tasks_and_passes_it_on(store: SqliteStore) -> None:
     keeper, other = store.register(), store.register()
-    store.add([NewTask("later", delay=1000)])
+    store.add([NewTask('"later"', delay=1000)])
     assert store.claim(keeper, 1, idle=True) == store.claim(other, 1, idle=True) == []
     untils = "select until from idle order by until"
     first, second = [row[0] for row in store.read(lambda run: run(untils).fetchall())]

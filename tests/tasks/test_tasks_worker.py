@@ -89,7 +89,7 @@ def test_every_task_runs_once(each_queue: TaskQueue, in_memory: Path, threads: b
     assert [queue.get(id).result for id in ids] == [number * 2 for number in range(200)]
 
 
-def test_a_coroutine_handler(queue: TaskQueue) -> None:
+def test_a_coroutine_handler_runs_tasks_and_is_timed_out(queue: TaskQueue) -> None:
     async def handle(task: Claim) -> str:
         await asyncio.sleep(0)
         return task.payload.upper()
@@ -105,7 +105,7 @@ def test_a_coroutine_handler(queue: TaskQueue) -> None:
     assert queue.get(slow).state == "failed" and "not done within 0.05 s" in queue.get(slow).error
 
 
-def test_a_command_handler(queue: TaskQueue) -> None:
+def test_a_command_runs_once_for_each_task(queue: TaskQueue) -> None:
     good = queue.put("hello world")
     thing = queue.put({"n": 1})
     bad = queue.put("exit 3", attempts=1)
@@ -312,7 +312,7 @@ def test_a_failed_command_keeps_its_output(queue: TaskQueue) -> None:
     assert (task.state, task.output, task.error) == ("failed", "half", "sh ended with status 3: why")
 
 
-def test_hooks_and_results_that_json_cannot_express(queue: TaskQueue, in_memory: Path) -> None:
+def test_hooks_are_called_and_a_result_that_json_cannot_express_is_a_failure(queue: TaskQueue, in_memory: Path) -> None:
     good, bad, odd = queue.put("good"), queue.put("bad", attempts=1), queue.put("odd", attempts=1)
 
     def handle(task: Claim) -> object:
@@ -392,7 +392,7 @@ def test_a_put_wakes_an_idle_worker(queue: TaskQueue, monkeypatch: pytest.Monkey
     assert worker.end() == 0
 
 
-def test_stop_from_another_thread(queue: TaskQueue) -> None:
+def test_stop_ends_a_worker_from_another_thread(queue: TaskQueue) -> None:
     worker = Worker(queue, lambda task: None)
     queue.put("x")
     summaries = []
@@ -476,7 +476,7 @@ def test_a_process_forked_by_the_handler_claims_no_task(
 
 @pytest.mark.parametrize("timeout", [30 * 86400.0, 8.9e9])
 @pytest.mark.parametrize("threads", [False, True])
-def test_a_very_long_timeout(queue: TaskQueue, timeout: float, threads: bool) -> None:
+def test_a_timeout_of_centuries_is_accepted(queue: TaskQueue, timeout: float, threads: bool) -> None:
     async def coroutine(task: Claim) -> None:
         pass
 
@@ -488,7 +488,7 @@ def test_a_very_long_timeout(queue: TaskQueue, timeout: float, threads: bool) ->
         queue.put("x", timeout=9.5e9)
 
 
-def test_a_handler_that_forks_or_closes_all_descriptors(queue: TaskQueue, in_memory: Path) -> None:
+def test_a_handler_that_forks_or_closes_all_descriptors_loses_no_other_task(queue: TaskQueue, in_memory: Path) -> None:
     ids = [queue.put(what, attempts=1, timeout=1) for what in ("fork and die", "close", "sleep")]
     ids.append(queue.put("good", attempts=1))
 
@@ -507,7 +507,7 @@ def test_a_handler_that_forks_or_closes_all_descriptors(queue: TaskQueue, in_mem
     assert states[0] == states[2] == "failed" and states[3] == "done"
 
 
-def test_two_workers_in_one_process(jobs: Path) -> None:
+def test_two_workers_run_in_one_process(jobs: Path) -> None:
     workers = [Worker(TaskQueue(jobs), lambda task: None) for _ in range(2)]
     threads = [threading.Thread(target=worker.run) for worker in workers]
     for thread in threads:
@@ -554,7 +554,7 @@ def children_of(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_workers_whose_clocks_differ(jobs: Path, in_memory: Path) -> None:
+def test_workers_whose_clocks_differ_run_every_task_once(jobs: Path, in_memory: Path) -> None:
     """Two workers whose clocks differ by two hours, as libfaketime makes them."""
     library = next(unpacked("faketime", "libfaketime").glob("usr/lib/*/faketime/libfaketime.so.1"))
     queue = TaskQueue(jobs, durable=False)
@@ -749,7 +749,7 @@ def test_workers_go_on_after_the_disk_was_full(
 
 
 @pytest.mark.parametrize("total", [800, pytest.param(5000, marks=pytest.mark.slow)])
-def test_a_child_is_killed_every_200_ms(each_queue: TaskQueue, in_memory: Path, total: int) -> None:
+def test_killing_children_loses_and_doubles_no_task(each_queue: TaskQueue, in_memory: Path, total: int) -> None:
     """Eight processes: every task is done, and none is completed twice."""
     queue = each_queue
     ids = [queue.put(number, attempts=50) for number in range(total)]
@@ -934,7 +934,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("kind", ["process", "loop"])
-def test_spawned_children(jobs: Path, in_memory: Path, kind: str) -> None:
+def test_spawned_children_run_tasks_and_are_replaced(jobs: Path, in_memory: Path, kind: str) -> None:
     (in_memory / "app.py").write_text(SPAWNED)
     command = [sys.executable, in_memory / "app.py", jobs, kind]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=100)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from .claim import Claim
 from .errors import NoSuchTask, QueueFull, WorkerFailed
 from .functions import TaskFunction
-from .model import Task
 from .queue import TaskQueue
+from .store import Task
 from .worker import Summary, Worker
 
 __all__ = [

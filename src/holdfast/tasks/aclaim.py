@@ -15,8 +15,8 @@ from ..files import pipe
 from ..wait import RECHECK_S, Run, in_thread
 from .claim import Claim
 from .claimer import Claimer
-from .model import Task
 from .queue import TaskQueue
+from .store import Task
 
 
 async def aclaim(queue: TaskQueue, timeout: float | None) -> Claim | None:

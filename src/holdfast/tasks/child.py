@@ -122,6 +122,12 @@ class Hooks:
         except Exception as error:
             log.warning("%s: hook %s: %r", claim, getattr(hook, "__name__", hook), error, exc_info=error)
 
+    def call_at_end(self, claim: Claim, failure: BaseException | None) -> None:
+        if claim.outcome == "done":
+            self.call(self.done, claim)
+        elif failure is not None:
+            self.call(self.failed, claim, failure)
+
 
 def ending_of(claim: Claim, result: object, error: BaseException | None) -> tuple[Ending, BaseException | None]:
     """How an attempt ends whose handler returned a result or raised an error."""
@@ -182,10 +188,7 @@ class Thread:
             if not self._settle(claim, ending):
                 return
         self._link.count(claim.outcome)
-        if claim.outcome == "done":
-            hooks.call(hooks.done, claim)
-        elif failure is not None:
-            hooks.call(hooks.failed, claim, failure)
+        hooks.call_at_end(claim, failure)
 
     def _settle(self, claim: Claim, ending: Ending) -> bool:
         while True:

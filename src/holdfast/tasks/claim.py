@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import process
 from ..errors import HoldfastError, LockLost, NotLocked
+from .errors import TaskError
 from .model import to_json
 from .policy import given_back, outcome_of
 from .store import Attempt, Ending
@@ -39,6 +40,10 @@ class Claim:
         self.id = attempt.id
         self.token = attempt.token
         self.payload: Any = json.loads(attempt.payload_json)
+        self.function = attempt.function
+        self.tried, self.attempts = attempt.tried, attempt.attempts
+        self.timeout = attempt.timeout
+        self.key = attempt.key
         self._claimer = claimer
         self._registry = process.registry
         self._mutex = RLock()  # a thread of the handler may report progress while the task ends
@@ -47,26 +52,6 @@ class Claim:
 
     def __repr__(self) -> str:
         return f"<holdfast.tasks.Claim of task {self.id!r}>"
-
-    @property
-    def tried(self) -> int:
-        return self.attempt.tried
-
-    @property
-    def attempts(self) -> int:
-        return self.attempt.attempts
-
-    @property
-    def timeout(self) -> float | None:
-        return self.attempt.timeout
-
-    @property
-    def key(self) -> str | None:
-        return self.attempt.key
-
-    @property
-    def function(self) -> str | None:
-        return self.attempt.function
 
     @property
     def is_open(self) -> bool:
@@ -188,8 +173,10 @@ class Claim:
 
 def _describe(error: BaseException | str) -> tuple[str, str | None, str | None]:
     """Its text, its traceback and its output."""
-    if isinstance(error, str) or getattr(error, "says_all", False):
-        return str(error), None, getattr(error, "output", None) or None
+    if isinstance(error, str):
+        return error, None, None
+    if isinstance(error, TaskError):
+        return str(error), None, error.output or None
     from traceback import format_exception, format_exception_only
 
     text = "".join(format_exception_only(type(error), error)).strip()

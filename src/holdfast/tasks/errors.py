@@ -1,4 +1,4 @@
-"""What only queues raise."""
+"""The errors of queues and workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ class NoSuchTask(HoldfastError, KeyError):
 
 
 class QueueFull(Timeout):
-    """As many tasks wait as may, and none of them was taken in the time given."""
+    """`max_pending` tasks are pending, and no worker has taken one of them within the time to wait."""
+
+
+class TaskError(Exception):
+    """An attempt failed, and the text explains why: a timeout, a failed command, or a missing function. A traceback
+    would not help."""
+
+    def __init__(self, text: str, output: str = "") -> None:
+        super().__init__(text)
+        self.output = output  # of a command
 
 
 class WorkerFailed(HoldfastError):

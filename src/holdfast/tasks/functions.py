@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +19,10 @@ class TaskFunction:
     """A function that can be called here, or put into a queue for a worker to call. Made by `TaskQueue.task`."""
 
     def __init__(self, queue: TaskQueue, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        self.name: str = options.pop("name", None) or f"{function.__module__}.{function.__qualname__}"
+        self.name: str = options.pop("name", None) or f"{_module_of(function)}.{function.__qualname__}"
         self.function = function
         self._queue = queue
-        self._options = options
+        self.defaults = options  # of `put`
         functools.update_wrapper(self, function)
         new_task(None, **options)  # wrong options are reported here, and not at the first put
 
@@ -36,17 +38,29 @@ class TaskFunction:
 
     def put(self, *arguments: Any, **named: Any) -> str:
         """Let a worker call the function with these arguments. Return the id of the task."""
-        return self._queue.put(_call(arguments, named), function=self.name, **self._options)
+        return self._queue.put(call_of(*arguments, **named), function=self.name, **self.defaults)
 
     async def aput(self, *arguments: Any, **named: Any) -> str:
         """`put` for asyncio and trio."""
-        return await self._queue.aput(_call(arguments, named), function=self.name, **self._options)
+        return await self._queue.aput(call_of(*arguments, **named), function=self.name, **self.defaults)
 
     def options(self, **options: Any) -> TaskFunction:
         """The same function with other options of `put`: `resize.options(delay=60, id="a").put("a.png")`."""
-        return TaskFunction(self._queue, self.function, {**self._options, **options, "name": self.name})
+        return TaskFunction(self._queue, self.function, {**self.defaults, **options, "name": self.name})
 
 
-def _call(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+def _module_of(function: Callable[..., Any]) -> str:
+    """The name under which a worker imports the module, also if the module is the program that runs here."""
+    name = function.__module__
+    if name not in ("__main__", "__mp_main__"):
+        return name
+    module = sys.modules[name]
+    if module.__spec__ is not None:  # python -m
+        return module.__spec__.name
+    file = getattr(module, "__file__", None)
+    return name if file is None else os.path.splitext(os.path.basename(file))[0]
+
+
+def call_of(*arguments: Any, **named: Any) -> dict[str, Any]:
     """The payload of a call."""
     return {"args": list(arguments), "kwargs": named}

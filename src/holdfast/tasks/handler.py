@@ -14,6 +14,7 @@ from typing import Any
 
 from ..wait import poll
 from .claim import Claim
+from .errors import TaskError
 from .functions import TaskFunction
 
 Handler = Callable[[Claim], object] | Sequence[str]
@@ -21,16 +22,6 @@ Handler = Callable[[Claim], object] | Sequence[str]
 GRACE_S = 5.0  # for a coroutine or a command that the child ends itself. Then the supervisor kills the child
 _KEPT_BYTES = 1 << 16  # of what a command prints
 _MAX_VARIABLE_BYTES = 1 << 16  # a command with a variable of twice this size cannot be started
-
-
-class TaskError(Exception):
-    """The task failed for a reason that its text explains: a timeout, a failed command, or a missing function."""
-
-    says_all = True  # a traceback would not help
-
-    def __init__(self, text: str, output: str = "") -> None:
-        super().__init__(text)
-        self.output = output
 
 
 def late_text(seconds: float, errors: str = "") -> str:

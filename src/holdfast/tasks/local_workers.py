@@ -7,18 +7,18 @@ import threading
 import time
 from contextlib import suppress
 
-from .. import owner, process, system
+from .. import process, system
 from ..files import OwnedFd, inode_of, named, remove, try_lock
 from ..wait import RECHECK_S, poll
 from .connection import Connection, Syncer
-from .store import Changes, Registration
+from .rows import NEVER
+from .store import Changes, Registration, process_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .sqlite import SqliteStore
 
 SOON_S = 0.001
-NEVER = 1e300
 
 
 class InProcess:
@@ -71,8 +71,6 @@ class Worker(Registration):
     """A worker of this process. Its file is locked until the process and all commands that inherited it have ended."""
 
     def __init__(self, store: SqliteStore) -> None:
-        me = owner.me()
-        host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
         self._store = store
         self._here = store._here()
         self.until = NEVER
@@ -80,7 +78,7 @@ class Worker(Registration):
         self.is_idle = self.next_is_idle = False
         self._bell: OwnedFd | None = None
         while True:
-            self.name = f"{me.pid}@{host}.{os.urandom(4).hex()}"
+            self.name = f"{process_name()}.{os.urandom(4).hex()}"
             path = f"{store.path}/workers/{self.name}"
             self._here.workers.add(self.name)
             try:

@@ -24,7 +24,8 @@ from ..files import pipe
 from ..wait import poll
 from .child import Hooks, Link, ending_of, log, run_or_leave, wait_for_space
 from .claim import Claim
-from .handler import GRACE_S, Runner, TaskError, is_async, late_text
+from .errors import TaskError
+from .handler import GRACE_S, Runner, is_async, late_text
 from .policy import outcome_of
 from .queue import TaskQueue
 from .store import Ending, Woken
@@ -161,10 +162,7 @@ class Loop:
         elif ending is not None:
             claim.outcome = outcome_of(ending)
         self._link.count(claim.outcome)
-        if claim.outcome == "done":
-            hooks.call(hooks.done, claim)
-        elif failure is not None:
-            hooks.call(hooks.failed, claim, failure)
+        hooks.call_at_end(claim, failure)
 
     async def _run(self, claim: Claim) -> Outcome:
         try:

@@ -1,16 +1,14 @@
-"""`Task`: what a queue knows about a task, for its users. And the checks of what users pass in."""
+"""The checks of what users pass in."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from math import isfinite
 from typing import Any
 
 from ..json_text import depth_of
-from .store import ENDED, WAITING, NewTask, Stored
+from .store import ENDED, NewTask
 
 MAX_PRIORITY = 10**9
 MAX_SECONDS = 9e9  # what the kernel can count in nanoseconds
@@ -18,75 +16,12 @@ MAX_ID_LENGTH = 1000
 MAX_DEPTH = 200  # of nested JSON, so that every Python can read it
 STATES = ("pending", "running", *ENDED)
 
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # a database stores neither NUL nor half of a surrogate pair
 _SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([0-9]*)([smhd])")
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 _DEFAULTS = (0, 0, 3, None, None, None)  # most tasks have no options
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is known about a task. `state` is "pending", "running", "done", "failed" or "cancelled"."""
-
-    id: str
-    payload: Any
-    state: str
-    waits: str | None  # of a pending task: "delayed", "parked" or "blocked". None: the next worker may take it
-    due_in: float | None  # of a delayed task: seconds
-    function: str | None
-    priority: int
-    attempts: int  # how often it may be tried
-    tried: int
-    timeout: float | None
-    key: str | None
-    limit: int
-    token: int  # of its last attempt. It grows with every attempt
-    worker: str | None
-    cancelling: bool  # it runs, and was cancelled
-    result: Any
-    error: str | None
-    traceback: str | None = field(repr=False)
-    output: str | None = field(repr=False)  # of a command that failed: what it printed
-    progress: tuple[float, float | None, str] | None
-    put_at: datetime
-    started_at: datetime | None  # its last attempt
-    ended_at: datetime | None
-    history: tuple[dict[str, Any], ...] = field(repr=False)  # its earlier attempts
-
-
-def task_from(stored: Stored) -> Task:
-    is_waiting = stored.state in WAITING
-    return Task(
-        id=stored.id,
-        payload=json.loads(stored.payload_json),
-        state="pending" if is_waiting else stored.state,
-        waits=stored.state if is_waiting and stored.state != "ready" else None,
-        due_in=stored.due_in,
-        function=stored.function,
-        priority=stored.priority,
-        attempts=stored.attempts,
-        tried=stored.tried,
-        timeout=stored.timeout,
-        key=stored.key,
-        limit=stored.limit,
-        token=stored.token,
-        worker=stored.worker,
-        cancelling=stored.cancelling,
-        result=None if stored.result_json is None else json.loads(stored.result_json),
-        error=stored.error,
-        traceback=stored.traceback,
-        output=stored.output,
-        progress=None if stored.progress_json is None else tuple(json.loads(stored.progress_json)),
-        put_at=_datetime(stored.put_at),
-        started_at=None if stored.started_at is None else _datetime(stored.started_at),
-        ended_at=None if stored.ended_at is None else _datetime(stored.ended_at),
-        history=stored.history,
-    )
-
-
-def _datetime(moment: float) -> datetime:
-    return datetime.fromtimestamp(moment, timezone.utc)
 
 
 def to_json(value: object, what: str = "payload") -> str:
@@ -115,14 +50,15 @@ def new_task(
     limit: int | None = None,
     rate: str | None = None,
     after: str | list[str] | tuple[str, ...] = (),
+    **unknown: Any,
 ) -> NewTask:
     """Check all options. Raises TypeError or ValueError."""
-    if key is None and not after and (priority, delay, attempts, timeout, limit, rate) == _DEFAULTS:
-        if id is not None:
-            check_id(id)
-        return NewTask(to_json(payload), id, function)
+    for name in unknown:
+        raise TypeError(f"a task has no option {name!r}. See help(TaskQueue.put)")
     if id is not None:
         check_id(id)
+    if key is None and not after and (priority, delay, attempts, timeout, limit, rate) == _DEFAULTS:
+        return NewTask(to_json(payload), id, function)
     if not _is_integer(priority) or abs(priority) > MAX_PRIORITY:
         raise ValueError(f"priority must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r}")
     if not _is_integer(attempts) or not 1 <= attempts <= MAX_PRIORITY:
@@ -130,7 +66,7 @@ def new_task(
     check_seconds("delay", delay)
     if timeout is not None:
         check_seconds("timeout", timeout, positive=True)
-    if key is not None and (not isinstance(key, str) or not key or "\0" in key):
+    if key is not None and (not isinstance(key, str) or not key or _UNSTORABLE.search(key)):
         raise ValueError(f"key must be a text that is not empty, not {key!r}")
     if limit is not None and (not _is_integer(limit) or not 1 <= limit <= MAX_PRIORITY):
         raise ValueError(f"limit must be an integer of at least 1, not {limit!r}")
@@ -159,7 +95,7 @@ def new_task(
 def check_id(id: str) -> None:
     if not isinstance(id, str):
         raise TypeError(f"an id must be a text, not {id!r}")
-    if not id or len(id) > MAX_ID_LENGTH or "\0" in id or not _is_text(id):
+    if not id or len(id) > MAX_ID_LENGTH or _UNSTORABLE.search(id):
         raise ValueError(f"an id must be a text of 1 to {MAX_ID_LENGTH} characters, not {id!r}")
     if id[0] == "_" and id[1:].isdigit():
         raise ValueError(f"{id!r}: ids of an underscore and a number are chosen by the queue")
@@ -169,7 +105,8 @@ def check_seconds(name: str, value: float | None, *, positive: bool = False) -> 
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
     if not isfinite(value) or not (value > 0 if positive else value >= 0) or value >= MAX_SECONDS:
-        raise ValueError(f"{name} must be a number of seconds, not {value!r}")
+        least = "more than 0" if positive else "at least 0"
+        raise ValueError(f"{name} must be a number of seconds, {least}, not {value!r}")
 
 
 def interval_of(rate: str) -> float:
@@ -195,11 +132,3 @@ def seconds_of(name: str, span: float | str | None) -> float | None:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -33,10 +33,10 @@ from typing import Any
 
 from .. import postgres
 from ..errors import CorruptStore, Unsupported
-from .rows import Transaction, attempt_of, number_of
+from .rows import NEVER, Transaction, attempt_of, number_of
 from .server_statements import CLOCK, MORE_TABLES, SERIAL, VERSION, filled
 from .server_transactions import ServerStore
-from .server_workers import LOOK_S, NEVER, WORKER, InProcess, ServerChanges, Worker
+from .server_workers import LOOK_S, WORKER, InProcess, ServerChanges, Worker
 from .statements import NUMBERS, READY, SCHEMA
 from .store import ENDED, Attempt, Changes, Ending, NewTask, Registration, Woken
 
@@ -61,6 +61,7 @@ class PostgresStore(ServerStore):
     is_local = False
 
     def __init__(self, url: str) -> None:
+        postgres.check_driver()
         self.name = postgres.without_password(url)
         self.url, ours = postgres.split(url, ("prefix",))
         prefix = ours.get("prefix", DEFAULT_PREFIX)
@@ -248,8 +249,7 @@ class PostgresStore(ServerStore):
         return [attempt_of(row) for row in sorted(claimed.fetchall(), key=lambda row: row[-1])]
 
     def _become_idle(self, worker: Worker) -> None:
-        due, earliest = self.read(lambda run: run(self.sql["time_to_wake"]).fetchone())
-        worker.until = NEVER if due is None or (earliest is not None and earliest <= due) else due
+        worker.until = self.read(self.time_to_wake)
         worker.is_idle = True
         self.ask(worker.name, WORKER, worker.until)
 

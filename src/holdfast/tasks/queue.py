@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
-from datetime import datetime, timezone
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from time import monotonic, time
 from typing import Any
@@ -21,14 +21,16 @@ from ..wait import RECHECK_S, in_thread
 from .claim import Claim
 from .claimer import Claimer
 from .errors import NoSuchTask, QueueFull
-from .functions import TaskFunction
-from .model import STATES, Task, check_seconds, new_task, seconds_of, task_from
+from .functions import TaskFunction, call_of
+from .model import STATES, check_seconds, new_task, seconds_of
 from .policy import Retries
 from .schedule import Schedule
-from .store import ENDED, WAITING, NewTask, Selection, Store
+from .store import ENDED, WAITING, NewTask, Selection, Store, Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ..locks.base import StrPath
 
 _AT_ONCE = 1000  # tasks in one transaction
@@ -82,7 +84,6 @@ class TaskQueue:
         self._local = threading.local()
         self._claimers: weakref.WeakSet[Claimer] = weakref.WeakSet()
         self.async_claimers: list[Claimer] = []  # that no call of `aclaim` uses
-        self._parsed: dict[str, tuple[str, Schedule]] = {}
 
     def __repr__(self) -> str:
         return f"holdfast.TaskQueue({self.name!r})"
@@ -145,22 +146,29 @@ class TaskQueue:
         if self.max_pending is None:
             return [id for id, _ in self.store.add(tasks, connection=connection)]
         self._write()
-        deadline = None if wait is None else monotonic() + wait
         ids: list[str] = []
-        changes = self.store.changes()
-        try:
-            while True:
+        with closing(self._changes(wait)) as changes:
+            for _ in changes:
                 added = self.store.add(tasks[len(ids) :], max_waiting=self.max_pending, connection=connection)
                 ids += [id for id, _ in added]
                 if len(ids) == len(tasks):
                     return ids
+        raise QueueFull(
+            f"{self.name}: the queue is full (max_pending={self.max_pending}). Wait for room with put(…, "
+            "wait=seconds), or start more workers.",
+            path=self.name,
+        )
+
+    def _changes(self, timeout: float | None) -> Generator[None, None, None]:
+        """Yield now, and whenever a task may have ended, until the time is over."""
+        deadline = None if timeout is None else monotonic() + timeout
+        changes = self.store.changes()
+        try:
+            while True:
+                yield
                 left = RECHECK_S if deadline is None else deadline - monotonic()
                 if left <= 0:
-                    raise QueueFull(
-                        f"{self.name}: {self.max_pending} tasks are pending already. Wait with put(…, wait=seconds), "
-                        "or start more workers.",
-                        path=self.name,
-                    )
+                    return
                 changes.wait(min(left, RECHECK_S))
         finally:
             changes.close()
@@ -198,12 +206,17 @@ class TaskQueue:
     ) -> None:
         """Let workers add a task again and again. A schedule with the same name is replaced.
 
+        payload: of each task, or a function of `@queue.task`, which is called without arguments
         cron: minute, hour, day of the month, month, day of the week: "0 6 * * mon-fri"
         every: seconds, at least 1
         tz: the time zone of `cron`, such as "Europe/Berlin" (UTC)
         options: priority, attempts, timeout, key, limit, rate, as in `put`
         """
-        made = Schedule(name, payload, cron, every, tz, options, time())
+        function = None
+        if isinstance(payload, TaskFunction):
+            function, options = payload.name, {**payload.defaults, **options}
+            payload = call_of()
+        made = Schedule(name, payload, cron, every, tz, options, time(), function)
         made.check()
         self.store.set_schedule(name, made.to_json())
 
@@ -212,13 +225,7 @@ class TaskQueue:
         return self.store.set_schedule(name, None)
 
     def schedules(self) -> dict[str, Schedule]:
-        return {name: self._schedule(name, text) for name, (text, _) in self.store.schedules().items()}
-
-    def _schedule(self, name: str, text: str) -> Schedule:
-        known = self._parsed.get(name)
-        if known is None or known[0] != text:
-            known = self._parsed[name] = (text, Schedule.from_json(name, text))
-        return known[1]
+        return {name: Schedule.from_json(name, text) for name, (text, _) in self.store.schedules().items()}
 
     def put_scheduled(self) -> float | None:
         """Add the tasks of all schedules that are due. Return the next moment. Workers call this."""
@@ -227,7 +234,7 @@ class TaskQueue:
         wrong: list[Exception] = []
         for name, (text, last) in self.store.schedules().items():
             try:
-                schedule = self._schedule(name, text)
+                schedule = Schedule.from_json(name, text)
                 due = schedule.due(last, now)
                 if due is not None:
                     self.store.add_moment(name, due, schedule.task(due))
@@ -243,8 +250,7 @@ class TaskQueue:
     def next_scheduled(self, name: str) -> datetime | None:
         """The next moment of a schedule. None: there is no moment, or no such schedule."""
         schedule = self.schedules().get(name)
-        due = None if schedule is None else schedule.when().after(time())
-        return None if due is None else datetime.fromtimestamp(due, timezone.utc)
+        return None if schedule is None else schedule.next_after(time())
 
     # Claim.
 
@@ -286,10 +292,6 @@ class TaskQueue:
         for claimer in list(self._claimers):
             claimer.write()
 
-    def recover(self) -> int:
-        """Give the tasks of dead workers to others. Workers do this themselves. Return how many."""
-        return self.claimer().recover()
-
     # Look.
 
     def get(self, id: str) -> Task:
@@ -299,10 +301,10 @@ class TaskQueue:
     def _get(self, ids: list[str]) -> list[Task]:
         self._write()
         found = self.store.get(ids)
-        for id, stored in zip(ids, found, strict=True):
-            if stored is None:
+        for id, task in zip(ids, found, strict=True):
+            if task is None:
                 raise NoSuchTask(f"{self.name}: there is no task {id!r}", path=self.name)
-        return [task_from(stored) for stored in found if stored is not None]
+        return [task for task in found if task is not None]
 
     def __contains__(self, id: str) -> bool:
         return self.store.get([id])[0] is not None
@@ -314,7 +316,7 @@ class TaskQueue:
     def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
         """The tasks in these states, in the order in which they were put. Claims nothing."""
         self._write()
-        return map(task_from, self.store.tasks(Selection(states=_engine_states(states))))
+        return self.store.tasks(_engine_states(states))
 
     def stats(self) -> dict[str, int]:
         """How many tasks are in each state. `delayed`, `parked` and `blocked` are parts of `pending`."""
@@ -331,24 +333,17 @@ class TaskQueue:
     def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
         """Wait until these tasks have ended, and return them. Raises Timeout and NoSuchTask."""
         wanted = [ids] if isinstance(ids, str) else list(ids)
-        deadline = None if timeout is None else monotonic() + timeout
-        changes = self.store.changes()
-        try:
-            while True:
+        open_ones: list[Task] = []
+        with closing(self._changes(timeout)) as changes:
+            for _ in changes:
                 tasks = self._get(wanted)
                 open_ones = [task for task in tasks if task.state not in ENDED]
                 if not open_ones:
                     return tasks
-                left = RECHECK_S if deadline is None else deadline - monotonic()
-                if left <= 0:
-                    first = open_ones[0]
-                    raise Timeout(
-                        f"{self.name}: task {first.id!r} is still {first.state}. Wait longer with timeout=…",
-                        path=self.name,
-                    )
-                changes.wait(min(left, RECHECK_S))
-        finally:
-            changes.close()
+        first = open_ones[0]
+        raise Timeout(
+            f"{self.name}: task {first.id!r} is still {first.state}. Wait longer with timeout=…", path=self.name
+        )
 
     async def await_done(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
         """`wait` for asyncio and trio."""
@@ -383,7 +378,7 @@ class TaskQueue:
             raise ValueError(f"states must be some of {', '.join(ENDED)}, not {state!r}")
         self._write()
         before = time() - older_than if older_than else None
-        return self.store.delete(Selection(states=wanted, ended_before=before), 1 << 60)
+        return self.store.delete(Selection(states=wanted, ended_before=before))
 
     def prune(self) -> bool:
         """Delete some tasks that `keep` and `keep_failed` do not keep. Workers call this. True: there may be more."""
@@ -406,7 +401,7 @@ class TaskQueue:
 
 
 def open_store(where: str, *, durable: bool = True, mode: int = 0o644) -> Store:
-    """The engine for a directory or a URL. Raises Unsupported for a URL with an unknown scheme."""
+    """The engine for a directory or a URL. Raises UnsafePath for a URL with an unknown scheme."""
     if not where:
         raise UnsafePath("an empty path cannot name a queue", path=where)
     scheme, separator, _ = where.partition("://")

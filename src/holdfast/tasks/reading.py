@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import merge
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from .rows import Transaction, ended_before, id_of, number_of, stored_of
+from .rows import NEVER, Transaction, id_of, number_of, task_of
 from .statements import NUMBERS, STATEMENTS
-from .store import Selection, Store, Stored
+from .store import STATES, Store, Task
 
 Result = TypeVar("Result")
 
-PAGE = 500  # tasks that one step of a long operation looks at
+PAGE = 500  # tasks that one step of a long operation reads
 
 
 class SqlReader(Store):
@@ -24,9 +24,11 @@ class SqlReader(Store):
 
     def __init__(self, *, prefix: str, mark: str, lock: str, skip: str, share: str) -> None:
         self.sql: dict[str, str] = {}
+        clauses = {"p": prefix, "lock": lock, "skip": skip, "share": share, "state": "{state}"}
         for name, text in STATEMENTS.items():
-            filled = " ".join(text.format(p=prefix, lock=lock, skip=skip, share=share, state="{state}").split())
-            self.sql[name] = filled.replace("?", mark)
+            kinds = {f"{name}_id": "id = ?", f"{name}_seq": "seq = ? and id is null"} if "{by}" in text else {name: ""}
+            for kind, by in kinds.items():
+                self.sql[kind] = " ".join(text.format(by=by, **clauses).split()).replace("?", mark)
         self.prefix = prefix
 
     # What an engine adds.
@@ -51,28 +53,28 @@ class SqlReader(Store):
         return True
 
     def find(self, run: Callable[..., Any], id: str, statement: str, *more: object) -> Any:
-        """The first row of a statement that comes in two kinds, by the task's own id or by its number."""
+        """The first row of a statement that finds a task by its id: the user's own, or the one with its number."""
         seq = number_of(id)
         if seq is None:
             return run(self.sql[f"{statement}_id"], (id, *more)).fetchone()
         return run(self.sql[f"{statement}_seq"], (seq, *more)).fetchone()
 
+    def time_to_wake(self, run: Callable[..., Any]) -> float:
+        """The next due moment, for an idle worker. NEVER: there is none, or another idle worker wakes then."""
+        due, earliest = run(self.sql["time_to_wake"]).fetchone()
+        return NEVER if due is None or (earliest is not None and earliest <= due) else float(due)
+
     def is_paused(self) -> bool:
         return self.read(lambda run: run(self.sql["meta"], ("paused",)).fetchone()) is not None
 
-    def get(self, ids: Sequence[str]) -> list[Stored | None]:
+    def get(self, ids: Sequence[str]) -> list[Task | None]:
         now = self.now()
         rows = self.read(lambda run: [self.find(run, id, "stored") for id in ids])
-        return [None if row is None else stored_of(row, now) for row in rows]
+        return [None if row is None else task_of(row, now) for row in rows]
 
-    def tasks(self, which: Selection) -> Iterator[Stored]:
-        if which.ids is not None:
-            found = self.get(list(which.ids))
-            yield from (task for task in found if task is not None and task.state in which.states)
-            return
-        for row in merge(*(self._rows(NUMBERS[state]) for state in which.states), key=itemgetter(0)):
-            if ended_before(row, which):
-                yield stored_of(row, self.now())
+    def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
+        for row in merge(*(self._rows(NUMBERS[state]) for state in states), key=itemgetter(0)):
+            yield task_of(row, self.now())
 
     def _rows(self, state: int) -> Iterator[Any]:
         """In pages, so that no read transaction keeps the write-ahead log from being emptied."""
@@ -92,7 +94,7 @@ class SqlReader(Store):
         return self.read(lambda run: {name: (text, last) for name, text, last in run(self.sql["schedules"]).fetchall()})
 
     def is_cancelling(self, id: str, token: int) -> bool | None:
-        row = self.read(lambda run: self.find(run, id, "cancelling", token))
+        row = self.read(lambda run: self.find(run, id, "is_cancelling", token))
         return None if row is None else bool(row[0])
 
     def cancelling(self) -> list[tuple[str, int]]:

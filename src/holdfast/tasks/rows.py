@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
-from .statements import DELAYED, NAMES
-from .store import Attempt, Selection, Stored
+from .statements import DELAYED, NAMES, PARKED, READY
+from .store import WAITING, Attempt, Selection, Task
 
+NEVER = 1e300  # a moment
 MAX_HISTORY = 20  # earlier attempts that are kept
 
 
@@ -25,6 +27,17 @@ class Transaction:
         self.ended = False  # a task may have ended
         self.first: Sequence[Any] = ()  # cursors of statements that were sent with the begin
         self.keys: set[str] = set()  # whose parked tasks may have become ready
+
+    def waiting_state(self, key: str | None, due: float | None = None) -> int:
+        """The state of a task that waits for its due moment, for its key, or for a worker."""
+        if due is not None and due > self.now:
+            self.due = True
+            return DELAYED
+        if key is not None:
+            self.keys.add(key)
+            return PARKED
+        self.ready += 1
+        return READY
 
 
 def number_of(id: str) -> int | None:
@@ -52,31 +65,33 @@ def attempt_of(row: Sequence[Any]) -> Attempt:
     )
 
 
-def stored_of(row: Sequence[Any], now: float) -> Stored:
-    due, history = row[12], row[23]
-    return Stored(
+def task_of(row: Sequence[Any], now: float) -> Task:
+    state, result, progress, history = NAMES[row[2]], row[14], row[18], row[23]
+    is_waiting = state in WAITING
+    return Task(
         id=id_of(row[0], row[1]),
-        state=NAMES[row[2]],
-        payload_json=row[3],
+        payload=json.loads(row[3]),
+        state="pending" if is_waiting else state,
+        waits=state if is_waiting and state != "ready" else None,
+        due_in=max(0.0, row[12] - now) if state == "delayed" else None,
         function=row[4],
         priority=row[5],
         attempts=row[6],
         tried=row[7],
-        token=row[8],
         timeout=row[9],
         key=row[10],
         limit=row[11],
-        due_in=None if due is None or row[2] != DELAYED else max(0.0, due - now),
+        token=row[8],
         worker=row[13],
-        result_json=row[14],
+        cancelling=bool(row[22]),
+        result=None if result is None else json.loads(result),
         error=row[15],
         traceback=row[16],
         output=row[17],
-        progress_json=row[18],
-        put_at=row[19],
-        started_at=row[20],
-        ended_at=row[21],
-        cancelling=bool(row[22]),
+        progress=None if progress is None else tuple(json.loads(progress)),
+        put_at=datetime.fromtimestamp(row[19], timezone.utc),
+        started_at=None if row[20] is None else datetime.fromtimestamp(row[20], timezone.utc),
+        ended_at=None if row[21] is None else datetime.fromtimestamp(row[21], timezone.utc),
         history=() if history is None else tuple(json.loads(history)),
     )
 

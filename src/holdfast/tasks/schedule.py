@@ -81,7 +81,7 @@ class Cron:
         return None
 
     def _after_by_hour(self, moment: float) -> float | None:
-        """By the time that passes: every hour counts, also one that comes twice."""
+        """By the time that passes. The hour that comes twice counts twice."""
         found = (moment // 60 + 1) * 60
         for _ in range(_MAX_SEARCH_DAYS * 24):
             local = datetime.fromtimestamp(found, self._zone)
@@ -153,7 +153,7 @@ class Schedule:
     tz: str | None
     options: dict[str, Any]  # of `put`
     since: float  # when it was made
-    function: str | None = None
+    function: str | None = None  # the name of a registered function
 
     def check(self) -> None:
         """Raises TypeError or ValueError if the schedule, or a task of it, is wrong."""
@@ -179,6 +179,11 @@ class Schedule:
         """The last moment that has come and was not added. One more than a day ahead was added by a wrong clock."""
         after = last if self.since < last < now + A_DAY_S else self.since
         return last_due(self.when(), after, now)
+
+    def next_after(self, now: float) -> datetime | None:
+        """Its next moment. None: there is none."""
+        moment = self.when().after(now)
+        return None if moment is None else datetime.fromtimestamp(moment, timezone.utc)
 
     def task(self, moment: float) -> NewTask:
         """The task of a moment."""

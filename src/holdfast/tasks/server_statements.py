@@ -75,7 +75,6 @@ STATEMENTS = {
     "ask": """insert into {p}idle (worker, kind, channel, until) values (%s, %s, %s, %s)
         on conflict (worker) do update set until = excluded.until""",
     "forget": "delete from {p}idle where worker = %s returning until",
-    "time_to_wake": "select (select min(due) from {p}task where state = 2), (select min(until) from {p}idle)",
     "waiting": "select "
     + " + ".join(
         f"(select count(*) from (select 1 from {{p}}task where state = {n} limit %s) s)" for n in (0, 2, 3, 4)

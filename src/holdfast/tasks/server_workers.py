@@ -19,17 +19,18 @@ registered, to tell it from one that died since.
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from .. import owner, postgres, process
+from .. import postgres, process
 from ..errors import ConnectionFailed
 from ..files import OwnedFd, pipe
-from .store import Changes, Registration
+from ..wait import poll
+from .rows import NEVER
+from .store import Changes, Registration, process_name
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from .postgres import PostgresStore
 
 MAX_SESSIONS = 4  # of one process, besides its home session
-NEVER = 1e300
 LOOK_S = 1.0  # between two looks of an idle worker, for what sends no notification: a worker that died
 _BETWEEN_CHANGES_S = 0.005
 WORKER, WATCHER = 0, 1  # kinds of rows in the table `idle`
@@ -82,17 +82,6 @@ class InProcess:
                 else:
                     self._number -= 1
                 self._condition.notify()
-
-    def _end_transaction(self, session: postgres.Session) -> None:
-        """Roll back what an exception has left. An interrupted statement may still be running: then close."""
-        try:
-            status = session.connection.info.transaction_status if session.is_open else None
-            if status in (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR):
-                session.connection.execute("rollback")
-            elif status != psycopg.pq.TransactionStatus.IDLE:
-                session.close()
-        except psycopg.Error:
-            session.close()
 
     def _take(self) -> postgres.Session:
         with self._condition:
@@ -197,9 +186,7 @@ class Home:
         """Acquire the lock of a new worker. Return its name."""
         with self._lock:
             number, boot = postgres.explained(self._store.url, self._lock_new_number)
-            me = owner.me()
-            host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
-            name = f"{me.pid}@{host}.{boot}.{number}"
+            name = f"{process_name()}.{boot}.{number}"
             self._numbers.add(number)
             self._bells[name] = bell
             return name
@@ -338,10 +325,3 @@ class ServerChanges(Changes):
                 self._here.home.listen(self._name, None)
                 self._store.forget(self._name)
             self._bell.close()
-
-
-def poll(fds: list[int], seconds: float) -> set[int]:
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    return {fd for fd, _ in poller.poll(min(1 << 30, max(0, int(seconds * 1000 + 0.999))))}

@@ -4,7 +4,7 @@ An engine derives from `SqlStore`. It opens connections, runs a function in a tr
 are alive, and wakes those that wait. The statements are written for SQLite and work in PostgreSQL, too: there `?`
 becomes `%s`, and these become clauses that lock the rows which a statement returns:
 
-    {lock}     the transaction is about to end the task or to change who may run it
+    {lock}     the transaction is about to end the task, or to make another worker run it
     {skip}     the same, without the rows that another transaction has locked
     {share}    the task must not end before this transaction does
 """
@@ -80,15 +80,7 @@ class SqlStore(SqlReader):
                 blockers.append(found[0])
         due = tx.now + task.delay if task.delay else None
         if state == READY:
-            if blockers:
-                state = BLOCKED
-            elif due is not None:
-                state, tx.due = DELAYED, True
-            elif task.key is not None:
-                state = PARKED
-                tx.keys.add(task.key)
-            else:
-                tx.ready += 1
+            state = BLOCKED if blockers else tx.waiting_state(task.key, due)
         values = (
             task.id,
             state,
@@ -149,20 +141,16 @@ class SqlStore(SqlReader):
         rows = tx.run(self.sql["due"], (tx.now, PAGE)).fetchall()
         if not rows:
             return
-        place = self._back_place(tx)
+        place = self._newest(tx) + 1
         for seq, key, admitted in rows:
-            if key is not None and not admitted:
-                tx.run(self.sql["back"], (PARKED, None, place, seq))
-            else:
-                tx.run(self.sql["back"], (READY, None, place, seq))
-                tx.ready += 1
-            if key is not None:
-                tx.keys.add(key)
+            tx.run(self.sql["back"], (tx.waiting_state(None if admitted else key), place, seq))
+            if admitted:
+                tx.keys.add(key)  # another task with this key may get its moment now
 
-    def _back_place(self, tx: Transaction) -> int:
-        """The place behind all tasks so far, and before all tasks that are added later."""
-        place: int = tx.run(self.sql["back_place"]).fetchone()[0]
-        return place
+    def _newest(self, tx: Transaction) -> int:
+        """The largest number of a task. The next one is the place behind all tasks so far."""
+        seq: int = tx.run(self.sql["newest"]).fetchone()[0]
+        return seq
 
     def finish(self, tx: Transaction) -> None:
         """The last step of a transaction: admit parked tasks of the keys that it touched."""
@@ -210,18 +198,12 @@ class SqlStore(SqlReader):
             if has_dependents:
                 self._release_dependents(tx, seq, ending.id, state)
         elif not ending.counts:
-            tx.run(self.sql["give_back"], (READY if key is None else PARKED, seq))
-            tx.ready += key is None
+            tx.run(self.sql["give_back"], (tx.waiting_state(key), seq))
         else:
             due = tx.now + ending.delay if ending.delay > 0 else None
-            state = DELAYED if due is not None else READY if key is None else PARKED
-            tx.ready += state == READY
-            tx.due = tx.due or state == DELAYED
             past = with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
-            place = self._back_place(tx)
-            tx.run(
-                self.sql["again"], (state, due, place, tried, ending.error, ending.traceback, ending.output, past, seq)
-            )
+            waiting = (tx.waiting_state(key, due), due, self._newest(tx) + 1, tried)
+            tx.run(self.sql["again"], (*waiting, ending.error, ending.traceback, ending.output, past, seq))
         return True
 
     def _release_dependents(self, tx: Transaction, seq: int, id: str, state: int) -> None:
@@ -229,9 +211,9 @@ class SqlStore(SqlReader):
         ended = [(seq, id, state)]
         while ended:
             blocker, name, state = ended.pop()
-            tasks = [row[0] for row in tx.run(self.sql["dependents"], (blocker,)).fetchall()]
+            dependents = tx.run(self.sql["dependents"], (blocker,)).fetchall()
             tx.run(self.sql["cut"], (blocker,))
-            for task in tasks:
+            for task, own_id in dependents:
                 # Locked first: another transaction may end another task that it waits for.
                 waits = tx.run(self.sql["waits"], (task,)).fetchone()
                 if waits is None or waits[0] != BLOCKED:
@@ -239,24 +221,11 @@ class SqlStore(SqlReader):
                 if state != DONE:
                     tx.run(self.sql["cut_task"], (task,))
                     tx.run(self.sql["cancel"], (time(), f"task {name} is {NAMES[state]}", task))
-                    ended.append((task, self._id_of(tx, task), CANCELLED))
+                    ended.append((task, id_of(task, own_id), CANCELLED))
                 elif tx.run(self.sql["is_blocked"], (task,)).fetchone() is None:
-                    self._unblock(tx, task, *waits[1:])
-
-    def _id_of(self, tx: Transaction, seq: int) -> str:
-        row = tx.run(self.sql["page"].format(state=CANCELLED), (seq - 1, 1)).fetchone()
-        return id_of(row[0], row[1])
-
-    def _unblock(self, tx: Transaction, seq: int, key: str | None, due: float | None) -> None:
-        if due is not None and due > tx.now:
-            tx.run(self.sql["state"], (DELAYED, due, seq))
-            tx.due = True
-        elif key is not None:
-            tx.run(self.sql["state"], (PARKED, None, seq))
-            tx.keys.add(key)
-        else:
-            tx.run(self.sql["state"], (READY, None, seq))
-            tx.ready += 1
+                    _, key, due = waits
+                    now_waits = tx.waiting_state(key, due)
+                    tx.run(self.sql["state"], (now_waits, due if now_waits == DELAYED else None, task))
 
     def report(self, id: str, token: int, progress_json: str) -> bool:
         seq = number_of(id)
@@ -298,7 +267,7 @@ class SqlStore(SqlReader):
             self._release_dependents(tx, seq, id, CANCELLED)
             return True
 
-        # In the order of a task's life: one that becomes ready meanwhile is not missed.
+        # In the order of a task's life, so that a task that becomes ready meanwhile is not missed.
         return self._change(which, [BLOCKED, DELAYED, PARKED, READY, RUNNING], change)
 
     def retry(self, which: Selection) -> int:
@@ -306,23 +275,19 @@ class SqlStore(SqlReader):
             key, tried, token, worker, started, ended, error, history = tx.run(self.sql["ended"], (seq,)).fetchone()
             if tried:
                 history = with_attempt(history, token, worker, started, ended, NAMES[state], error)
-            place = self._back_place(tx)
-            tx.run(self.sql["reset"], (READY if key is None else PARKED, place, history, seq))
-            tx.ready += key is None
-            if key is not None:
-                tx.keys.add(key)
+            tx.run(self.sql["reset"], (tx.waiting_state(key), self._newest(tx) + 1, history, seq))
             return True
 
         return self._change(which, [DONE, FAILED, CANCELLED], change)
 
-    def delete(self, which: Selection, limit: int) -> int:
+    def delete(self, which: Selection) -> int:
         def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
-            if seq == tx.run(self.sql["newest"]).fetchone()[0]:
+            if seq == self._newest(tx):
                 return False
             self.delete_in(tx, [seq])
             return True
 
-        return self._change(which, [DONE, FAILED, CANCELLED], change, limit)
+        return self._change(which, [DONE, FAILED, CANCELLED], change)
 
     def delete_in(self, tx: Transaction, numbers: list[int]) -> None:
         for seq in numbers:
@@ -333,21 +298,19 @@ class SqlStore(SqlReader):
         which: Selection,
         states: list[int],
         change: Callable[[Transaction, int, str, int], bool],
-        limit: int | None = None,
     ) -> int:
         """Call `change` for each selected task that is in one of the states, a page in each transaction."""
         wanted = [state for state in states if NAMES[state] in which.states]
         changed = 0
         if which.ids is not None:
-            ids = list(which.ids)[:limit]
+            ids = list(which.ids)
             for at in range(0, len(ids), PAGE):
                 changed += self.transact(lambda tx: self._change_ids(tx, ids[at : at + PAGE], wanted, change, which))  # noqa: B023
             return changed
         for state in wanted:
             after: int | None = 0
-            while after is not None and (limit is None or changed < limit):
-                size = PAGE if limit is None else min(PAGE, limit - changed)
-                number, after = self.transact(lambda tx: self._change_page(tx, state, after, size, change, which))  # noqa: B023
+            while after is not None:
+                number, after = self.transact(lambda tx: self._change_page(tx, state, after, change, which))  # noqa: B023
                 changed += number
         return changed
 
@@ -360,9 +323,9 @@ class SqlStore(SqlReader):
         return changed
 
     def _change_page(
-        self, tx: Transaction, state: int, after: int | None, size: int, change: Any, which: Selection
+        self, tx: Transaction, state: int, after: int | None, change: Any, which: Selection
     ) -> tuple[int, int | None]:
-        rows = tx.run(self.sql["locked_page"].format(state=state), (after, size)).fetchall()
+        rows = tx.run(self.sql["locked_page"].format(state=state), (after, PAGE)).fetchall()
         changed = sum(change(tx, row[0], id_of(row[0], row[1]), state) for row in rows if ended_before(row, which))
         return changed, rows[-1][0] if rows else None
 
@@ -378,7 +341,7 @@ class SqlStore(SqlReader):
                 return 0
             row = tx.run(self.sql["meta"], ("prune",)).fetchone()
             place, began = json.loads(row[0]) if row else (0, time())
-            newest = tx.run(self.sql["newest"]).fetchone()[0]
+            newest = self._newest(tx)
             deleted: list[int] = []
             for seq, state, ended_at in tx.run(self.sql["prunable"], (place, limit)).fetchall():
                 if seq == newest or (state in moments and ended_at >= moments[state]):

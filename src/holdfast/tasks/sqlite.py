@@ -39,9 +39,9 @@ from ..errors import CorruptStore, Unsupported, WouldDeadlock
 from ..files import OwnedFd, remove, sync_directory, try_lock
 from ..wait import RECHECK_S, poll
 from .connection import BUSY_WAIT_S, Connection, WriterLock, check_directory, inside_sqlite
-from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker
+from .local_workers import SOON_S, InProcess, LogChanges, Worker
 from .reading import Result
-from .rows import Transaction
+from .rows import NEVER, Transaction
 from .sql import SqlStore
 from .statements import DONE, NUMBERS, SCHEMA
 from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
@@ -304,7 +304,7 @@ class SqliteStore(SqlStore):
                 tx.due = tx.due or keeps_time
                 worker.next_is_idle = False
             elif idle:
-                worker.until = self._time_to_wake(tx)
+                worker.until = self.time_to_wake(tx.run)
                 tx.run("insert into idle (worker, until) values (?, ?)", (worker.name, worker.until))
                 worker.next_is_idle = True
                 tx.due = False
@@ -318,12 +318,6 @@ class SqliteStore(SqlStore):
         attempts = self.transact(work, sync=bool(endings))  # a claim that a power failure undoes is no loss
         worker.is_idle = worker.next_is_idle
         return attempts
-
-    def _time_to_wake(self, tx: Transaction) -> float:
-        """The next due moment, unless another idle worker wakes then."""
-        due = tx.run(self.sql["next_due"]).fetchone()[0]
-        earliest = tx.run("select min(until) from idle").fetchone()[0]
-        return NEVER if due is None or (earliest is not None and earliest <= due) else float(due)
 
     def _choose_idle(self, tx: Transaction) -> list[str]:
         """Idle workers to wake: one for each task that became ready, or one to learn of a new due moment."""

@@ -61,18 +61,16 @@ STATEMENTS = {
         key_limit, key_interval, put_at, error, ended_at)
         values (?, ?, ?, (select coalesce(max(seq), 0) + 1 from {p}task), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "newest": "select coalesce(max(seq), 0) from {p}task",
-    "back_place": "select coalesce(max(seq), 0) + 1 from {p}task",
-    "by_id": "select seq, state from {p}task where id = ? {share}",
-    "by_seq": "select seq, state from {p}task where seq = ? and id is null {share}",
+    "by": "select seq, state from {p}task where {by} {share}",
     "ready": f"""select {ATTEMPT} from {{p}}task
         where state = 0 and not exists (select 1 from {{p}}meta where name = 'paused')
         order by priority desc, ord, seq limit ? {{skip}}""",
     "begin": """update {p}task set state = 1, token = ?, tried = tried + 1, worker = ?, reserved = ?, started_at = ?,
         progress = null where seq = ?""",
     "due": "select seq, key_name, admitted from {p}task where state = 2 and due <= ? order by due limit ? {skip}",
-    "next_due": "select min(due) from {p}task where state = 2",
+    "time_to_wake": "select (select min(due) from {p}task where state = 2), (select min(until) from {p}idle)",
     "state": "update {p}task set state = ?, due = ? where seq = ?",
-    "back": "update {p}task set state = ?, due = ?, ord = ? where seq = ?",
+    "back": "update {p}task set state = ?, due = null, ord = ? where seq = ?",
     "parked": """select seq, key_limit, key_interval from {p}task where state = 3 and key_name = ?
         order by priority desc, ord, seq limit 1 {skip}""",
     "admitted": "select count(*), coalesce(max(due), 0) from {p}task where admitted = 1 and key_name = ?",
@@ -81,29 +79,23 @@ STATEMENTS = {
     "set_next_at": """insert into {p}key_rate (key_name, next_at) values (?, ?)
         on conflict (key_name) do update set next_at = excluded.next_at""",
     "forget_rates": "delete from {p}key_rate where next_at < ?",
-    "attempt_id": """select seq, key_name, tried, worker, started_at, history, cancelling,
+    "attempt": """select seq, key_name, tried, worker, started_at, history, cancelling,
         exists (select 1 from {p}edge where blocker = {p}task.seq)
-        from {p}task where id = ? and token = ? and state = 1 {lock}""",
-    "attempt_seq": """select seq, key_name, tried, worker, started_at, history, cancelling,
-        exists (select 1 from {p}edge where blocker = {p}task.seq)
-        from {p}task where seq = ? and token = ? and state = 1 {lock}""",
+        from {p}task where {by} and token = ? and state = 1 {lock}""",
     "end": """update {p}task set state = ?, ended_at = ?, result = ?, error = ?, traceback = ?, output = ?,
         admitted = 0, cancelling = 0 where seq = ?""",
     "again": """update {p}task set state = ?, due = ?, ord = ?, tried = ?, error = ?, traceback = ?, output = ?,
         history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
     "give_back": """update {p}task set state = ?, due = null, tried = tried - 1, admitted = 0, cancelling = 0,
         reserved = 0 where seq = ?""",
-    "ord": "select ord from {p}task where seq = ?",
-    "report_id": "update {p}task set progress = ? where id = ? and token = ? and state = 1",
-    "report_seq": "update {p}task set progress = ? where seq = ? and token = ? and state = 1",
-    "cancelling_id": "select cancelling from {p}task where id = ? and token = ? and state = 1",
-    "cancelling_seq": "select cancelling from {p}task where seq = ? and token = ? and state = 1",
+    "report": "update {p}task set progress = ? where {by} and token = ? and state = 1",
+    "is_cancelling": "select cancelling from {p}task where {by} and token = ? and state = 1",
     "cancelling": "select seq, id, token from {p}task where state = 1 and cancelling = 1",
     "running": _RUNNING,
     "running_locked": _RUNNING + " {lock}",
     "workers": "select distinct worker from {p}task where state = 1",
     "add_edge": "insert into {p}edge (blocker, task) values (?, ?)",
-    "dependents": "select task from {p}edge where blocker = ? order by task",
+    "dependents": "select seq, id from {p}edge join {p}task on seq = task where blocker = ? order by seq",
     "cut": "delete from {p}edge where blocker = ?",
     "cut_task": "delete from {p}edge where task = ?",
     "is_blocked": "select 1 from {p}edge where task = ? limit 1",
@@ -116,8 +108,7 @@ STATEMENTS = {
         from {p}task where seq = ?""",
     "delete": "delete from {p}task where seq = ?",
     "page": f"select {_STORED} from {{p}}task where state = {{state}} and seq > ? order by seq limit ?",
-    "stored_id": f"select {_STORED} from {{p}}task where id = ?",
-    "stored_seq": f"select {_STORED} from {{p}}task where seq = ? and id is null",
+    "stored": f"select {_STORED} from {{p}}task where {{by}}",
     "prunable": "select seq, state, ended_at from {p}task where seq > ? order by seq limit ? {skip}",
     "count": "select count(*) from {p}task where state = {state}",
     "meta": "select value from {p}meta where name = ?",
@@ -130,4 +121,4 @@ STATEMENTS = {
     "unset_schedule": "delete from {p}schedule where name = ?",
     "set_last": "update {p}schedule set last = ? where name = ? and (last < ? or last > ?)",
 }
-STATEMENTS |= {f"locked_{name}": f"{STATEMENTS[name]} {{lock}}" for name in ("page", "stored_id", "stored_seq")}
+STATEMENTS |= {f"locked_{name}": f"{STATEMENTS[name]} {{lock}}" for name in ("page", "stored")}

@@ -26,9 +26,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import Any
+
+from .. import owner
 
 WAITING = ("ready", "delayed", "parked", "blocked")
 ENDED = ("done", "failed", "cancelled")
@@ -54,7 +57,7 @@ class NewTask:
 
 @dataclass(slots=True)
 class Attempt:
-    """A running task, as its worker has it."""
+    """A running task, as its worker sees it."""
 
     id: str
     token: int
@@ -76,42 +79,43 @@ class Ending:
     token: int
     state: str
     delay: float = 0.0  # seconds until the task is tried again. 0: at once
-    counts: bool = (
-        True  # False: the task was given back. That was no attempt, and the task keeps its place in the queue
-    )
+    # False: the task was given back. That was no attempt, and the task keeps its place in the queue.
+    counts: bool = True
     result_json: str | None = None
     error: str | None = None
     traceback: str | None = None
     output: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A task as the engine stores it. Moments are seconds since the epoch, by the wall clock."""
+@dataclass(frozen=True)
+class Task:
+    """What is known about a task. `state` is "pending", "running", "done", "failed" or "cancelled"."""
 
     id: str
+    payload: Any
     state: str
-    payload_json: str
+    waits: str | None  # of a pending task: "delayed", "parked" or "blocked". None: the next worker may take it
+    due_in: float | None  # of a delayed task: seconds
     function: str | None
     priority: int
-    attempts: int
+    attempts: int  # how often it may be tried
     tried: int
-    token: int
     timeout: float | None
     key: str | None
     limit: int
-    due_in: float | None  # seconds, of a delayed task
+    token: int  # of its last attempt. It grows with every attempt
     worker: str | None
-    result_json: str | None
-    error: str | None
-    traceback: str | None
-    output: str | None
-    progress_json: str | None
-    put_at: float
-    started_at: float | None
-    ended_at: float | None
     cancelling: bool  # it runs, and was cancelled
-    history: tuple[dict[str, Any], ...]  # its earlier attempts: token, worker, started_at, ended_at, state, error
+    result: Any
+    error: str | None
+    traceback: str | None = field(repr=False)
+    output: str | None = field(repr=False)  # of a command that failed: what it printed
+    progress: tuple[float, float | None, str] | None
+    put_at: datetime
+    started_at: datetime | None  # its last attempt
+    ended_at: datetime | None
+    # Its earlier attempts: token, worker, started_at, ended_at, state, error
+    history: tuple[dict[str, Any], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,7 @@ class Changes(ABC):
 class Registration(ABC):
     """A worker that the engine knows to be alive. One thread uses it."""
 
-    name: str  # unique, and readable: it contains the pid and the host
+    name: str  # unique, and readable: it begins with `process_name`
 
     @abstractmethod
     def fileno(self) -> int:
@@ -159,6 +163,13 @@ class Registration(ABC):
     @abstractmethod
     def close(self) -> None:
         """The worker has no running task any more."""
+
+
+def process_name() -> str:
+    """pid@host"""
+    me = owner.me()
+    host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
+    return f"{me.pid}@{host}"
 
 
 class Store(ABC):
@@ -271,9 +282,8 @@ class Store(ABC):
         """Make ended tasks wait again, with all their attempts. Return how many."""
 
     @abstractmethod
-    def delete(self, which: Selection, limit: int) -> int:
-        """Delete at most `limit` ended tasks. Return how many. The newest task stays, because its number must not be
-        used again."""
+    def delete(self, which: Selection) -> int:
+        """Delete ended tasks. Return how many. The newest task stays, because its number must not be used again."""
 
     @abstractmethod
     def prune(self, older_than: dict[str, float], limit: int) -> int:
@@ -290,11 +300,11 @@ class Store(ABC):
     def is_paused(self) -> bool: ...
 
     @abstractmethod
-    def get(self, ids: Sequence[str]) -> list[Stored | None]:
+    def get(self, ids: Sequence[str]) -> list[Task | None]:
         """Tasks by id. None for an id that does not exist."""
 
     @abstractmethod
-    def tasks(self, which: Selection) -> Iterator[Stored]:
+    def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
         """Tasks in the order in which they were added. Other processes may change them meanwhile."""
 
     @abstractmethod

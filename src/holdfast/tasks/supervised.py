@@ -82,7 +82,7 @@ class Child:
             del self._deadlines[key]
         return late
 
-    def hear(self) -> None:
+    def read_messages(self) -> None:
         """Read all messages. A closed pipe means nothing: the handler may have closed it."""
         self.is_idle = False
         while self._messages.is_open:
@@ -114,14 +114,14 @@ class Child:
             self._code = self._process.exitcode
             if self._code is None:
                 self._code = 1  # other code has waited for it
-            self.hear()
+            self.read_messages()
         return self._code
 
     def pause(self) -> None:
         """Stop it, and read the messages that it sent before."""
         self._signal(signal.SIGSTOP)
         self._wait_for(os.WSTOPPED | os.WEXITED)
-        self.hear()
+        self.read_messages()
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

@@ -113,7 +113,7 @@ class Worker:
         self._children: list[Child] = []
         self._totals = dict.fromkeys(OUTCOMES, 0)
         self._deaths = 0
-        self._deaths_in_vain = 0  # in a row, of children that had no task
+        self._early_deaths = 0  # in a row, of children that had no task
         self._starts: list[float] = []
         self._drain = False
         self._tick_at = self._prune_at = 0.0
@@ -184,8 +184,8 @@ class Worker:
             os.read(pipes.wake_reader.fd, 4096)
         for child in list(self._children):
             if ready.intersection(child.fds):
-                child.hear()
-                self._bury_if_dead(child)
+                child.read_messages()
+                self._remove_if_dead(child)
         if self._asked:
             pipes.stop_writer.close()  # the children begin no other task
         if self._asked > 1:
@@ -217,7 +217,7 @@ class Worker:
             options = {"threads": threads, "tasks": tasks, "drain": self._drain}
             self._children.append(Child(multiprocessing.get_context(self._start_method), arguments, options))
 
-    def _bury_if_dead(self, child: Child) -> None:
+    def _remove_if_dead(self, child: Child) -> None:
         code = child.exit_code()
         if code is None or child not in self._children:
             return
@@ -231,10 +231,10 @@ class Worker:
         self._tick_at = 0.0
         self._recover()
         if any(one.count("begun") for one in (child, *self._children)):
-            self._deaths_in_vain = 0
+            self._early_deaths = 0
         elif code > 0 and code != LATER and monotonic() - child.started_at < _EARLY_S:
-            self._deaths_in_vain += 1
-        if self._deaths_in_vain > self.concurrency + _MAX_EARLY_DEATHS:
+            self._early_deaths += 1
+        if self._early_deaths > self.concurrency + _MAX_EARLY_DEATHS:
             raise WorkerFailed(
                 f"{self.queue.name}: the processes of this worker end before they have begun a task. Their messages "
                 "above tell why.",
@@ -324,7 +324,7 @@ class Worker:
         for ending in self.queue.store.end(child.workers, choose):
             self._count(outcome_of(ending))
         self._tick_at = 0.0
-        self._bury_if_dead(child)
+        self._remove_if_dead(child)
 
     def _give_all_back(self) -> None:
         for child in list(self._children):
@@ -334,7 +334,7 @@ class Worker:
                 self._warn(error)
             finally:
                 child.kill()
-            self._bury_if_dead(child)
+            self._remove_if_dead(child)
 
 
 class _Pipes:

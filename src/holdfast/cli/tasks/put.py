@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from time import time
 
 from ...tasks import QueueFull, TaskQueue
 from ...tasks.model import new_task
-from ...tasks.schedule import Schedule
+from ...tasks.schedule import OPTIONS, Schedule
 from .. import arguments, output
 from .text import in_a_line, many, moment, queue_at
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 PROBLEM, FULL = 1, 75
 
 _HEADINGS = ("NAME", "WHEN", "NEXT", "PAYLOAD")
-_OPTIONS = ("priority", "attempts", "timeout", "key", "limit", "rate")  # of every task
 _CHUNK_BYTES = 1 << 16
 
 
@@ -76,7 +76,7 @@ def _add_options(parser: arguments.Parser) -> None:
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(options, name) for name in _OPTIONS}
+    given = {name: getattr(options, name) for name in OPTIONS}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -100,7 +100,7 @@ def put(options: argparse.Namespace) -> int:
             added.put_group(payloads, **more)
     except QueueFull:
         advice = "Start more workers." if options.wait else "Wait for room with --wait T."
-        full = f"{queue.name}: {options.max_pending} tasks are pending already. {advice}"
+        full = f"{queue.name}: {many(options.max_pending)} or more are pending already. {advice}"
         output.complain(f"holdfast tasks: {output.shown(full)} {many(len(added.ids))} put before")
         return FULL
     except _BadLine as error:
@@ -208,24 +208,24 @@ def schedule(options: argparse.Namespace) -> int:
     if (options.every is None) == (options.cron is None):
         raise ValueError("when? Give either --every T or --cron 'minute hour day month weekday'")
     times = {"cron": options.cron, "every": options.every, "tz": options.tz}
-    Schedule(options.name, payload, **times, options=_options_of(options), since=0.0).check()  # before a queue is made
+    made = Schedule(options.name, payload, **times, options=_options_of(options), since=0.0)
+    made.check()  # before a queue is made
     queue = TaskQueue(options.path)
     queue.schedule(options.name, payload, **times, **_options_of(options))
     if options.json:
-        output.say_json(_as_json(queue, queue.schedules()[options.name]))
+        output.say_json(_as_json(queue.schedules()[options.name]))
     elif not options.quiet:
-        output.say(f"{output.shown(options.name)}: next {_next(queue, options.name)}. Workers of this queue add it.")
+        output.say(f"{output.shown(options.name)}: next {_next(made)}. Workers of this queue add it.")
     return 0
 
 
 def _list(options: argparse.Namespace) -> int:
-    queue = queue_at(options.path)
-    found = queue.schedules()
+    found = queue_at(options.path).schedules()
     if options.json:
-        output.say_json([_as_json(queue, one) for one in found.values()])
+        output.say_json([_as_json(one) for one in found.values()])
     elif found:
         rows: list[tuple[str, ...]] = [
-            (output.shown(name), _when(one), _next(queue, name), _what(one)) for name, one in found.items()
+            (output.shown(name), _when(one), _next(one), _what(one)) for name, one in found.items()
         ]
         output.table(_HEADINGS, rows, ["0"] * len(rows))
     else:
@@ -241,16 +241,17 @@ def _when(schedule: Schedule) -> str:
 
 def _what(schedule: Schedule) -> str:
     payload = schedule.payload
-    return in_a_line(payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False), 40)
+    text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
+    return in_a_line(text if schedule.function is None else schedule.function, 40)
 
 
-def _next(queue: TaskQueue, name: str) -> str:
-    when = queue.next_scheduled(name)
+def _next(schedule: Schedule) -> str:
+    when = schedule.next_after(time())
     return "never" if when is None else when.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
 
 
-def _as_json(queue: TaskQueue, schedule: Schedule) -> dict[str, object]:
-    when = queue.next_scheduled(schedule.name)
+def _as_json(schedule: Schedule) -> dict[str, object]:
+    when = schedule.next_after(time())
     return {**vars(schedule), "since": moment(schedule.since), "next": None if when is None else moment(when)}
 
 
