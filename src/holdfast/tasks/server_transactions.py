@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from ..postgres import Statement
 
 RECONNECT_S = 30.0
+COMMIT: tuple[str, Sequence[Any]] = (
+    "",
+    (),
+)  # for `send`: ends the transaction of the statements before, which had no begin
 _MAX_DEADLOCKS = 20  # in a row, before a transaction is given up
 
 
@@ -183,10 +187,13 @@ def send(
     """Send statements in one round trip. Their cursors are appended, also if a later statement fails."""
     failed: psycopg.Error | None = None
     try:
-        with connection.pipeline():
+        with connection.pipeline() as pipeline:
             try:
                 for sql, values in statements:
-                    cursors.append(connection.execute(sql, values))
+                    if sql:
+                        cursors.append(connection.execute(sql, values))
+                    else:
+                        pipeline.sync()
             except psycopg.Error as error:
                 failed = error  # not raised here: the end of the pipeline would log a second error
     except psycopg.Error as error:

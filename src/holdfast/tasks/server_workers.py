@@ -45,7 +45,7 @@ WORKER, WATCHER = 0, 1  # kinds of rows in the table `idle`
 
 # Plans for a table that is small at first and has a million rows a minute later: always by an index, never by a sort.
 _OFF = ("jit", "enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin")
-_SETTINGS = "; ".join(f"set {name} = off" for name in _OFF)
+_SETTINGS = "; ".join(["set default_transaction_isolation = 'read committed'", *(f"set {name} = off" for name in _OFF)])
 
 
 class InProcess:
@@ -82,17 +82,6 @@ class InProcess:
                 else:
                     self._number -= 1
                 self._condition.notify()
-
-    def _end_transaction(self, session: postgres.Session) -> None:
-        """Roll back what an exception has left. An interrupted statement may still be running: then close."""
-        try:
-            status = session.connection.info.transaction_status if session.is_open else None
-            if status in (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR):
-                session.connection.execute("rollback")
-            elif status != psycopg.pq.TransactionStatus.IDLE:
-                session.close()
-        except psycopg.Error:
-            session.close()
 
     def _take(self) -> postgres.Session:
         with self._condition:

@@ -147,6 +147,7 @@ class Registration(ABC):
     """A worker that the engine knows to be alive. One thread uses it."""
 
     name: str  # unique, and readable: it contains the pid and the host
+    refused = 0  # endings that were settled by `claim`, and whose token was old
 
     @abstractmethod
     def fileno(self) -> int:
