@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import threading
 import weakref
 from collections import deque
@@ -196,9 +197,10 @@ class Claimer:
 
     def __del__(self) -> None:
         try:
-            self.close()
+            if not sys.is_finalizing():  # else its tasks become orphans
+                self.close()
         except (HoldfastError, OSError, AttributeError, TypeError):
-            pass  # the process is ending: then its tasks are orphans
+            pass
 
 
 class _Guard:
@@ -247,5 +249,6 @@ def _guard(claimer: Claimer) -> None:
 def _flush_all() -> None:
     if _current is not None and _current.registry is process.registry:
         for claimer in list(_current.claimers):
+            claimer.store.patience = 1.0
             with suppress(HoldfastError, OSError):  # then its tasks are orphans
                 claimer.close()

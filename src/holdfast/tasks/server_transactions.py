@@ -63,6 +63,10 @@ class ServerStore(SqlStore):
     def now(self) -> float:
         return monotonic() + self._offset
 
+    @property
+    def _reconnect_s(self) -> float:
+        return RECONNECT_S if self.patience is None else self.patience
+
     def transact(
         self, work: Callable[[Transaction], Result], *, sync: bool = True, first: Sequence[Statement] = ()
     ) -> Result:
@@ -124,7 +128,7 @@ class ServerStore(SqlStore):
 
     def attempt(self, work: Callable[[postgres.Session], Result], patience: float | None = None) -> Result:
         """Call `work` with a session. Repeat it after a deadlock or a lost connection."""
-        deadline = monotonic() + (RECONNECT_S if patience is None else patience)
+        deadline = monotonic() + (self._reconnect_s if patience is None else patience)
         pause, deadlocks = 0.0, 0
         while True:
             try:
@@ -171,7 +175,7 @@ class ServerStore(SqlStore):
 
     def retried(self, work: Callable[[], Result]) -> Result:
         """Call `work` until the server can be reached."""
-        deadline = monotonic() + RECONNECT_S
+        deadline = monotonic() + self._reconnect_s
         while True:
             try:
                 return work()

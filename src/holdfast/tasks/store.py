@@ -32,7 +32,8 @@ from typing import Any
 
 WAITING = ("ready", "delayed", "parked", "blocked")
 ENDED = ("done", "failed", "cancelled")
-STATES = (*WAITING, "running", *ENDED)
+OPEN = (*WAITING, "running")
+STATES = (*OPEN, *ENDED)
 
 
 @dataclass(slots=True)
@@ -167,6 +168,7 @@ class Store(ABC):
 
     name: str  # for messages: the path, or the URL without a password
     is_local: bool  # all workers are on this machine, so that a live one never counts as dead
+    patience: float | None = None  # seconds to wait for a server that is away. None: as long as the engine does
 
     @abstractmethod
     def close(self) -> None: ...
@@ -297,6 +299,10 @@ class Store(ABC):
     @abstractmethod
     def tasks(self, which: Selection) -> Iterator[Stored]:
         """Tasks in the order in which they were added. Other processes may change them meanwhile."""
+
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Is no task waiting or running? Takes the same time, however many tasks have ended."""
 
     @abstractmethod
     def count(self) -> dict[str, int]:
