@@ -22,6 +22,7 @@ import imports
 import store_lock
 import tasks
 import tasks_beside
+import tasks_postgres
 import uncontended
 from measure import Place, Row, Table
 
@@ -53,6 +54,7 @@ SECTIONS: dict[str, Section] = {
     "tasks": tasks.section,
     "tasks-wake": _everywhere(tasks.wake),
     "tasks-many": lambda quick, places: iter([tasks.many(quick, places[0])]),
+    "tasks-postgres": tasks_postgres.section,
     "waiters": lambda quick, places: iter([contention.waiters(quick, places[0])]),
 }
 

@@ -25,7 +25,7 @@ import pytest
 from support import PATIENCE, is_alive, until
 
 USER, PASSWORD = "tester", "not-to-be-seen"
-SETTINGS = {
+SETTINGS: dict[str, object] = {
     "max_connections": 100,
     "fsync": "off",
     "full_page_writes": "off",
@@ -127,15 +127,16 @@ class PgBouncer:
 
 
 class Postgres:
-    def __init__(self, programs: Path, directory: Path) -> None:
+    def __init__(self, programs: Path, directory: Path, settings: dict[str, object]) -> None:
         self.programs = programs
         self.directory = directory
+        self.settings = settings
         self.port = 0
         self.addresses = ["127.0.0.1"]
         self.process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def start(cls) -> Postgres:
+    def start(cls, settings: dict[str, object] = SETTINGS) -> Postgres:
         def find() -> Path | None:
             found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
             return found[-1].parent if found else None
@@ -143,7 +144,7 @@ class Postgres:
         programs = installed("postgresql", find)
         delete_left_over()
         # Not below the directory of pytest, which other users cannot enter.
-        server = cls(programs, Path(tempfile.mkdtemp(prefix=f"holdfast-postgres-{os.getpid()}-")))
+        server = cls(programs, Path(tempfile.mkdtemp(prefix=f"holdfast-postgres-{os.getpid()}-")), settings)
         try:
             server.create()
             server.run()
@@ -179,7 +180,7 @@ class Postgres:
 
     def restart(self) -> None:
         """Start the server, and wait until it accepts connections."""
-        settings = {**SETTINGS, "unix_socket_directories": self.directory, "port": self.port}
+        settings = {**self.settings, "unix_socket_directories": self.directory, "port": self.port}
         settings["listen_addresses"] = ",".join(self.addresses)
         options = [text for name, value in settings.items() for text in ("-c", f"{name}={value}")]
         with open(self.directory / "log", "ab") as log:

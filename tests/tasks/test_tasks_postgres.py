@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,8 @@ from holdfast.errors import CorruptStore
 from holdfast.postgres import MAX_SILENCE
 from holdfast.tasks import postgres as engine
 from holdfast.tasks import server_statements, server_transactions
+from holdfast.tasks.claimer import Claimer
+from holdfast.tasks.policy import Retries
 from holdfast.tasks.postgres import PostgresStore, open_store
 from holdfast.tasks.server_workers import MAX_SESSIONS
 from holdfast.tasks.store import Attempt, Ending, NewTask, Selection, Woken
@@ -209,6 +213,98 @@ def test_an_operation_whose_commit_was_not_answered_is_done_once(proxy: tuple[Pr
     assert store.cancel(Selection()) == 1
     assert cutter.cuts == 7
     assert cutter.cut is None
+    worker.close()
+
+
+def test_a_completion_whose_answer_was_lost_is_done_once(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, losses = engine.send, iter([True])
+
+    def send(connection: psycopg.Connection[Any], statements: Any, cursors: Any) -> None:
+        real(connection, statements, cursors)
+        if next(losses, False):
+            connection.close()
+            raise psycopg.OperationalError("the answer was lost")
+
+    store.add([*tasks(1), NewTask("{}", id="named")])
+    worker = store.register()
+    for attempt in store.claim(worker, 2):
+        monkeypatch.setattr(engine, "send", send)
+        losses = iter([True])
+        assert store.settle(done([attempt])) == [True]
+        assert store.settle(done([attempt])) == [False]
+    assert count(store) == {"done": 2}
+    worker.close()
+
+
+def test_a_worker_learns_that_the_end_of_a_short_task_was_refused(store: PostgresStore) -> None:
+    store.add(tasks(3))
+    claimer = Claimer(store, Retries(1.0, 1.0), buffered=True, reserves=False)
+    refused: list[int] = []
+    claimer.on_refused = refused.append
+    for write in (claimer.next, claimer.flush):
+        claim = claimer.next()
+        assert claim is not None
+        with claimer._mutex:  # the guard must not write it before
+            claim.complete()
+            assert store.settle([Ending(claim.id, claim.token, "delayed", delay=1000.0)]) == [True]
+            write()
+    assert refused == [1, 1]
+    claimer.close()
+
+
+EXIT = """
+import sys
+from holdfast.tasks import TaskQueue
+queue = TaskQueue(sys.argv[1])
+claim = queue.claim()
+claim.complete()
+claims = [queue.claim() for _ in range(3)]
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_ends_soon_while_the_server_is_away(
+    store: PostgresStore, postgres: str, postgres_server: servers.Postgres
+) -> None:
+    store.add(tasks(100))
+    process = subprocess.Popen(
+        [sys.executable, "-c", EXIT, postgres],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    postgres_server.kill()
+    try:
+        _, errors = process.communicate(timeout=20)  # reconnecting for 30 s would be too long
+    finally:
+        process.kill()
+        postgres_server.restart()
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_queue_is_never_empty_while_a_task_changes_its_state(store: PostgresStore) -> None:
+    store.add(tasks(1))
+    worker = store.register()
+    over = threading.Event()
+
+    def move() -> None:
+        while not over.is_set():
+            for attempt in store.claim(worker, 1):
+                store.settle([Ending(attempt.id, attempt.token, "delayed")])
+
+    with ThreadPoolExecutor() as pool:
+        moving = pool.submit(move)
+        try:
+            for _ in range(1000):
+                assert not store.is_empty()
+                counts = store.count()
+                assert sum(counts.values()) == 1, counts
+        finally:
+            over.set()
+        moving.result()
     worker.close()
 
 

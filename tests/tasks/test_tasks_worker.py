@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import servers
 from support import Child, descriptors, in_child, is_alive, processor_ticks, state_of, unpacked, until, until_asleep
 
 from holdfast import Lock, NotLocked
@@ -778,6 +779,32 @@ def test_killing_children_loses_and_doubles_no_task(each_queue: TaskQueue, in_me
     for task in tasks:
         assert not [past for past in task.history if past["state"] == "done"]
         assert effects[str(task.payload)] <= task.token
+
+
+def test_a_server_is_restarted_while_a_worker_runs(
+    postgres: str, postgres_server: servers.Postgres, in_memory: Path
+) -> None:
+    """Four processes: every task is done. Only tasks whose end was not written yet are done again."""
+    queue = TaskQueue(postgres, retry_after=0.01)
+    ids = queue.put_all(range(1500), attempts=50)
+    out = in_memory / "out"
+
+    def handle(task: Claim) -> None:
+        time.sleep(0.002)
+        note(out, str(task.payload))
+
+    worker = Running(lambda: Worker(queue, handle, concurrency=4), drain=True)
+    for share in (1, 2, 3):
+        until(lambda share=share: len(noted(out)) > share * 300)
+        postgres_server.kill()
+        postgres_server.restart()
+    assert worker.end() == 0
+    effects = Counter(noted(out))
+    assert set(effects) == {str(number) for number in range(1500)}
+    for id in ids:
+        task = queue.get(id)
+        assert task.state == "done" and effects[str(task.payload)] <= task.token
+    queue.close()
 
 
 def test_a_late_command_keeps_what_it_printed(queue: TaskQueue) -> None:

@@ -80,10 +80,10 @@ class Link:
         if self._drain:
             self.tell("idle")
 
-    def count(self, kind: str | None) -> None:
+    def count(self, kind: str | None, number: int = 1) -> None:
         if kind in COUNTERS:
             with self._mutex:
-                self._counters[COUNTERS.index(kind)] += 1
+                self._counters[COUNTERS.index(kind)] += number
 
     def begin(self, claim: Claim, grace: float) -> None:
         """grace: the child ends the task itself after its timeout. The supervisor waits so much longer"""
@@ -150,6 +150,9 @@ class Thread:
         self._runner, self._hooks, self._link = runner, hooks, link
         self._claimer = queue.new_claimer()
         self._claimer.on_recovered = link.count
+        self._claimer.on_refused = lambda number: link.count("done", -number)
+        if not queue.store.is_local and hooks.done is None:  # that hook is called when the task is written as done
+            self._claimer.buffered = True
 
     def work(self) -> None:
         claimer, link = self._claimer, self._link

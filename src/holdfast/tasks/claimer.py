@@ -1,24 +1,29 @@
 """`Claimer`: takes tasks for one thread, several in one transaction if they are short.
 
 A transaction costs more than a short task. So a thread that works on short tasks reserves the next ones together: as
-many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. With `durable=False`, endings are written together, too. A
-durable queue in SQLite reserves nothing: there the sync of each ending costs most.
+many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. A durable queue in SQLite reserves nothing: there the sync of
+each ending costs most.
+
+`buffered`: endings are written together, too, with the next claim. That is so with `durable=False`, and in the `Worker`
+of a queue on PostgreSQL.
 
 A task may take longer than those before it. Then other workers must get the reserved tasks. `_Guard`, a thread of this
 process, gives them back after `_GUARD_S`, and writes the endings that are still in memory.
 
 If the process is killed, the reserved tasks are orphans that have not begun: that is no attempt. Endings that were not
-written are lost, so up to `_GUARD_S` of short tasks are done again. With `durable=True` each ending is on disk before
-`complete` returns.
+written are lost, so short tasks of up to twice `_GUARD_S` are done again.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 
 from .. import process
@@ -28,10 +33,13 @@ from .policy import Retries, given_back, outcome_of
 from .store import Attempt, Ending, Registration, Store, Woken
 
 _RESERVE_S = 0.005
+_RESERVE_ON_SERVER_S = 0.020  # a transaction takes a millisecond there
 _MAX_RESERVED = 64
 _GUARD_S = 0.010
 _RECOVER_EVERY_S = 1.0
 _LONG_S = 3600.0
+
+log = logging.getLogger("holdfast")
 
 
 class Claimer:
@@ -44,8 +52,11 @@ class Claimer:
         self.begun = 0  # changes with every task
         # Called with the outcome of each task of a dead worker.
         self.on_recovered: Callable[[str], object] | None = None
-        self._buffered = buffered
+        # Called with the number of buffered endings that were refused, because other workers have the tasks.
+        self.on_refused: Callable[[int], object] | None = None
+        self.buffered = buffered
         self._max_batch = _MAX_RESERVED if reserves else 1
+        self._reserve_s = _RESERVE_S if store.is_local else _RESERVE_ON_SERVER_S
         self._worker: Registration | None = None
         self._mutex = threading.RLock()
         self._reserved: deque[Attempt] = deque()
@@ -59,7 +70,7 @@ class Claimer:
     def worker(self) -> Registration:
         if self._worker is None:
             self._worker = self.store.register()
-            if self._buffered:
+            if self.buffered:
                 _guard(self)  # now: if a task uses up the memory, a thread that starts later may never begin
         return self._worker
 
@@ -97,7 +108,9 @@ class Claimer:
     def _claim(self, idle: bool) -> None:
         now = monotonic()
         took = now - self._claimed_at
-        self._batch = max(1, min(self._max_batch, 2 * self._batch, int(self._taken * _RESERVE_S / max(took, 1e-9))))
+        self._batch = max(
+            1, min(self._max_batch, 2 * self._batch, int(self._taken * self._reserve_s / max(took, 1e-9)))
+        )
         if now - self._recovered_at > _RECOVER_EVERY_S:
             self._recovered_at = now
             self.recover()
@@ -105,6 +118,9 @@ class Claimer:
         self._claimed_at, self._taken = now, 0
         self._reserved.extend(self.store.claim(self.worker, self._batch, endings=endings, reserve=True, idle=idle))
         self._endings.clear()
+        if self.worker.refused:
+            refused, self.worker.refused = self.worker.refused, 0
+            self._refused(refused)
 
     def recover(self) -> int:
         """Settle the tasks of dead workers. Return how many."""
@@ -122,13 +138,24 @@ class Claimer:
 
     def settle(self, ending: Ending) -> bool:
         with self._mutex:
-            if self._buffered and ending.state == "done" and len(self._endings) < _MAX_RESERVED:
+            if self.buffered and ending.state == "done" and len(self._endings) < _MAX_RESERVED:
                 self._endings.append(ending)
                 _guard(self)
                 return True
-            settled = self.store.settle([*self._unwritten(), ending])[-1]
-            self._endings.clear()
-            return settled
+            return self._settle([*self._unwritten(), ending])[-1]
+
+    def _settle(self, endings: list[Ending]) -> list[bool]:
+        """Write endings. The first ones of them are those in memory."""
+        settled = self.store.settle(endings)
+        if not all(settled[: len(self._endings)]):
+            self._refused(settled[: len(self._endings)].count(False))
+        self._endings.clear()
+        return settled
+
+    def _refused(self, number: int) -> None:
+        log.warning("%d tasks were given to other workers. Their results are refused.", number)
+        if self.on_refused is not None:
+            self.on_refused(number)
 
     def drop(self, attempt: Attempt) -> None:
         """Called while garbage is collected, in any place of the program: takes no lock."""
@@ -149,8 +176,7 @@ class Claimer:
         if (self._endings or self._dropped) and self.registry is process.registry:
             with self._mutex:
                 if self._unwritten():
-                    self.store.settle(self._endings)
-                    self._endings.clear()
+                    self._settle(self._endings)
 
     def flush(self) -> None:
         """Write endings, and give back reserved tasks."""
@@ -159,8 +185,7 @@ class Claimer:
         with self._mutex:
             endings = [*self._unwritten(), *map(given_back, self._reserved)]
             if endings:
-                self.store.settle(endings)
-                self._endings.clear()
+                self._settle(endings)
                 self._reserved.clear()
 
     def close(self) -> None:
@@ -172,9 +197,10 @@ class Claimer:
 
     def __del__(self) -> None:
         try:
-            self.close()
+            if not sys.is_finalizing():  # else its tasks become orphans
+                self.close()
         except (HoldfastError, OSError, AttributeError, TypeError):
-            pass  # the process is ending: then its tasks are orphans
+            pass
 
 
 class _Guard:
@@ -223,4 +249,6 @@ def _guard(claimer: Claimer) -> None:
 def _flush_all() -> None:
     if _current is not None and _current.registry is process.registry:
         for claimer in list(_current.claimers):
-            claimer.close()
+            claimer.store.patience = 1.0
+            with suppress(HoldfastError, OSError):  # then its tasks are orphans
+                claimer.close()

@@ -327,8 +327,8 @@ class TaskQueue:
 
     def is_empty(self) -> bool:
         """Is no task pending or running?"""
-        counts = self.stats()
-        return counts["pending"] == 0 and counts["running"] == 0
+        self._write()
+        return self.store.is_empty()
 
     def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
         """Wait until these tasks have ended, and return them. Raises Timeout and NoSuchTask."""

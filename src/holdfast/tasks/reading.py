@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from .rows import NEVER, Transaction, id_of, number_of, task_of
 from .statements import NUMBERS, STATEMENTS
-from .store import STATES, Store, Task
+from .store import OPEN, STATES, Store, Task
 
 Result = TypeVar("Result")
 
@@ -85,10 +85,13 @@ class SqlReader(Store):
             after = rows[-1][0]
 
     def count(self) -> dict[str, int]:
-        def work(run: Callable[..., Any]) -> dict[str, int]:
-            return {name: run(self.sql["count"].format(state=state)).fetchone()[0] for name, state in NUMBERS.items()}
+        # In one statement, so that a task which changes its state meanwhile is counted once.
+        query = ", ".join(f"({self.sql['count'].format(state=state)})" for state in NUMBERS.values())
+        return dict(zip(NUMBERS, self.read(lambda run: run(f"select {query}").fetchone()), strict=True))
 
-        return self.read(work)
+    def is_empty(self) -> bool:
+        states = [f"exists (select 1 from {self.prefix}task where state = {NUMBERS[name]})" for name in OPEN]
+        return not self.read(lambda run: run(f"select {' or '.join(states)}").fetchone()[0])
 
     def schedules(self) -> dict[str, tuple[str, float]]:
         return self.read(lambda run: {name: (text, last) for name, text, last in run(self.sql["schedules"]).fetchall()})

@@ -100,4 +100,5 @@ def filled(prefix: str, locks: str) -> dict[str, str]:
     found = {name: " ".join(text.format(**names).split()) for name, text in STATEMENTS.items()}
     for by, kind in (("seq", "bigint"), ("id", "text")):
         found |= {f"{name}_{by}": found[name].format(by=by, kind=kind) for name in ("lock_some", "end_some")}
+        found[f"end_alone_{by}"] = found[f"end_some_{by}"].replace(" returning", " and t.key_name is null returning")
     return found

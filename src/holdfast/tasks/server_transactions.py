@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from ..postgres import Statement
 
 RECONNECT_S = 30.0
+COMMIT: tuple[str, Sequence[Any]] = (
+    "",
+    (),
+)  # for `send`: ends the transaction of the statements before, which had no begin
 _MAX_DEADLOCKS = 20  # in a row, before a transaction is given up
 
 
@@ -58,6 +62,10 @@ class ServerStore(SqlStore):
 
     def now(self) -> float:
         return monotonic() + self._offset
+
+    @property
+    def _reconnect_s(self) -> float:
+        return RECONNECT_S if self.patience is None else self.patience
 
     def transact(
         self, work: Callable[[Transaction], Result], *, sync: bool = True, first: Sequence[Statement] = ()
@@ -120,7 +128,7 @@ class ServerStore(SqlStore):
 
     def attempt(self, work: Callable[[postgres.Session], Result], patience: float | None = None) -> Result:
         """Call `work` with a session. Repeat it after a deadlock or a lost connection."""
-        deadline = monotonic() + (RECONNECT_S if patience is None else patience)
+        deadline = monotonic() + (self._reconnect_s if patience is None else patience)
         pause, deadlocks = 0.0, 0
         while True:
             try:
@@ -167,7 +175,7 @@ class ServerStore(SqlStore):
 
     def retried(self, work: Callable[[], Result]) -> Result:
         """Call `work` until the server can be reached."""
-        deadline = monotonic() + RECONNECT_S
+        deadline = monotonic() + self._reconnect_s
         while True:
             try:
                 return work()
@@ -183,10 +191,13 @@ def send(
     """Send statements in one round trip. Their cursors are appended, also if a later statement fails."""
     failed: psycopg.Error | None = None
     try:
-        with connection.pipeline():
+        with connection.pipeline() as pipeline:
             try:
                 for sql, values in statements:
-                    cursors.append(connection.execute(sql, values))
+                    if sql:
+                        cursors.append(connection.execute(sql, values))
+                    else:
+                        pipeline.sync()
             except psycopg.Error as error:
                 failed = error  # not raised here: the end of the pipeline would log a second error
     except psycopg.Error as error:

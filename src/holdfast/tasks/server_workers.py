@@ -45,7 +45,7 @@ WORKER, WATCHER = 0, 1  # kinds of rows in the table `idle`
 
 # Plans for a table that is small at first and has a million rows a minute later: always by an index, never by a sort.
 _OFF = ("jit", "enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin")
-_SETTINGS = "; ".join(f"set {name} = off" for name in _OFF)
+_SETTINGS = "; ".join(["set default_transaction_isolation = 'read committed'", *(f"set {name} = off" for name in _OFF)])
 
 
 class InProcess:

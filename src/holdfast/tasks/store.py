@@ -35,7 +35,8 @@ from .. import owner
 
 WAITING = ("ready", "delayed", "parked", "blocked")
 ENDED = ("done", "failed", "cancelled")
-STATES = (*WAITING, "running", *ENDED)
+OPEN = (*WAITING, "running")
+STATES = (*OPEN, *ENDED)
 
 
 @dataclass(slots=True)
@@ -151,6 +152,7 @@ class Registration(ABC):
     """A worker that the engine knows to be alive. One thread uses it."""
 
     name: str  # unique, and readable: it begins with `process_name`
+    refused = 0  # endings that were settled by `claim`, and whose token was old
 
     @abstractmethod
     def fileno(self) -> int:
@@ -177,6 +179,7 @@ class Store(ABC):
 
     name: str  # for messages: the path, or the URL without a password
     is_local: bool  # all workers are on this machine, so that a live one never counts as dead
+    patience: float | None = None  # seconds to wait for a server that is away. None: as long as the engine does
 
     @abstractmethod
     def close(self) -> None: ...
@@ -306,6 +309,10 @@ class Store(ABC):
     @abstractmethod
     def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
         """Tasks in the order in which they were added. Other processes may change them meanwhile."""
+
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Is no task waiting or running? Takes the same time, however many tasks have ended."""
 
     @abstractmethod
     def count(self) -> dict[str, int]:
