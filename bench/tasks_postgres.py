@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import os
 import random
 import sys
 import time
@@ -42,24 +43,16 @@ class Race:
 
     def __init__(self) -> None:
         self._shared = memoryview(mmap.mmap(-1, 8 * 64)).cast("q")  # pairs: how many were begun, and at the start
-        self._tickets = mmap.mmap(-1, 8)
+        self._tickets, giver = os.pipe()
+        os.write(giver, bytes(range(PROCESSES)))
+        os.close(giver)
         self._me: int | None = None
         self.total = 0
-
-    def _join(self) -> int:
-        import fcntl
-        import tempfile
-
-        with open(Path(tempfile.gettempdir()) / "holdfast-bench.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            me = self._tickets[0]
-            self._tickets[0] = me + 1
-        return me
 
     def begin(self) -> None:
         """Called by the handler of every task."""
         if self._me is None:
-            self._me = self._join()
+            self._me = os.read(self._tickets, 1)[0]
         at = 2 * self._me
         self._shared[at] += 1
         if self._shared[at] == WARM_UP:
@@ -74,6 +67,9 @@ class Race:
     @property
     def started(self) -> float:
         return max(self._shared[1::2]) / 1e9
+
+    def close(self) -> None:
+        os.close(self._tickets)
 
     @property
     def is_over(self) -> bool:
@@ -224,6 +220,7 @@ def _round(server: Any, name: str, number: int) -> float:
             ended = clock()
 
         run_children(processes, lambda _: work(url, race), watch, limit=120)
+        race.close()
         if race.begun != number:
             raise RuntimeError(f"{name}: {race.begun} of {number} tasks were done")
         return (ended - race.started) / (number - WARM_UP * PROCESSES)
