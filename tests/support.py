@@ -143,7 +143,7 @@ class Peer:
                 self.kill()
             complaints = self.complaints()
             if kind is None:
-                assert complaints == ""
+                assert complaints == "", complaints
                 assert self.process.returncode in (0, -signal.SIGKILL)
             else:
                 sys.stderr.write(complaints)

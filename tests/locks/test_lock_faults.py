@@ -111,6 +111,7 @@ def test_a_reader_does_not_pass_a_writer_while_others_read(path: str, start_peer
     holder.do("hold = Lock(path, shared=True).acquire()")
     writer.begin("hold = Lock(path).acquire(timeout=60)")
     until_queued(path, 1)
+    writer.until_waiting(path)  # its ticket is locked. Before that, it counts as the ticket of a dead process
     reader.do(
         "from holdfast.locks import queue\n"
         "from holdfast.locks.path_lock import PathLock\n"
