@@ -338,6 +338,38 @@ def test_a_child_that_ends_normally_leaves_the_connection_of_its_parent_alone(wh
     assert integrity(where) == "ok"
 
 
+ORPHANED = """
+import os, sys
+from holdfast.tasks.sqlite import SqliteStore
+from holdfast.tasks.store import NewTask
+store = SqliteStore(sys.argv[1])
+store.add([NewTask('"parent"')])
+if os.fork():
+    os.wait()
+store.add([NewTask('"child"')])
+print("ready", flush=True)
+for _ in sys.stdin:
+    store.add([NewTask('"late"')])
+    print("added", flush=True)
+"""
+
+
+def test_a_forked_child_keeps_the_log_when_its_parent_is_dead_and_another_process_closes_the_queue(where: str) -> None:
+    """SQLite deletes the log when the last connection is closed. The child must have locks of its own."""
+    command = [sys.executable, "-c", ORPHANED, where]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdin is not None and parent.stdout is not None
+    with parent.stdin, parent.stdout:
+        assert parent.stdout.readline() == "ready\n"
+        parent.kill()
+        parent.wait()
+        for count in (3, 4):
+            assert integrity(where) == "ok"
+            print(file=parent.stdin, flush=True)
+            assert parent.stdout.readline() == "added\n"
+            assert in_child(lambda: SqliteStore(where).count()["ready"]) == count
+
+
 # Waking.
 
 

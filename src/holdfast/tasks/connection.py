@@ -5,8 +5,11 @@ from __future__ import annotations
 import sqlite3
 import threading
 from _thread import RLock
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 from urllib.request import pathname2url
+from weakref import WeakSet
 
 from .. import process, system
 from ..errors import LockLost
@@ -19,40 +22,81 @@ BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
 # Every thread that is inside SQLite has this mutex, and a fork waits for it. A child would find SQLite's own mutexes
 # locked for ever by threads that it does not have.
 inside_sqlite = RLock()
-process.hold_during_fork(inside_sqlite)
+_all: WeakSet[Connection] = WeakSet()
 
 
 class Connection:
-    """A connection of one thread of one process."""
+    """A connection of one thread of one process. `run` runs a statement, in a `with` block.
+
+    A fork closes all connections before, and the next `with` opens them again. SQLite notes in memory which POSIX locks
+    its process has on a file. A child that inherits these notes would open the file and believe that it has the locks
+    of its parent. Then another process that closes the database would delete the log that the child still writes.
+    """
+
+    run: Callable[..., Any]
 
     def __init__(self, file: str) -> None:
         self.wal = f"{file}-wal"
         self.registry = process.registry
         self.writer: OwnedFd | None = None  # the file of `WriterLock`
+        self.raw: sqlite3.Connection | None = None
         self._log: OwnedFd | None = None
-        uri = f"file:{pathname2url(file)}?mode=rw"
-        with inside_sqlite:
-            # The store gives it to one thread. The check would also refuse that another thread closes it at the end.
-            self.raw = sqlite3.connect(
-                uri, uri=True, timeout=BUSY_WAIT_S, isolation_level=None, cached_statements=256, check_same_thread=False
-            )
-            self.run = self.raw.execute
-            # The log is synced by `Syncer`, and by SQLite itself before each checkpoint.
-            self.run("pragma synchronous = normal")
-            self.run("pragma wal_autocheckpoint = 0")
-            self.run("select count(*) from sqlite_master").fetchone()  # creates the log
+        self._log_may_be_old = False
+        self._uri = f"file:{pathname2url(file)}?mode=rw"
+        with self:
+            _all.add(self)
+
+    def __enter__(self) -> Connection:
+        inside_sqlite.acquire()
+        try:
+            if self.raw is None:
+                self._open()
+        except BaseException:
+            inside_sqlite.release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        inside_sqlite.release()
+
+    def _open(self) -> None:
+        # The store gives it to one thread. The check would also refuse that another thread closes it.
+        raw = sqlite3.connect(
+            self._uri,
+            uri=True,
+            timeout=BUSY_WAIT_S,
+            isolation_level=None,
+            cached_statements=256,
+            check_same_thread=False,
+        )
+        # The log is synced by `Syncer`, and by SQLite itself before each checkpoint.
+        raw.execute("pragma synchronous = normal")
+        raw.execute("pragma wal_autocheckpoint = 0")
+        raw.execute("select count(*) from sqlite_master").fetchone()  # creates the log
+        self.raw, self.run = raw, raw.execute
+
+    def before_fork(self) -> None:
+        if self.raw is not None and self.registry is process.registry:
+            self._log_may_be_old = True  # SQLite deletes the log if this was the last connection of all processes
+            self.raw.close()
+            self.raw = None
 
     def sync(self) -> None:
         """Wait until the log is on disk. It is not deleted as long as this connection is open."""
-        if self._log is None:
-            self._log = OwnedFd(system.open_fd(self.wal, system.O_READ))
+        if self._log is None or self._log_may_be_old:
+            self._log_may_be_old = False
+            try:
+                self._log = OwnedFd(system.open_fd(self.wal, system.O_READ))
+            except FileNotFoundError:  # deleted before a fork, when all of it was in the database and on disk
+                self._log_may_be_old = True
+                return
         system.fdatasync(self._log.fd)
 
     def close(self) -> None:
         for file in (self._log, self.writer):
             if file is not None:
                 file.close()
-        if self.registry is process.registry:
+        if self.registry is process.registry and self.raw is not None:
             with inside_sqlite:
                 self.raw.close()
 
@@ -60,12 +104,20 @@ class Connection:
         try:
             if self.registry is process.registry:
                 self.close()
-            else:  # a forked child must not finalise it
+            elif self.raw is not None:  # a child that was not forked by Python must not finalise it
                 import ctypes
 
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.raw))
         except (AttributeError, TypeError, ImportError):
             pass  # never opened, or the interpreter is going down
+
+
+def _before_fork() -> None:
+    for connection in list(_all):
+        connection.before_fork()
+
+
+process.hold_during_fork(inside_sqlite, _before_fork)
 
 
 class Syncer:

@@ -9,9 +9,8 @@ Every write transaction and every checkpoint runs under `queue.lock`. Writers ar
 polling, so no writer meets SQLITE_BUSY. Two writers or checkpointers at a time are also what the WAL-reset bug of
 SQLite before 3.51.3 needs. Readers do not take the lock.
 
-A connection belongs to one thread. A forked child never uses, closes or finalises a connection of its parent: SQLite
-forbids it. The child leaks it and opens its own. No code of this process opens or closes `queue.db` itself, because
-that would drop SQLite's POSIX locks.
+A connection belongs to one thread. It is closed before a fork, because SQLite forbids that a child inherits it. No code
+of this process opens or closes `queue.db` itself: that would drop SQLite's POSIX locks.
 
 A claim that finds no task adds its worker to the table `idle`, in the same transaction. A transaction that makes n
 tasks ready removes n workers from that table and rings their bells after the commit. So no task is missed, and a put
@@ -38,7 +37,7 @@ from ..errors import CorruptStore, Unsupported
 from ..files import OwnedFd, remove, sync_directory, try_lock
 from ..paths import mount_of
 from ..wait import RECHECK_S, poll
-from .connection import BUSY_WAIT_S, Connection, WriterLock, inside_sqlite
+from .connection import BUSY_WAIT_S, Connection, WriterLock
 from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker
 from .reading import Result
 from .rows import Transaction
@@ -175,7 +174,7 @@ class SqliteStore(SqlStore):
         connection = self._connection()
         hold = self._lock.acquire(connection)
         try:
-            with inside_sqlite:
+            with connection:
                 result, woken = self._commit(connection, work)
         except sqlite3.Error as error:
             raise self._explain(error) from error
@@ -199,7 +198,7 @@ class SqliteStore(SqlStore):
             woken = self._choose_idle(tx) if tx.ready or tx.due else []
             run("commit")
         except BaseException:
-            if connection.raw.in_transaction:
+            if connection.raw is not None and connection.raw.in_transaction:
                 run("rollback")
             raise
         self._commits += 1
@@ -210,7 +209,7 @@ class SqliteStore(SqlStore):
     def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
         connection = self._connection()
         try:
-            with inside_sqlite:
+            with connection:
                 return work(connection.run)
         except sqlite3.Error as error:
             raise self._explain(error) from error
