@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import PATIENCE, in_child, until
+from support import PATIENCE, in_child, survives, until
 
 from holdfast import CorruptStore, Lock, Unsupported, paths, system
 from holdfast.tasks import sqlite
@@ -421,6 +421,74 @@ def test_if_a_woken_worker_is_dead_another_one_is_woken(store: SqliteStore) -> N
     store.add(tasks(1))
     assert store.wait(alive, PATIENCE) in (Woken.TASK, Woken.DEATH)
     assert len(store.claim(alive, 1, idle=True)) == 1
+
+
+def test_an_idle_worker_takes_over_the_time_of_delayed_tasks_from_a_dead_one(store: SqliteStore) -> None:
+    store.add([NewTask("later", delay=1.5)])
+
+    def keep_the_time() -> None:
+        store.claim(store.register(), 1, idle=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert not survives(keep_the_time)
+    alive = store.register()
+    assert store.claim(alive, 1, idle=True) == []
+    assert store.orphans() == []  # what a worker does when another one has died
+    until(lambda: store.wait(alive, PATIENCE) is Woken.TASK and store.claim(alive, 1, idle=True) != [])
+
+
+def test_an_idle_worker_takes_a_due_task_for_which_a_stopped_one_would_wake(store: SqliteStore) -> None:
+    stopped, other = store.register(), store.register()
+    store.add([NewTask("later", delay=0.5)])
+    assert store.claim(stopped, 1, idle=True) == store.claim(other, 1, idle=True) == []
+    until(lambda: store.wait(other, PATIENCE) is Woken.TASK)
+    assert len(store.claim(other, 1)) == 1
+
+
+def test_many_idle_workers_that_were_killed_do_not_break_a_put(store: SqliteStore) -> None:
+    rows = [(f"{number}@here.dead", sqlite.NEVER) for number in range(1000)]
+    store.transact(lambda tx: [tx.run("insert into idle values (?, ?)", row) for row in rows])
+    store.add(tasks(1))
+    assert store.read(lambda run: run("select count(*) from idle").fetchone()[0]) == 0
+
+
+def test_rows_of_dead_idle_workers_are_removed(store: SqliteStore) -> None:
+    store.transact(lambda tx: tx.run("insert into idle values ('1@here.dead', 0)"))
+    assert store.orphans() == []
+    assert store.read(lambda run: run("select count(*) from idle").fetchone()[0]) == 0
+
+
+def test_without_inotify_a_waiter_still_looks_for_dead_workers(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "injected")
+
+    monkeypatch.setattr(system, "Watch", fail)
+    worker = store.register()
+    assert store.claim(worker, 1, idle=True) == []
+    assert store.wait(worker, PATIENCE) is Woken.DEATH
+
+
+@pytest.mark.parametrize("folder", ["workers", "bells"])
+def test_a_folder_that_a_copy_left_out_is_made_again(store: SqliteStore, where: str, folder: str) -> None:
+    os.rmdir(f"{where}/{folder}")
+    assert store.orphans() == []
+    assert store.claim(store.register(), 1, idle=True) == []
+
+
+def test_errors_name_what_is_wrong(where: str) -> None:
+    store = SqliteStore(where)
+    os.unlink(f"{where}/queue.db")
+
+    def open_again() -> None:
+        with pytest.raises(FileNotFoundError):
+            store.count()
+
+    assert in_child(open_again) is None
+    locked = sqlite3.OperationalError("database is locked")
+    assert isinstance(store._explain(locked), OSError)
+    store.close()
 
 
 def test_a_process_has_one_inotify_instance(store: SqliteStore) -> None:

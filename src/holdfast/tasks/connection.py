@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
+import sys
 import threading
 from _thread import RLock
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from urllib.request import pathname2url
 from weakref import WeakSet
 
 from .. import process, system
-from ..errors import LockLost
+from ..errors import CorruptStore, LockLost
 from ..files import OwnedFd, try_lock
 from ..locks.hold import Hold
 from ..locks.lock import Lock
@@ -96,12 +98,16 @@ class Connection:
         for file in (self._log, self.writer):
             if file is not None:
                 file.close()
+        self._log = self.writer = None
         if self.registry is process.registry and self.raw is not None:
             with inside_sqlite:
                 self.raw.close()
+                self.raw = None
 
     def __del__(self) -> None:
         try:
+            if sys.is_finalizing():
+                return  # a daemon thread may have ended with the mutex
             if self.registry is process.registry:
                 self.close()
             elif self.raw is not None:  # a child that was not forked by Python must not finalise it
@@ -181,3 +187,30 @@ class WriterLock:
                 hold.release()
         elif connection.writer is not None:
             system.lock(connection.writer.fd, system.UN)
+
+
+def explain(error: sqlite3.Error, path: str, file: str) -> Exception:
+    """The error of this package or of the operating system that an SQLite error stands for."""
+    text = str(error)
+    if not isinstance(error, sqlite3.OperationalError):
+        return CorruptStore(
+            f"{file} is damaged ({text}). It was left as it is. Restore it from a backup, or read what is left with "
+            "the command sqlite3 and .recover.",
+            path=path,
+        )
+    if "unable to open" in text:
+        try:  # SQLite does not say why
+            OwnedFd(system.open_fd(f"{path}/queue.lock", system.O_READ)).close()
+            system.stat(file)
+        except OSError as reason:
+            return reason
+    for part, number, message in (
+        ("full", errno.ENOSPC, "the disk is full. What was acknowledged before is kept"),
+        ("readonly", errno.EACCES, f"this process may not write here ({text})"),
+        ("unable to open", errno.EACCES, f"this process may not write here ({text})"),
+        ("disk I/O", errno.EIO, text),
+        ("locked", errno.EBUSY, f"another program has locked the database for {BUSY_WAIT_S:g} s. End it"),
+    ):
+        if part in text:
+            return OSError(number, message, path)
+    return error

@@ -37,8 +37,8 @@ from ..errors import CorruptStore, Unsupported
 from ..files import OwnedFd, remove, sync_directory, try_lock
 from ..paths import mount_of
 from ..wait import RECHECK_S, poll
-from .connection import BUSY_WAIT_S, Connection, WriterLock
-from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker
+from .connection import BUSY_WAIT_S, Connection, WriterLock, explain
+from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker, make_folders, ring
 from .reading import Result
 from .rows import Transaction
 from .sql import SqlStore
@@ -63,6 +63,7 @@ class SqliteStore(SqlStore):
 
     def __init__(self, directory: str, *, durable: bool = True, mode: int = 0o644) -> None:
         super().__init__(prefix="", mark="?", lock="", skip="", share="")
+        self.sql["idle"] = "select worker from idle"
         self.name = self.path = os.path.abspath(directory)
         self.durable = durable
         self._mode = mode
@@ -117,9 +118,7 @@ class SqliteStore(SqlStore):
             system.rename(private, self._file)
             sync_directory(self.path)
             sync_directory(os.path.dirname(self.path))
-        for folder in ("workers", "bells"):
-            with suppress(FileExistsError):
-                system.mkdir(f"{self.path}/{folder}", 0o777)
+        make_folders(self.path)
 
     def _clock_offset(self, run: Callable[..., Any]) -> float:
         """What to add to the clock of this boot. It is stored, so that all processes use the same."""
@@ -172,19 +171,23 @@ class SqliteStore(SqlStore):
 
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
         connection = self._connection()
-        hold = self._lock.acquire(connection)
-        try:
-            with connection:
-                result, woken = self._commit(connection, work)
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
-        finally:
-            self._lock.release(connection, hold)
-        if woken:
-            self._ring(woken)
+        result, woken = self._transact(connection, work)
+        while missed := ring(f"{self.path}/bells", woken):  # they are dead: wake others
+            _, woken = self._transact(connection, lambda tx: setattr(tx, "ready", missed))
         if self.durable and sync:
             self._here().syncer.sync(connection)
         return result
+
+    def _transact(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
+        hold = None
+        try:
+            hold = self._lock.acquire(connection)
+            with connection:
+                return self._commit(connection, work)
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+        finally:
+            self._lock.release(connection, hold)  # also if an interrupt came before `hold` was known
 
     def _commit(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
         """Return the result of `work`, and the idle workers to wake."""
@@ -215,21 +218,7 @@ class SqliteStore(SqlStore):
             raise self._explain(error) from error
 
     def _explain(self, error: sqlite3.Error) -> Exception:
-        """The error of this package or of the operating system that an SQLite error stands for."""
-        text = str(error)
-        if isinstance(error, sqlite3.OperationalError):
-            if "full" in text:
-                return OSError(errno.ENOSPC, "the disk is full. What was acknowledged before is kept", self.path)
-            if "readonly" in text or "unable to open" in text:
-                return PermissionError(errno.EACCES, f"this process may not write here ({text})", self.path)
-            if "disk I/O" in text:
-                return OSError(errno.EIO, text, self.path)
-            return error
-        return CorruptStore(
-            f"{self._file} is damaged ({text}). It was left as it is. Restore it from a backup, or read what is left "
-            "with the command sqlite3 and .recover.",
-            path=self.path,
-        )
+        return explain(error, self.path, self._file)
 
     def _checkpoint_if_large(self, connection: Connection) -> None:
         """Empty the write-ahead log, unless a reader still needs it."""
@@ -309,25 +298,6 @@ class SqliteStore(SqlStore):
             tx.run("delete from idle where worker = ?", row)
         return [row[0] for row in found]
 
-    def _ring(self, workers: list[str]) -> None:
-        missed = 0
-        for name in workers:
-            try:
-                with OwnedFd(
-                    system.open_fd(f"{self.path}/bells/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                ) as bell:
-                    system.write(bell.fd, b"!")
-            except BlockingIOError:
-                pass  # the pipe is full of earlier rings
-            except OSError:  # the worker is dead: wake another one
-                missed += 1
-        if missed:
-
-            def work(tx: Transaction) -> None:
-                tx.ready = missed
-
-            self.transact(work, sync=False)
-
     def register(self) -> Registration:
         return Worker(self)
 
@@ -344,14 +314,32 @@ class SqliteStore(SqlStore):
             self.transact(work, sync=False)
 
     def orphans(self) -> list[Attempt]:
-        """The running tasks of workers whose kernel lock is free. Files of dead workers without tasks are removed."""
-        workers = [row[0] for row in self.read(lambda run: run(self.sql["workers"]).fetchall())]
-        dead = [name for name in workers if not self._is_alive(name)]
-        for name in system.listdir(f"{self.path}/workers"):
-            if name not in workers and not self._is_alive(name):
+        """The running tasks of workers whose kernel lock is free. What else is left of dead workers is removed."""
+        workers, idle = self.read(
+            lambda run: [{row[0] for row in run(self.sql[name]).fetchall()} for name in ("workers", "idle")]
+        )
+        try:
+            names = set(system.listdir(f"{self.path}/workers"))
+        except FileNotFoundError:
+            names = set()
+        dead = [name for name in names | idle | workers if not self._is_alive(name)]
+        for name in dead:
+            if name not in workers:
                 remove(f"{self.path}/workers/{name}")
                 remove(f"{self.path}/bells/{name}")
-        return [attempt for name in dead for attempt in self.running(name)]
+        if not idle.isdisjoint(dead):
+            self._forget_dead(idle.intersection(dead))
+        return [attempt for name in dead if name in workers for attempt in self.running(name)]
+
+    def _forget_dead(self, workers: set[str]) -> None:
+        """One of them may have been the one that wakes at the next due moment."""
+
+        def work(tx: Transaction) -> None:
+            for name in workers:
+                tx.run("delete from idle where worker = ?", (name,))
+            tx.due = True
+
+        self.transact(work, sync=False)
 
     def _is_alive(self, name: str) -> bool:
         if name in self._here().workers:
@@ -381,13 +369,17 @@ class SqliteStore(SqlStore):
                 watch.drain()
                 worker.look = SOON_S  # the kernel reports the close before it drops the lock
                 return Woken.DEATH
-            if worker.look < RECHECK_S:
+            if worker.look < RECHECK_S or not self._here().is_watching:
                 worker.look = min(worker.look * 10, RECHECK_S)
                 return Woken.DEATH
             if monotonic() >= deadline:
                 return Woken.TIME
-            if self.now() >= worker.until or self.read(lambda run: run(self.sql["ready"], (1,)).fetchone()):
+            if self.read(self._has_task):  # the worker that was woken for it may be stopped
                 return Woken.TASK
+
+    def _has_task(self, run: Callable[..., Any]) -> bool:
+        due = run(self.sql["next_due"]).fetchone()[0]
+        return (due is not None and due <= self.now()) or run(self.sql["ready"], (1,)).fetchone() is not None
 
     def changes(self) -> Changes:
         return LogChanges(self._connection(), f"{self._file}-wal")
