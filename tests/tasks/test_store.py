@@ -335,6 +335,16 @@ def test_racing_workers_keep_to_the_limit_of_a_key(store: Store, in_memory: Path
     assert store.count()["done"] == 200
 
 
+def test_a_task_that_was_reserved_and_given_back_does_not_wait_for_its_rate_again(store: Store) -> None:
+    store.add([NewTask("1", key="k", limit=0, interval=3600.0)])
+    worker = store.register()
+    (attempt,) = store.claim(worker, 1, reserve=True)
+    store.settle([Ending(attempt.id, attempt.token, "delayed", counts=False)])
+    (again,) = store.claim(worker, 1)
+    assert (again.id, again.tried) == (attempt.id, 1)
+    store.settle([done(again)])
+
+
 def test_a_rate_spaces_the_starts_of_tasks_with_a_key(store: Store) -> None:
     store.add(tasks(3, key="k", limit=0, interval=0.2))
     worker = store.register()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ import pytest
 from support import PATIENCE, in_child, survives, until
 
 from holdfast import CorruptStore, Lock, Unsupported, paths, system
-from holdfast.tasks import sqlite
+from holdfast.tasks import TaskQueue, sqlite
 from holdfast.tasks.sqlite import SqliteStore
 from holdfast.tasks.store import Attempt, Ending, NewTask, Selection, Woken
 
@@ -530,3 +531,87 @@ def test_one_idle_worker_keeps_the_time_of_delayed_tasks_and_passes_it_on(store:
         assert store.claim(rest, 1, idle=True) == []
     ((only,),) = store.read(lambda run: run(untils).fetchall())
     assert only < sqlite.NEVER
+
+
+# Garbage, and the end of the interpreter.
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_queue_is_collected_in_a_transaction_of_another_one(where: str, durable: bool) -> None:
+    """The garbage is collected while this thread has the lock of all writers. What was completed is written, and an
+    open claim was an attempt."""
+    queue, other = TaskQueue(where), TaskQueue(where, durable=durable)
+    first, second = queue.put(1), queue.put(2)
+    gc.disable()
+    try:
+        claims = [other.claim(), other.claim()]
+        assert claims[0] is not None
+        claims[0].complete()
+        other.cycle = [other, claims]  # type: ignore[attr-defined]
+        del other, claims
+        queue.store.transact(lambda tx: gc.collect())  # type: ignore[attr-defined]
+        until(lambda: (gc.collect(), queue.recover(), queue.get(second).state)[-1] == "pending")
+    finally:
+        gc.enable()
+    assert (queue.get(first).state, queue.get(first).tried) == ("done", 1)
+    assert queue.get(second).tried == 1
+    queue.close()
+
+
+def test_what_a_thread_completed_before_it_ended_is_written(where: str) -> None:
+    queue = TaskQueue(where, durable=False)
+    id = queue.put(1, attempts=1)
+
+    def work() -> None:
+        claim = queue.claim()
+        assert claim is not None
+        claim.complete()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    until(lambda: in_child(lambda: SqliteStore(where).count()["done"]) == 1)
+    assert queue.get(id).state == "done"
+    queue.close()
+
+
+def test_the_guard_of_reserved_tasks_goes_on_after_an_error(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = TaskQueue(where, durable=False)
+    queue.put(1)
+    claim = queue.claim()
+    assert claim is not None
+    failures: list[None] = []
+    settle = queue.store.settle
+
+    def fail(endings: list[Ending]) -> list[bool]:
+        if len(failures) < 3:
+            failures.append(None)
+            raise sqlite3.OperationalError("injected")
+        return settle(endings)
+
+    monkeypatch.setattr(queue.store, "settle", fail)
+    claim.complete()
+    until(lambda: in_child(lambda: SqliteStore(where).count()["done"]) == 1)
+    queue.close()
+
+
+EXITS = """
+import sys, threading, time
+from holdfast.tasks import TaskQueue
+from holdfast.tasks.connection import inside_sqlite
+queue = TaskQueue(sys.argv[1])
+queue.put(1)
+is_inside = threading.Event()
+def work():
+    with inside_sqlite:
+        is_inside.set()
+        time.sleep(1000)
+threading.Thread(target=work, daemon=True).start()
+is_inside.wait()
+"""
+
+
+def test_the_interpreter_ends_while_a_daemon_thread_is_inside_sqlite(where: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", EXITS, where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")

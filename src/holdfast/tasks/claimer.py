@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import atexit
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 
 from .. import process
@@ -30,6 +30,7 @@ from .store import Attempt, Ending, Registration, Store, Woken
 _RESERVE_S = 0.005
 _MAX_RESERVED = 64
 _GUARD_S = 0.010
+_MAX_PAUSE_S = 1.0  # after errors
 _RECOVER_EVERY_S = 1.0
 _LONG_S = 3600.0
 
@@ -171,40 +172,61 @@ class Claimer:
                 self._worker = None
 
     def __del__(self) -> None:
+        """Called while garbage is collected, perhaps in a transaction of this thread. Nothing is in memory any more:
+        `_Guard` keeps a claimer until then."""
         try:
-            self.close()
+            if self._worker is not None and self.registry is process.registry and not self._worker.drop():
+                self.close()
         except (HoldfastError, OSError, AttributeError, TypeError):
             pass  # the process is ending: then its tasks are orphans
 
 
 class _Guard:
-    """A thread that flushes the claimers whose current task takes long."""
+    """A thread that flushes the claimers whose current task takes long, or whose thread has ended."""
 
     def __init__(self) -> None:
         self.registry = process.registry
-        self.claimers: weakref.WeakSet[Claimer] = weakref.WeakSet()
+        self.claimers: set[Claimer] = set()  # that may have something in memory
         self.needed = threading.Event()
         threading.Thread(target=self._run, name="holdfast-reserved", daemon=True).start()
 
     def _run(self) -> None:
         seen: dict[int, int] = {}
+        pause = _GUARD_S
         while True:
             self.needed.wait()
-            threading.Event().wait(_GUARD_S)
-            pending = [claimer for claimer in list(self.claimers) if claimer.has_pending]
+            threading.Event().wait(pause)
+            pending = list(self.claimers)
             if not pending:
                 self.needed.clear()
-                if not any(claimer.has_pending for claimer in list(self.claimers)):
-                    continue
-                self.needed.set()
+                if self.claimers:
+                    self.needed.set()
+                continue
+            has_failed = False
             for claimer in pending:
-                if seen.get(id(claimer)) == claimer.begun:
-                    try:
-                        claimer.flush()
-                    except (HoldfastError, OSError):
-                        pass  # its own thread meets the same error, and raises it
+                if not claimer.has_pending:
+                    self._forget(claimer)
+                elif seen.get(id(claimer)) == claimer.begun:
+                    has_failed = not self._flush(claimer) or has_failed
+            pause = min(2 * pause, _MAX_PAUSE_S) if has_failed else _GUARD_S
             seen = {id(claimer): claimer.begun for claimer in pending}
-            del pending
+            pending.clear()
+            del claimer
+
+    def _forget(self, claimer: Claimer) -> None:
+        self.claimers.discard(claimer)
+        if claimer.has_pending:  # since now
+            self.claimers.add(claimer)
+
+    def _flush(self, claimer: Claimer) -> bool:
+        """False: that failed. The claimer's own thread meets the same error, and raises it."""
+        try:
+            claimer.flush()
+        except FileNotFoundError:
+            self.claimers.discard(claimer)  # the queue was deleted
+        except Exception:
+            return False
+        return True
 
 
 _current: _Guard | None = None
@@ -223,4 +245,5 @@ def _guard(claimer: Claimer) -> None:
 def _flush_all() -> None:
     if _current is not None and _current.registry is process.registry:
         for claimer in list(_current.claimers):
-            claimer.close()
+            with suppress(HoldfastError, OSError):  # then its tasks are orphans
+                claimer.close()

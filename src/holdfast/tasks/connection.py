@@ -9,6 +9,7 @@ import threading
 from _thread import RLock
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any
 from urllib.request import pathname2url
 from weakref import WeakSet
@@ -130,29 +131,17 @@ class Syncer:
     """Threads of one process share a sync: one that begins after the commits of all of them serves all of them."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._committed = self._synced = 0
-        self._is_syncing = False
+        self._mutex = threading.Lock()
+        self._numbers = count(1)
+        self._synced = 0  # every commit with a smaller number is on disk
 
     def sync(self, connection: Connection) -> None:
-        with self._condition:
-            self._committed += 1
-            mine = self._committed
-            while self._synced < mine and self._is_syncing:
-                self._condition.wait()
-            if self._synced >= mine:
-                return
-            self._is_syncing, target = True, self._committed
-        try:
-            connection.sync()
-        except BaseException:
-            target = 0
-            raise
-        finally:
-            with self._condition:
-                self._is_syncing = False
-                self._synced = max(self._synced, target)
-                self._condition.notify_all()
+        mine = next(self._numbers)
+        with self._mutex:
+            if self._synced < mine:
+                target = next(self._numbers)
+                connection.sync()
+                self._synced = target
 
 
 class WriterLock:

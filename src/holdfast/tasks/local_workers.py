@@ -140,6 +140,14 @@ class Worker(Registration):
             if self._bell is not None:
                 self._bell.close()
 
+    def drop(self) -> bool:
+        """Takes no lock. `orphans` removes what is left, in this process or another one."""
+        self._here.workers.discard(self.name)
+        self._file.close()
+        if self._bell is not None:
+            self._bell.close()
+        return True
+
 
 def ring(bells: str, workers: list[str]) -> int:
     """Wake workers. Return how many are dead."""

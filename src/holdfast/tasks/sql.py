@@ -207,8 +207,8 @@ class SqlStore(SqlReader):
             if has_dependents:
                 self._release_dependents(tx, seq, ending.id, state)
         elif not ending.counts:
-            tx.run(self.sql["give_back"], (READY if key is None else PARKED, seq))
-            tx.ready += key is None
+            tx.run(self.sql["give_back"], (seq,))  # it stays admitted: else a rate would make it wait again
+            tx.ready += 1
         else:
             due = tx.now + ending.delay if ending.delay > 0 else None
             state = DELAYED if due is not None else READY if key is None else PARKED

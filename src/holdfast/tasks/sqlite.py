@@ -186,8 +186,12 @@ class SqliteStore(SqlStore):
                 return self._commit(connection, work)
         except sqlite3.Error as error:
             raise self._explain(error) from error
-        finally:
-            self._lock.release(connection, hold)  # also if an interrupt came before `hold` was known
+        finally:  # also if an interrupt came before `hold` was known
+            try:
+                self._lock.release(connection, hold)
+            except BaseException:  # an interrupt. Else all other writers would wait until the next write of this thread
+                self._lock.release(connection, hold)
+                raise
 
     def _commit(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
         """Return the result of `work`, and the idle workers to wake."""

@@ -91,8 +91,8 @@ STATEMENTS = {
         admitted = 0, cancelling = 0 where seq = ?""",
     "again": """update {p}task set state = ?, due = ?, ord = ?, tried = ?, error = ?, traceback = ?, output = ?,
         history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
-    "give_back": """update {p}task set state = ?, due = null, tried = tried - 1, admitted = 0, cancelling = 0,
-        reserved = 0 where seq = ?""",
+    "give_back": """update {p}task set state = 0, due = null, tried = tried - 1, cancelling = 0, reserved = 0
+        where seq = ?""",
     "ord": "select ord from {p}task where seq = ?",
     "report_id": "update {p}task set progress = ? where id = ? and token = ? and state = 1",
     "report_seq": "update {p}task set progress = ? where seq = ? and token = ? and state = 1",

@@ -160,6 +160,11 @@ class Registration(ABC):
     def close(self) -> None:
         """The worker has no running task any more."""
 
+    def drop(self) -> bool:
+        """Called while garbage is collected, in any place of the program. True: the worker counts as dead now. False:
+        the engine has no way to do that, and `close` may be called there."""
+        return False
+
 
 class Store(ABC):
     """Tasks on one engine. Any thread may call it. A forked child calls it as if it had opened it itself."""
