@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import PATIENCE, in_child, survives, until
@@ -273,7 +274,11 @@ def test_threads_share_a_sync(where: str, monkeypatch: pytest.MonkeyPatch) -> No
     store.add(tasks(1))
     waiting, go = threading.Semaphore(0), threading.Event()
     calls = []
-    before = store._in_process.syncer._committed
+
+    def numbers() -> int:
+        return int(repr(store._in_process.syncer._numbers)[len("count(") : -1])
+
+    before = numbers()
 
     def slow(fd: int) -> None:
         calls.append(fd)
@@ -287,7 +292,7 @@ def test_threads_share_a_sync(where: str, monkeypatch: pytest.MonkeyPatch) -> No
     for thread in threads[1:]:
         thread.start()
     until(lambda: store.count()["ready"] == 9)
-    until(lambda: store._in_process.syncer._committed == before + 8)
+    until(lambda: numbers() == before + 9)  # of eight commits, and of the sync that has begun
     go.set()
     for thread in threads:
         thread.join(PATIENCE)
@@ -615,3 +620,28 @@ def test_the_interpreter_ends_while_a_daemon_thread_is_inside_sqlite(where: str)
     command = [sys.executable, "-W", "error", "-c", EXITS, where]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_task_is_not_lost_if_an_interrupt_comes_after_it_was_claimed(
+    where: str, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = TaskQueue(where, durable=durable)
+    kept_id, id = queue.put(1), queue.put(2)
+    kept = queue.claim()
+    claim = queue.store.claim
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        claim(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.store, "claim", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.claim()
+    found = queue.claim()
+    assert kept is not None and found is not None
+    assert (kept.id, found.id, found.tried) == (kept_id, id, 1)
+    kept.complete()
+    found.complete()
+    queue.close()

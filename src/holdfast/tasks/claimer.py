@@ -52,6 +52,8 @@ class Claimer:
         self._reserved: deque[Attempt] = deque()
         self._endings: list[Ending] = []
         self._dropped: deque[Attempt] = deque()
+        self._open: dict[str, int] = {}  # the tokens of claims that have not ended, by id
+        self._is_unsure = False  # an error or an interrupt has ended `next`
         self._batch = 1
         self._taken = 0  # from the last batch
         self._claimed_at = self._recovered_at = 0.0
@@ -69,17 +71,31 @@ class Claimer:
 
     def next(self, *, idle: bool = False) -> Claim | None:
         """The next task. None: no task is ready. idle: `wait` is called then."""
-        with self._mutex:
-            if not self._reserved:
-                self._claim(idle)
-            if not self._reserved:
-                return None
-            attempt = self._reserved.popleft()
-            self.begun += 1
-            self._taken += 1
-        if self._reserved or self._endings:
-            _guard(self)
-        return Claim(self, attempt)
+        try:
+            with self._mutex:
+                if not self._reserved:
+                    self._claim(idle)
+                if not self._reserved:
+                    return None
+                attempt = self._reserved.popleft()
+                self.begun += 1
+                self._taken += 1
+            if self._reserved or self._endings:
+                _guard(self)
+            claim = Claim(self, attempt)
+            self._open[claim.id] = claim.token
+            return claim
+        except BaseException:
+            self._is_unsure = True
+            raise
+
+    def _give_lost_back(self) -> None:
+        """An interrupt may have come when a task was claimed, and before its `Claim` existed."""
+        known = {*self._open.items(), *((ending.id, ending.token) for ending in self._unwritten())}
+        known.update((attempt.id, attempt.token) for attempt in self._reserved)
+        running = self.store.running(self.worker.name)
+        self.store.settle([given_back(one) for one in running if (one.id, one.token) not in known])
+        self._is_unsure = False
 
     def wait(self, deadline: float | None, *others: int) -> Claim | None:
         """The next task. None: the deadline has passed, or one of the descriptors `others` is readable."""
@@ -102,6 +118,8 @@ class Claimer:
         if now - self._recovered_at > _RECOVER_EVERY_S:
             self._recovered_at = now
             self.recover()
+        if self._is_unsure:
+            self._give_lost_back()
         endings = self._unwritten()
         self._claimed_at, self._taken = now, 0
         self._reserved.extend(self.store.claim(self.worker, self._batch, endings=endings, reserve=True, idle=idle))
@@ -123,6 +141,7 @@ class Claimer:
 
     def settle(self, ending: Ending) -> bool:
         with self._mutex:
+            self._open.pop(ending.id, None)
             if self._buffered and ending.state == "done" and len(self._endings) < _MAX_RESERVED:
                 self._endings.append(ending)
                 _guard(self)
@@ -134,6 +153,7 @@ class Claimer:
     def drop(self, attempt: Attempt) -> None:
         """Called while garbage is collected, in any place of the program: takes no lock."""
         self._dropped.append(attempt)
+        self._open.pop(attempt.id, None)
 
     def _unwritten(self) -> list[Ending]:
         """The endings in memory. The caller clears them when they are written. If that fails, they stay."""

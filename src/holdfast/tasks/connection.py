@@ -29,9 +29,9 @@ _all: WeakSet[Connection] = WeakSet()
 
 
 class Connection:
-    """A connection of one thread of one process. `run` runs a statement, in a `with` block.
+    """A connection of one thread of one process. `run` runs a statement, after `open`.
 
-    A fork closes all connections before, and the next `with` opens them again. SQLite notes in memory which POSIX locks
+    A fork closes all connections before, and the next `open` opens them again. SQLite notes in memory which POSIX locks
     its process has on a file. A child that inherits these notes would open the file and believe that it has the locks
     of its parent. Then another process that closes the database would delete the log that the child still writes.
     """
@@ -46,21 +46,14 @@ class Connection:
         self._log: OwnedFd | None = None
         self._log_may_be_old = False
         self._uri = f"file:{pathname2url(file)}?mode=rw"
-        with self:
+        with inside_sqlite:
+            self.open()
             _all.add(self)
 
-    def __enter__(self) -> Connection:
-        inside_sqlite.acquire()
-        try:
-            if self.raw is None:
-                self._open()
-        except BaseException:
-            inside_sqlite.release()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        inside_sqlite.release()
+    def open(self) -> None:
+        """Open it, unless it is open. The caller has `inside_sqlite`."""
+        if self.raw is None:
+            self._open()
 
     def _open(self) -> None:
         # The store gives it to one thread. The check would also refuse that another thread closes it.

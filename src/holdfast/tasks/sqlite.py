@@ -37,7 +37,7 @@ from ..errors import CorruptStore, Unsupported
 from ..files import OwnedFd, remove, sync_directory, try_lock
 from ..paths import mount_of
 from ..wait import RECHECK_S, poll
-from .connection import BUSY_WAIT_S, Connection, WriterLock, explain
+from .connection import BUSY_WAIT_S, Connection, WriterLock, explain, inside_sqlite
 from .local_workers import NEVER, SOON_S, InProcess, LogChanges, Worker, make_folders, ring
 from .reading import Result
 from .rows import Transaction
@@ -182,7 +182,8 @@ class SqliteStore(SqlStore):
         hold = None
         try:
             hold = self._lock.acquire(connection)
-            with connection:
+            with inside_sqlite:
+                connection.open()
                 return self._commit(connection, work)
         except sqlite3.Error as error:
             raise self._explain(error) from error
@@ -216,7 +217,8 @@ class SqliteStore(SqlStore):
     def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
         connection = self._connection()
         try:
-            with connection:
+            with inside_sqlite:
+                connection.open()
                 return work(connection.run)
         except sqlite3.Error as error:
             raise self._explain(error) from error
