@@ -768,3 +768,18 @@ def recover(store: Store) -> None:
     """What a killed process had claimed goes back, as if it had not begun: then the picture is that of before."""
     while orphans := store.orphans():
         store.settle([given_back(attempt) for attempt in orphans])
+
+
+def test_a_task_that_ended_while_the_clock_was_wrong_does_not_keep_others_from_being_pruned(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(tasks(3))
+    worker = store.register()
+    first, second, _ = store.claim(worker, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.tasks.sql.time", lambda: time() + 1e8)
+        store.settle([done(first)])
+        store.prune({"done": time() + 1e8 - 1000}, 10)  # a pass that begins in the future
+    store.settle([done(second)])
+    until(lambda: store.prune({"done": time() - 0.01}, 10) == 1)
+    assert [task is None for task in store.get([first.id, second.id])] == [False, True]
