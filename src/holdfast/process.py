@@ -279,15 +279,18 @@ class InheritedNumber(int):
 
 
 _in_child: list[Callable[[], object]] = []
-_held: list[RLock] = []
+_held: list[tuple[RLock, Callable[[], object]]] = []
 forks: list[None] = []  # one entry per fork under way: this may be a child whose hook has not run yet
 _pid = os.getpid()
 _is_ready = True  # False from the first fork on; True again in a child that has its own registry. Only a child reads it
 
 
-def hold_during_fork(mutex: RLock) -> None:
-    """Let a fork wait until no thread has this mutex, which protects a library that has mutexes of its own."""
-    _held.append(mutex)
+def hold_during_fork(mutex: RLock, before: Callable[[], object]) -> None:
+    """Let a fork wait until no thread has this mutex, which protects a library that has mutexes of its own.
+
+    before: called before the fork. Not called if the forking thread has the mutex: then a signal handler forks
+    """
+    _held.append((mutex, before))
 
 
 def after_fork_in_child(reset: Callable[[], object]) -> None:
@@ -304,15 +307,18 @@ def current_registry() -> Registry:
 
 def _before_fork() -> None:
     global _is_ready
-    for mutex in _held:
+    for mutex, before in _held:
+        is_inside = mutex._is_owned()  # type: ignore[attr-defined]
         mutex.acquire()
+        if not is_inside:
+            before()
     _is_ready = False
     forks.append(None)
 
 
 def _after_in_parent() -> None:
     forks.pop()
-    for mutex in _held:
+    for mutex, _ in _held:
         mutex.release()
 
 
@@ -321,7 +327,7 @@ def _begin_in_child() -> None:
     global registry, _pid, _is_ready
     if _is_ready:
         return
-    for mutex in _held:
+    for mutex, _ in _held:
         mutex.release()
     forks.clear()
     _pid, _is_ready = os.getpid(), True

@@ -340,6 +340,16 @@ def test_racing_workers_keep_to_the_limit_of_a_key(store: Store, in_memory: Path
     assert store.count()["done"] == 200
 
 
+def test_a_task_that_was_reserved_and_given_back_does_not_wait_for_its_rate_again(store: Store) -> None:
+    store.add([NewTask("1", key="k", limit=0, interval=3600.0)])
+    worker = store.register()
+    (attempt,) = store.claim(worker, 1, reserve=True)
+    store.settle([Ending(attempt.id, attempt.token, "delayed", counts=False)])
+    (again,) = store.claim(worker, 1)
+    assert (again.id, again.tried) == (attempt.id, 1)
+    store.settle([done(again)])
+
+
 def test_a_rate_spaces_the_starts_of_tasks_with_a_key(store: Store) -> None:
     ids = [id for id, _ in store.add(tasks(3, key="k", limit=0, interval=1000))]
     worker = store.register()
@@ -768,3 +778,19 @@ def recover(store: Store) -> None:
     """What a killed process had claimed goes back, as if it had not begun: then the picture is that of before."""
     while orphans := store.orphans():
         store.settle([given_back(attempt) for attempt in orphans])
+
+
+def test_a_task_that_ended_while_the_clock_was_wrong_does_not_keep_others_from_being_pruned(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(tasks(3))
+    worker = store.register()
+    first, second, _ = store.claim(worker, 3)
+    with monkeypatch.context() as patch:
+        for module in ("sql", "postgres"):
+            patch.setattr(f"holdfast.tasks.{module}.time", lambda: time() + 1e8)
+        store.settle([done(first)])
+        store.prune({"done": time() + 1e8 - 1000}, 10)  # a pass that begins in the future
+    store.settle([done(second)])
+    until(lambda: store.prune({"done": time() - 0.01}, 10) == 1)
+    assert [task is None for task in store.get([first.id, second.id])] == [False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 import signal
@@ -12,12 +13,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import PATIENCE, in_child, until
+from support import PATIENCE, in_child, survives, until
 
 from holdfast import CorruptStore, Lock, Unsupported, WouldDeadlock, owner, paths, system
-from holdfast.tasks import connection, sqlite
+from holdfast.tasks import TaskQueue, connection, sqlite
 from holdfast.tasks.rows import Transaction
 from holdfast.tasks.sqlite import SqliteStore
 from holdfast.tasks.store import Attempt, Ending, NewTask, Woken
@@ -288,7 +290,11 @@ def test_threads_share_a_sync(where: str, monkeypatch: pytest.MonkeyPatch) -> No
     store.add(tasks(1))
     waiting, go = threading.Semaphore(0), threading.Event()
     calls = []
-    before = store._in_process.syncer._committed
+
+    def numbers() -> int:
+        return int(repr(store._in_process.syncer._numbers)[len("count(") : -1])
+
+    before = numbers()
 
     def slow(fd: int) -> None:
         calls.append(fd)
@@ -302,7 +308,7 @@ def test_threads_share_a_sync(where: str, monkeypatch: pytest.MonkeyPatch) -> No
     for thread in threads[1:]:
         thread.start()
     until(lambda: store.count()["ready"] == 9)
-    until(lambda: store._in_process.syncer._committed == before + 8)
+    until(lambda: numbers() == before + 9)  # of eight commits, and of the sync that has begun
     go.set()
     for thread in threads:
         thread.join(PATIENCE)
@@ -385,6 +391,38 @@ def test_a_child_that_ends_normally_leaves_the_connection_of_its_parent_alone(wh
     assert integrity(where) == "ok"
 
 
+ORPHANED = """
+import os, sys
+from holdfast.tasks.sqlite import SqliteStore
+from holdfast.tasks.store import NewTask
+store = SqliteStore(sys.argv[1])
+store.add([NewTask('"parent"')])
+if os.fork():
+    os.wait()
+store.add([NewTask('"child"')])
+print("ready", flush=True)
+for _ in sys.stdin:
+    store.add([NewTask('"late"')])
+    print("added", flush=True)
+"""
+
+
+def test_a_forked_child_keeps_the_log_when_its_parent_is_dead_and_another_process_closes_the_queue(where: str) -> None:
+    """SQLite deletes the log when the last connection is closed. The child must have locks of its own."""
+    command = [sys.executable, "-c", ORPHANED, where]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdin is not None and parent.stdout is not None
+    with parent.stdin, parent.stdout:
+        assert parent.stdout.readline() == "ready\n"
+        parent.kill()
+        parent.wait()
+        for count in (3, 4):
+            assert integrity(where) == "ok"
+            print(file=parent.stdin, flush=True)
+            assert parent.stdout.readline() == "added\n"
+            assert in_child(lambda: SqliteStore(where).count()["ready"]) == count
+
+
 # Waking.
 
 
@@ -438,6 +476,74 @@ def test_if_a_woken_worker_is_dead_another_one_is_woken(store: SqliteStore) -> N
     assert len(store.claim(alive, 1, idle=True)) == 1
 
 
+def test_an_idle_worker_takes_over_the_time_of_delayed_tasks_from_a_dead_one(store: SqliteStore) -> None:
+    store.add([NewTask("later", delay=1.5)])
+
+    def keep_the_time() -> None:
+        store.claim(store.register(), 1, idle=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert not survives(keep_the_time)
+    alive = store.register()
+    assert store.claim(alive, 1, idle=True) == []
+    assert store.orphans() == []  # what a worker does when another one has died
+    until(lambda: store.wait(alive, PATIENCE) is Woken.TASK and store.claim(alive, 1, idle=True) != [])
+
+
+def test_an_idle_worker_takes_a_due_task_for_which_a_stopped_one_would_wake(store: SqliteStore) -> None:
+    stopped, other = store.register(), store.register()
+    store.add([NewTask("later", delay=0.5)])
+    assert store.claim(stopped, 1, idle=True) == store.claim(other, 1, idle=True) == []
+    until(lambda: store.wait(other, PATIENCE) is Woken.TASK)
+    assert len(store.claim(other, 1)) == 1
+
+
+def test_many_idle_workers_that_were_killed_do_not_break_a_put(store: SqliteStore) -> None:
+    rows = [(f"{number}@here.dead", sqlite.NEVER) for number in range(1000)]
+    store.transact(lambda tx: [tx.run("insert into idle values (?, ?)", row) for row in rows])
+    store.add(tasks(1))
+    assert store.read(lambda run: run("select count(*) from idle").fetchone()[0]) == 0
+
+
+def test_rows_of_dead_idle_workers_are_removed(store: SqliteStore) -> None:
+    store.transact(lambda tx: tx.run("insert into idle values ('1@here.dead', 0)"))
+    assert store.orphans() == []
+    assert store.read(lambda run: run("select count(*) from idle").fetchone()[0]) == 0
+
+
+def test_without_inotify_a_waiter_still_looks_for_dead_workers(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "injected")
+
+    monkeypatch.setattr(system, "Watch", fail)
+    worker = store.register()
+    assert store.claim(worker, 1, idle=True) == []
+    assert store.wait(worker, PATIENCE) is Woken.DEATH
+
+
+@pytest.mark.parametrize("folder", ["workers", "bells"])
+def test_a_folder_that_a_copy_left_out_is_made_again(store: SqliteStore, where: str, folder: str) -> None:
+    os.rmdir(f"{where}/{folder}")
+    assert store.orphans() == []
+    assert store.claim(store.register(), 1, idle=True) == []
+
+
+def test_errors_name_what_is_wrong(where: str) -> None:
+    store = SqliteStore(where)
+    os.unlink(f"{where}/queue.db")
+
+    def open_again() -> None:
+        with pytest.raises(FileNotFoundError):
+            store.count()
+
+    assert in_child(open_again) is None
+    locked = sqlite3.OperationalError("database is locked")
+    assert isinstance(store._explain(locked), OSError)
+    store.close()
+
+
 def test_a_process_has_one_inotify_instance(store: SqliteStore) -> None:
     workers = [store.register() for _ in range(4)]
     for worker in workers:
@@ -477,3 +583,112 @@ def test_one_idle_worker_keeps_the_time_of_delayed_tasks_and_passes_it_on(store:
         assert store.claim(rest, 1, idle=True) == []
     ((only,),) = store.read(lambda run: run(untils).fetchall())
     assert only < sqlite.NEVER
+
+
+# Garbage, and the end of the interpreter.
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_queue_is_collected_in_a_transaction_of_another_one(where: str, durable: bool) -> None:
+    """The garbage is collected while this thread has the lock of all writers. What was completed is written, and an
+    open claim was an attempt."""
+    queue, other = TaskQueue(where), TaskQueue(where, durable=durable)
+    first, second = queue.put(1), queue.put(2)
+    gc.disable()
+    try:
+        claims = [other.claim(), other.claim()]
+        assert claims[0] is not None
+        claims[0].complete()
+        other.cycle = [other, claims]  # type: ignore[attr-defined]
+        del other, claims
+        queue.store.transact(lambda tx: gc.collect())  # type: ignore[attr-defined]
+        until(lambda: (gc.collect(), queue.claimer().recover(), queue.get(second).state)[-1] == "pending")
+    finally:
+        gc.enable()
+    assert (queue.get(first).state, queue.get(first).tried) == ("done", 1)
+    assert queue.get(second).tried == 1
+    queue.close()
+
+
+def test_what_a_thread_completed_before_it_ended_is_written(where: str) -> None:
+    queue = TaskQueue(where, durable=False)
+    id = queue.put(1, attempts=1)
+
+    def work() -> None:
+        claim = queue.claim()
+        assert claim is not None
+        claim.complete()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    until(lambda: in_child(lambda: SqliteStore(where).count()["done"]) == 1)
+    assert queue.get(id).state == "done"
+    queue.close()
+
+
+def test_the_guard_of_reserved_tasks_goes_on_after_an_error(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = TaskQueue(where, durable=False)
+    queue.put(1)
+    claim = queue.claim()
+    assert claim is not None
+    failures: list[None] = []
+    settle = queue.store.settle
+
+    def fail(endings: list[Ending]) -> list[bool]:
+        if len(failures) < 3:
+            failures.append(None)
+            raise sqlite3.OperationalError("injected")
+        return settle(endings)
+
+    monkeypatch.setattr(queue.store, "settle", fail)
+    claim.complete()
+    until(lambda: in_child(lambda: SqliteStore(where).count()["done"]) == 1)
+    queue.close()
+
+
+EXITS = """
+import sys, threading, time
+from holdfast.tasks import TaskQueue
+from holdfast.tasks.connection import inside_sqlite
+queue = TaskQueue(sys.argv[1])
+queue.put(1)
+is_inside = threading.Event()
+def work():
+    with inside_sqlite:
+        is_inside.set()
+        time.sleep(1000)
+threading.Thread(target=work, daemon=True).start()
+is_inside.wait()
+"""
+
+
+def test_the_interpreter_ends_while_a_daemon_thread_is_inside_sqlite(where: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", EXITS, where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_task_is_not_lost_if_an_interrupt_comes_after_it_was_claimed(
+    where: str, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = TaskQueue(where, durable=durable)
+    kept_id, id = queue.put(1), queue.put(2)
+    kept = queue.claim()
+    claim = queue.store.claim
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        claim(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.store, "claim", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.claim()
+    found = queue.claim()
+    assert kept is not None and found is not None
+    assert (kept.id, found.id, found.tried) == (kept_id, id, 1)
+    kept.complete()
+    found.complete()
+    queue.close()

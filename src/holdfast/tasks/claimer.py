@@ -20,7 +20,6 @@ import atexit
 import logging
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,6 +35,7 @@ _RESERVE_S = 0.005
 _RESERVE_ON_SERVER_S = 0.020  # a transaction takes a millisecond there
 _MAX_RESERVED = 64
 _GUARD_S = 0.010
+_MAX_PAUSE_S = 1.0  # after errors
 _RECOVER_EVERY_S = 1.0
 _LONG_S = 3600.0
 
@@ -62,6 +62,8 @@ class Claimer:
         self._reserved: deque[Attempt] = deque()
         self._endings: list[Ending] = []
         self._dropped: deque[Attempt] = deque()
+        self._open: dict[str, int] = {}  # the tokens of claims that have not ended, by id
+        self._is_unsure = False  # an error or an interrupt has ended `next`
         self._batch = 1
         self._taken = 0  # from the last batch
         self._claimed_at = self._recovered_at = 0.0
@@ -79,17 +81,31 @@ class Claimer:
 
     def next(self, *, idle: bool = False) -> Claim | None:
         """The next task. None: no task is ready. idle: `wait` is called then."""
-        with self._mutex:
-            if not self._reserved:
-                self._claim(idle)
-            if not self._reserved:
-                return None
-            attempt = self._reserved.popleft()
-            self.begun += 1
-            self._taken += 1
-        if self._reserved or self._endings:
-            _guard(self)
-        return Claim(self, attempt)
+        try:
+            with self._mutex:
+                if not self._reserved:
+                    self._claim(idle)
+                if not self._reserved:
+                    return None
+                attempt = self._reserved.popleft()
+                self.begun += 1
+                self._taken += 1
+            if self._reserved or self._endings:
+                _guard(self)
+            claim = Claim(self, attempt)
+            self._open[claim.id] = claim.token
+            return claim
+        except BaseException:
+            self._is_unsure = True
+            raise
+
+    def _give_lost_back(self) -> None:
+        """An interrupt may have come when a task was claimed, and before its `Claim` existed."""
+        known = {*self._open.items(), *((ending.id, ending.token) for ending in self._unwritten())}
+        known.update((attempt.id, attempt.token) for attempt in self._reserved)
+        running = self.store.running(self.worker.name)
+        self.store.settle([given_back(one) for one in running if (one.id, one.token) not in known])
+        self._is_unsure = False
 
     def wait(self, deadline: float | None, *others: int) -> Claim | None:
         """The next task. None: the deadline has passed, or one of the descriptors `others` is readable."""
@@ -114,6 +130,8 @@ class Claimer:
         if now - self._recovered_at > _RECOVER_EVERY_S:
             self._recovered_at = now
             self.recover()
+        if self._is_unsure:
+            self._give_lost_back()
         endings = self._unwritten()
         self._claimed_at, self._taken = now, 0
         self._reserved.extend(self.store.claim(self.worker, self._batch, endings=endings, reserve=True, idle=idle))
@@ -138,6 +156,7 @@ class Claimer:
 
     def settle(self, ending: Ending) -> bool:
         with self._mutex:
+            self._open.pop(ending.id, None)
             if self.buffered and ending.state == "done" and len(self._endings) < _MAX_RESERVED:
                 self._endings.append(ending)
                 _guard(self)
@@ -160,6 +179,7 @@ class Claimer:
     def drop(self, attempt: Attempt) -> None:
         """Called while garbage is collected, in any place of the program: takes no lock."""
         self._dropped.append(attempt)
+        self._open.pop(attempt.id, None)
 
     def _unwritten(self) -> list[Ending]:
         """The endings in memory. The caller clears them when they are written. If that fails, they stay."""
@@ -196,41 +216,63 @@ class Claimer:
                 self._worker = None
 
     def __del__(self) -> None:
+        """Called while garbage is collected, perhaps in a transaction of this thread. Nothing is in memory any more:
+        `_Guard` keeps a claimer until then."""
         try:
-            if not sys.is_finalizing():  # else its tasks become orphans
+            if sys.is_finalizing():
+                return  # its tasks become orphans
+            if self._worker is not None and self.registry is process.registry and not self._worker.drop():
                 self.close()
         except (HoldfastError, OSError, AttributeError, TypeError):
             pass
 
 
 class _Guard:
-    """A thread that flushes the claimers whose current task takes long."""
+    """A thread that flushes the claimers whose current task takes long, or whose thread has ended."""
 
     def __init__(self) -> None:
         self.registry = process.registry
-        self.claimers: weakref.WeakSet[Claimer] = weakref.WeakSet()
+        self.claimers: set[Claimer] = set()  # that may have something in memory
         self.needed = threading.Event()
         threading.Thread(target=self._run, name="holdfast-reserved", daemon=True).start()
 
     def _run(self) -> None:
         seen: dict[int, int] = {}
+        pause = _GUARD_S
         while True:
             self.needed.wait()
-            threading.Event().wait(_GUARD_S)
-            pending = [claimer for claimer in list(self.claimers) if claimer.has_pending]
+            threading.Event().wait(pause)
+            pending = list(self.claimers)
             if not pending:
                 self.needed.clear()
-                if not any(claimer.has_pending for claimer in list(self.claimers)):
-                    continue
-                self.needed.set()
+                if self.claimers:
+                    self.needed.set()
+                continue
+            has_failed = False
             for claimer in pending:
-                if seen.get(id(claimer)) == claimer.begun:
-                    try:
-                        claimer.flush()
-                    except (HoldfastError, OSError):
-                        pass  # its own thread meets the same error, and raises it
+                if not claimer.has_pending:
+                    self._forget(claimer)
+                elif seen.get(id(claimer)) == claimer.begun:
+                    has_failed = not self._flush(claimer) or has_failed
+            pause = min(2 * pause, _MAX_PAUSE_S) if has_failed else _GUARD_S
             seen = {id(claimer): claimer.begun for claimer in pending}
-            del pending
+            pending.clear()
+            del claimer
+
+    def _forget(self, claimer: Claimer) -> None:
+        self.claimers.discard(claimer)
+        if claimer.has_pending:  # since now
+            self.claimers.add(claimer)
+
+    def _flush(self, claimer: Claimer) -> bool:
+        """False: that failed. The claimer's own thread meets the same error, and raises it."""
+        try:
+            claimer.flush()
+        except FileNotFoundError:
+            self.claimers.discard(claimer)  # the queue was deleted
+        except Exception:
+            return False
+        return True
 
 
 _current: _Guard | None = None

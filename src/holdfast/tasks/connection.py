@@ -5,13 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import sys
 import threading
 from _thread import RLock
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
+from typing import Any
 from urllib.request import pathname2url
+from weakref import WeakSet
 
 from .. import process, system
-from ..errors import LockLost, Unsupported
+from ..errors import CorruptStore, LockLost, Unsupported
 from ..files import OwnedFd, try_lock
 from ..locks.hold import Hold
 from ..locks.lock import Lock
@@ -23,48 +28,86 @@ BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
 # Every thread that is inside SQLite has this mutex, and a fork waits for it. A child would find SQLite's own mutexes
 # locked for ever by threads that it does not have.
 inside_sqlite = RLock()
-process.hold_during_fork(inside_sqlite)
+_all: WeakSet[Connection] = WeakSet()
 
 
 class Connection:
-    """A connection of one thread of one process."""
+    """A connection of one thread of one process. `run` runs a statement, after `open`.
+
+    A fork closes all connections before, and the next `open` opens them again. SQLite notes in memory which POSIX locks
+    its process has on a file. A child that inherits these notes would open the file and believe that it has the locks
+    of its parent. Then another process that closes the database would delete the log that the child still writes.
+    """
+
+    run: Callable[..., Any]
 
     def __init__(self, file: str) -> None:
         self.wal = f"{file}-wal"
         self.registry = process.registry
         self.writer: OwnedFd | None = None  # the file of `WriterLock`
+        self.raw: sqlite3.Connection | None = None
         self._log: OwnedFd | None = None
-        uri = f"file:{pathname2url(file)}?mode=rw"
+        self._log_may_be_old = False
+        self._uri = f"file:{pathname2url(file)}?mode=rw"
         with inside_sqlite:
-            # The store gives it to one thread. The check would also refuse that another thread closes it at the end.
-            self.raw = sqlite3.connect(
-                uri, uri=True, timeout=BUSY_WAIT_S, isolation_level=None, cached_statements=256, check_same_thread=False
-            )
-            self.run = self.raw.execute
-            # The log is synced by `Syncer`, and by SQLite itself before each checkpoint.
-            self.run("pragma synchronous = normal")
-            self.run("pragma wal_autocheckpoint = 0")
-            self.run("select count(*) from sqlite_master").fetchone()  # creates the log
+            self.open()
+            _all.add(self)
+
+    def open(self) -> None:
+        """Open it, unless it is open. The caller has `inside_sqlite`."""
+        if self.raw is None:
+            self._open()
+
+    def _open(self) -> None:
+        # The store gives it to one thread. The check would also refuse that another thread closes it.
+        raw = sqlite3.connect(
+            self._uri,
+            uri=True,
+            timeout=BUSY_WAIT_S,
+            isolation_level=None,
+            cached_statements=256,
+            check_same_thread=False,
+        )
+        # The log is synced by `Syncer`, and by SQLite itself before each checkpoint.
+        raw.execute("pragma synchronous = normal")
+        raw.execute("pragma wal_autocheckpoint = 0")
+        raw.execute("select count(*) from sqlite_master").fetchone()  # creates the log
+        self.raw, self.run = raw, raw.execute
+
+    def before_fork(self) -> None:
+        if self.raw is not None and self.registry is process.registry:
+            self._log_may_be_old = True  # SQLite deletes the log if this was the last connection of all processes
+            self.raw.close()
+            self.raw = None
 
     def sync(self) -> None:
         """Wait until the log is on disk. It is not deleted as long as this connection is open."""
-        if self._log is None:
-            self._log = OwnedFd(system.open_fd(self.wal, system.O_READ))
+        if self._log is None or self._log_may_be_old:
+            self._log_may_be_old = False
+            try:
+                self._log = OwnedFd(system.open_fd(self.wal, system.O_READ))
+            except FileNotFoundError:  # deleted before a fork, when all of it was in the database and on disk
+                self._log_may_be_old = True
+                return
         system.fdatasync(self._log.fd)
 
     def close(self) -> None:
         for file in (self._log, self.writer):
             if file is not None:
                 file.close()
-        if self.registry is process.registry:
+        self._log = self.writer = None
+        if self.registry is process.registry and self.raw is not None:
             with inside_sqlite:
                 self.raw.close()
+                self.raw = None
 
     def __del__(self) -> None:
         try:
+            if sys.is_finalizing():
+                return  # a daemon thread may have ended with the mutex
             if self.registry is process.registry:
                 self.close()
-            else:  # a forked child must not finalise it
+            elif self.raw is not None:  # a child that was not forked by Python must not finalise it
                 import ctypes
 
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.raw))
@@ -72,33 +115,29 @@ class Connection:
             pass  # never opened, or the interpreter is going down
 
 
+def _before_fork() -> None:
+    for connection in list(_all):
+        connection.before_fork()
+
+
+process.hold_during_fork(inside_sqlite, _before_fork)
+
+
 class Syncer:
     """Threads of one process share a sync: one that begins after the commits of all of them serves all of them."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._committed = self._synced = 0
-        self._is_syncing = False
+        self._mutex = threading.Lock()
+        self._numbers = count(1)
+        self._synced = 0  # every commit with a smaller number is on disk
 
     def sync(self, connection: Connection) -> None:
-        with self._condition:
-            self._committed += 1
-            mine = self._committed
-            while self._synced < mine and self._is_syncing:
-                self._condition.wait()
-            if self._synced >= mine:
-                return
-            self._is_syncing, target = True, self._committed
-        try:
-            connection.sync()
-        except BaseException:
-            target = 0
-            raise
-        finally:
-            with self._condition:
-                self._is_syncing = False
-                self._synced = max(self._synced, target)
-                self._condition.notify_all()
+        mine = next(self._numbers)
+        with self._mutex:
+            if self._synced < mine:
+                target = next(self._numbers)
+                connection.sync()
+                self._synced = target
 
 
 class WriterLock:
@@ -163,3 +202,30 @@ def check_directory(path: str) -> None:
             "this machine, or PostgreSQL for workers on several machines: TaskQueue('postgresql://…').",
             path=path,
         )
+
+
+def explain(error: sqlite3.Error, path: str, file: str) -> Exception:
+    """The error of this package or of the operating system that an SQLite error stands for."""
+    text = str(error)
+    if not isinstance(error, sqlite3.OperationalError):
+        return CorruptStore(
+            f"{file} is damaged ({text}). It was left as it is. Restore it from a backup, or read what is left with "
+            "the command sqlite3 and .recover.",
+            path=path,
+        )
+    if "unable to open" in text:
+        try:  # SQLite does not say why
+            OwnedFd(system.open_fd(f"{path}/queue.lock", system.O_READ)).close()
+            system.stat(file)
+        except OSError as reason:
+            return reason
+    for part, number, message in (
+        ("full", errno.ENOSPC, "the disk is full. What was acknowledged before is kept"),
+        ("readonly", errno.EACCES, f"this process may not write here ({text})"),
+        ("unable to open", errno.EACCES, f"this process may not write here ({text})"),
+        ("disk I/O", errno.EIO, text),
+        ("locked", errno.EBUSY, f"another program has locked the database for {BUSY_WAIT_S:g} s. End it"),
+    ):
+        if part in text:
+            return OSError(number, message, path)
+    return error

@@ -32,6 +32,10 @@ class InProcess:
         self._watch: system.Watch | None = None
         self._watcher: Worker | None = None
 
+    @property
+    def is_watching(self) -> bool:
+        return self._watch is not None
+
     def watching(self, path: str, worker: Worker) -> Watching:
         return Watching(self, path, worker)
 
@@ -67,6 +71,12 @@ class Watching:
             self._here._watcher = None
 
 
+def make_folders(path: str) -> None:
+    for folder in ("workers", "bells"):
+        with suppress(FileExistsError):
+            system.mkdir(f"{path}/{folder}", 0o777)
+
+
 class Worker(Registration):
     """A worker of this process. Its file is locked until the process and all commands that inherited it have ended."""
 
@@ -84,9 +94,7 @@ class Worker(Registration):
             try:
                 self._file = OwnedFd(system.open_fd(path, system.O_NEW, 0o666))
             except FileNotFoundError:
-                for folder in ("workers", "bells"):
-                    with suppress(FileExistsError):
-                        system.mkdir(f"{store.path}/{folder}", 0o777)
+                make_folders(store.path)
                 continue
             # Another process may have found the file before it was locked, and removed it.
             if try_lock(self._file.fd, system.EX_NB) and named(path, inode_of(system.fstat(self._file.fd))):
@@ -102,8 +110,13 @@ class Worker(Registration):
         """Make the bell, before the worker is found in the table `idle`."""
         if self._bell is None:
             path = f"{store.path}/bells/{self.name}"
-            with suppress(FileExistsError):
+            try:
                 system.mkfifo(path, 0o622)
+            except FileNotFoundError:
+                make_folders(store.path)
+                system.mkfifo(path, 0o622)
+            except FileExistsError:
+                pass
             self._bell = OwnedFd(system.open_fd(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 
     def fileno(self) -> int:
@@ -124,6 +137,28 @@ class Worker(Registration):
             self._file.close()
             if self._bell is not None:
                 self._bell.close()
+
+    def drop(self) -> bool:
+        """Takes no lock. `orphans` removes what is left, in this process or another one."""
+        self._here.workers.discard(self.name)
+        self._file.close()
+        if self._bell is not None:
+            self._bell.close()
+        return True
+
+
+def ring(bells: str, workers: list[str]) -> int:
+    """Wake workers. Return how many are dead."""
+    missed = 0
+    for name in workers:
+        try:
+            with OwnedFd(system.open_fd(f"{bells}/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as bell:
+                system.write(bell.fd, b"!")
+        except BlockingIOError:
+            pass  # the pipe is full of earlier rings
+        except OSError:
+            missed += 1
+    return missed
 
 
 class LogChanges(Changes):

@@ -198,7 +198,8 @@ class SqlStore(SqlReader):
             if has_dependents:
                 self._release_dependents(tx, seq, ending.id, state)
         elif not ending.counts:
-            tx.run(self.sql["give_back"], (tx.waiting_state(key), seq))
+            tx.run(self.sql["give_back"], (seq,))  # it stays admitted: else a rate would make it wait again
+            tx.ready += 1
         else:
             due = tx.now + ending.delay if ending.delay > 0 else None
             past = with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
@@ -344,13 +345,14 @@ class SqlStore(SqlReader):
             newest = self._newest(tx)
             deleted: list[int] = []
             for seq, state, ended_at in tx.run(self.sql["prunable"], (place, limit)).fetchall():
-                if seq == newest or (state in moments and ended_at >= moments[state]):
-                    if time() - began > interval:
+                # A moment in the future: the clock was wrong then. It is not in the way of others.
+                if seq == newest or (state in moments and moments[state] <= ended_at <= time() + _A_DAY_S):
+                    if not 0 <= time() - began <= interval:
                         place, began = 0, time()
                         tx.run(self.sql["forget_rates"], (tx.now,))
                     break
                 place = seq
-                if state in moments:
+                if state in moments and ended_at < moments[state]:
                     deleted.append(seq)
             self.delete_in(tx, deleted)
             text = json.dumps([place, began])

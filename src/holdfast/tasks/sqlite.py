@@ -9,9 +9,8 @@ Every write transaction and every checkpoint runs under `queue.lock`. Writers ar
 polling, so no writer meets SQLITE_BUSY. Two writers or checkpointers at a time are also what the WAL-reset bug of
 SQLite before 3.51.3 needs. Readers do not take the lock.
 
-A connection belongs to one thread. A forked child never uses, closes or finalises a connection of its parent: SQLite
-forbids it. The child leaks it and opens its own. No code of this process opens or closes `queue.db` itself, because
-that would drop SQLite's POSIX locks.
+A connection belongs to one thread. It is closed before a fork, because SQLite forbids that a child inherits it. No code
+of this process opens or closes `queue.db` itself: that would drop SQLite's POSIX locks.
 
 A claim that finds no task adds its worker to the table `idle`, in the same transaction. A transaction that makes n
 tasks ready removes n workers from that table and rings their bells after the commit. So no task is missed, and a put
@@ -38,8 +37,8 @@ from .. import owner, process, system
 from ..errors import CorruptStore, Unsupported, WouldDeadlock
 from ..files import OwnedFd, remove, sync_directory, try_lock
 from ..wait import RECHECK_S, poll
-from .connection import BUSY_WAIT_S, Connection, WriterLock, check_directory, inside_sqlite
-from .local_workers import SOON_S, InProcess, LogChanges, Worker
+from .connection import BUSY_WAIT_S, Connection, WriterLock, check_directory, explain, inside_sqlite
+from .local_workers import SOON_S, InProcess, LogChanges, Worker, make_folders, ring
 from .reading import Result
 from .rows import NEVER, Transaction
 from .sql import SqlStore
@@ -64,6 +63,7 @@ class SqliteStore(SqlStore):
 
     def __init__(self, directory: str, *, durable: bool = True, mode: int = 0o644) -> None:
         super().__init__(prefix="", mark="?", lock="", skip="", share="")
+        self.sql["idle"] = "select worker from idle"
         self.name = self.path = os.path.abspath(directory)
         self.durable = durable
         self._mode = mode
@@ -120,9 +120,7 @@ class SqliteStore(SqlStore):
             system.rename(private, self._file)
             sync_directory(self.path)
             sync_directory(os.path.dirname(self.path))
-        for folder in ("workers", "bells"):
-            with suppress(FileExistsError):
-                system.mkdir(f"{self.path}/{folder}", 0o777)
+        make_folders(self.path)
 
     def _learn_boot(self) -> None:
         """Read what belongs to this boot of the machine: what to add to its clock, and how many boots there were.
@@ -175,18 +173,11 @@ class SqliteStore(SqlStore):
 
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
         connection = self._connection()
-        if connection.raw.in_transaction:  # this is a signal handler, or garbage is collected
+        if connection.raw is not None and connection.raw.in_transaction:  # a signal handler, or garbage is collected
             raise WouldDeadlock(f"{self.name}: this thread is in the middle of a transaction", path=self.path)
-        hold = self._lock.acquire(connection)
-        try:
-            with inside_sqlite:
-                result, woken = self._commit(connection, work)
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
-        finally:
-            self._lock.release(connection, hold)
-        if woken:
-            self._ring(woken)
+        result, woken = self._transact(connection, work)
+        while missed := ring(f"{self.path}/bells", woken):  # they are dead: wake others
+            _, woken = self._transact(connection, lambda tx: setattr(tx, "ready", missed))
         if self.durable and sync:
             self._sync(connection)
         return result
@@ -205,6 +196,22 @@ class SqliteStore(SqlStore):
             self._sync_failed = True
             raise
 
+    def _transact(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
+        hold = None
+        try:
+            hold = self._lock.acquire(connection)
+            with inside_sqlite:
+                connection.open()
+                return self._commit(connection, work)
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+        finally:  # also if an interrupt came before `hold` was known
+            try:
+                self._lock.release(connection, hold)
+            except BaseException:  # an interrupt. Else all other writers would wait until the next write of this thread
+                self._lock.release(connection, hold)
+                raise
+
     def _commit(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
         """Return the result of `work`, and the idle workers to wake."""
         run = connection.run
@@ -217,7 +224,7 @@ class SqliteStore(SqlStore):
             woken = self._choose_idle(tx) if tx.ready or tx.due else []
             run("commit")
         except BaseException:
-            if connection.raw.in_transaction:
+            if connection.raw is not None and connection.raw.in_transaction:
                 run("rollback")
             raise
         self._commits += 1
@@ -229,26 +236,13 @@ class SqliteStore(SqlStore):
         connection = self._connection()
         try:
             with inside_sqlite:
+                connection.open()
                 return work(connection.run)
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
     def _explain(self, error: sqlite3.Error) -> Exception:
-        """The error of this package or of the operating system that an SQLite error stands for."""
-        text = str(error)
-        if isinstance(error, sqlite3.OperationalError):
-            if "full" in text:
-                return OSError(errno.ENOSPC, "the disk is full. What was acknowledged before is kept", self.path)
-            if "readonly" in text or "unable to open" in text:
-                return PermissionError(errno.EACCES, f"this process may not write here ({text})", self.path)
-            if "disk I/O" in text:
-                return OSError(errno.EIO, text, self.path)
-            return error
-        return CorruptStore(
-            f"{self._file} is damaged ({text}). It was left as it is. Restore it from a backup, or read what is left "
-            "with the command sqlite3 and .recover.",
-            path=self.path,
-        )
+        return explain(error, self.path, self._file)
 
     def _checkpoint_if_large(self, connection: Connection) -> None:
         """Empty the write-ahead log, unless a reader still needs it."""
@@ -326,25 +320,6 @@ class SqliteStore(SqlStore):
             tx.run("delete from idle where worker = ?", row)
         return [row[0] for row in found]
 
-    def _ring(self, workers: list[str]) -> None:
-        missed = 0
-        for name in workers:
-            try:
-                with OwnedFd(
-                    system.open_fd(f"{self.path}/bells/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                ) as bell:
-                    system.write(bell.fd, b"!")
-            except BlockingIOError:
-                pass  # the pipe is full of earlier rings
-            except OSError:  # the worker is dead: wake another one
-                missed += 1
-        if missed:
-
-            def work(tx: Transaction) -> None:
-                tx.ready = missed
-
-            self.transact(work, sync=False)
-
     def register(self) -> Registration:
         return Worker(self)
 
@@ -361,14 +336,32 @@ class SqliteStore(SqlStore):
             self.transact(work, sync=False)
 
     def orphans(self) -> list[Attempt]:
-        """The running tasks of workers whose kernel lock is free. Files of dead workers without tasks are removed."""
-        workers = [row[0] for row in self.read(lambda run: run(self.sql["workers"]).fetchall())]
-        dead = [name for name in workers if not self._is_alive(name)]
-        for name in system.listdir(f"{self.path}/workers"):
-            if name not in workers and not self._is_alive(name):
+        """The running tasks of workers whose kernel lock is free. What else is left of dead workers is removed."""
+        workers, idle = self.read(
+            lambda run: [{row[0] for row in run(self.sql[name]).fetchall()} for name in ("workers", "idle")]
+        )
+        try:
+            names = set(system.listdir(f"{self.path}/workers"))
+        except FileNotFoundError:
+            names = set()
+        dead = [name for name in names | idle | workers if not self._is_alive(name)]
+        for name in dead:
+            if name not in workers:
                 remove(f"{self.path}/workers/{name}")
                 remove(f"{self.path}/bells/{name}")
-        return [attempt for name in dead for attempt in self.running(name)]
+        if not idle.isdisjoint(dead):
+            self._forget_dead(idle.intersection(dead))
+        return [attempt for name in dead if name in workers for attempt in self.running(name)]
+
+    def _forget_dead(self, workers: set[str]) -> None:
+        """One of them may have been the one that wakes at the next due moment."""
+
+        def work(tx: Transaction) -> None:
+            for name in workers:
+                tx.run("delete from idle where worker = ?", (name,))
+            tx.due = True
+
+        self.transact(work, sync=False)
 
     def _is_alive(self, name: str) -> bool:
         if name in self._here().workers:
@@ -398,13 +391,17 @@ class SqliteStore(SqlStore):
                 watch.drain()
                 worker.look = SOON_S  # the kernel reports the close before it drops the lock
                 return Woken.DEATH
-            if worker.look < RECHECK_S:
+            if worker.look < RECHECK_S or not self._here().is_watching:
                 worker.look = min(worker.look * 10, RECHECK_S)
                 return Woken.DEATH
             if monotonic() >= deadline:
                 return Woken.TIME
-            if self.now() >= worker.until or self.read(lambda run: run(self.sql["ready"], (1,)).fetchone()):
+            if self.read(self._has_task):  # the worker that was woken for it may be stopped
                 return Woken.TASK
+
+    def _has_task(self, run: Callable[..., Any]) -> bool:
+        due = run(self.sql["time_to_wake"]).fetchone()[0]
+        return (due is not None and due <= self.now()) or run(self.sql["ready"], (1,)).fetchone() is not None
 
     def changes(self) -> Changes:
         return LogChanges(self._connection(), f"{self._file}-wal")

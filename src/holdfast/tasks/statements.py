@@ -86,8 +86,8 @@ STATEMENTS = {
         admitted = 0, cancelling = 0 where seq = ?""",
     "again": """update {p}task set state = ?, due = ?, ord = ?, tried = ?, error = ?, traceback = ?, output = ?,
         history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
-    "give_back": """update {p}task set state = ?, due = null, tried = tried - 1, admitted = 0, cancelling = 0,
-        reserved = 0 where seq = ?""",
+    "give_back": """update {p}task set state = 0, due = null, tried = tried - 1, cancelling = 0, reserved = 0
+        where seq = ?""",
     "report": "update {p}task set progress = ? where {by} and token = ? and state = 1",
     "is_cancelling": "select cancelling from {p}task where {by} and token = ? and state = 1",
     "cancelling": "select seq, id, token from {p}task where state = 1 and cancelling = 1",

@@ -166,6 +166,11 @@ class Registration(ABC):
     def close(self) -> None:
         """The worker has no running task any more."""
 
+    def drop(self) -> bool:
+        """Called while garbage is collected, in any place of the program. True: the worker counts as dead now. False:
+        the engine has no way to do that, and `close` may be called there."""
+        return False
+
 
 def process_name() -> str:
     """pid@host"""
