@@ -378,13 +378,14 @@ class SqlStore(SqlReader):
             newest = tx.run(self.sql["newest"]).fetchone()[0]
             deleted: list[int] = []
             for seq, state, ended_at in tx.run(self.sql["prunable"], (place, limit)).fetchall():
-                if seq == newest or (state in moments and ended_at >= moments[state]):
-                    if time() - began > interval:
+                # A moment in the future: the clock was wrong then. It is not in the way of others.
+                if seq == newest or (state in moments and moments[state] <= ended_at <= time() + _A_DAY_S):
+                    if not 0 <= time() - began <= interval:
                         place, began = 0, time()
                         tx.run(self.sql["forget_rates"], (tx.now,))
                     break
                 place = seq
-                if state in moments:
+                if state in moments and ended_at < moments[state]:
                     deleted.append(seq)
             self.delete_in(tx, deleted)
             text = json.dumps([place, began])
