@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -692,3 +693,18 @@ def test_a_task_is_not_lost_if_an_interrupt_comes_after_it_was_claimed(
     kept.complete()
     found.complete()
     queue.close()
+
+
+def test_a_task_that_ended_while_the_clock_was_wrong_does_not_keep_others_from_being_pruned(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(tasks(3))
+    worker = store.register()
+    first, second, _ = store.claim(worker, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.tasks.sql.time", lambda: time() + 1e8)
+        store.settle([done(first)])
+        store.prune({"done": time() + 1e8 - 1000}, 10)  # a pass that begins in the future
+    store.settle([done(second)])
+    until(lambda: store.prune({"done": time() - 0.01}, 10) == 1)
+    assert [task is None for task in store.get([first.id, second.id])] == [False, True]
