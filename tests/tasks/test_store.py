@@ -73,9 +73,8 @@ def state_of(task: Task) -> str:
     return task.waits or task.state.replace("pending", "ready")
 
 
-@contextmanager
-def child(work: Callable[[], object]) -> Iterator[int]:
-    """A process that runs `work`. Leaving the block waits for it, and insists that it did not fail."""
+def forked(work: Callable[[], object]) -> int:
+    """The pid of a process that runs `work`. It ends with status 1 if that raises."""
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -88,14 +87,24 @@ def child(work: Callable[[], object]) -> Iterator[int]:
         finally:
             sys.stderr.flush()
             os._exit(status)
+    return pid
+
+
+def exit_status(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@contextmanager
+def child(work: Callable[[], object]) -> Iterator[int]:
+    """A process that runs `work`. Leaving the block waits for it, and insists that it did not fail."""
+    pid = forked(work)
     try:
         yield pid
     except BaseException:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status in (0, -signal.SIGKILL)
+    assert exit_status(pid) in (0, -signal.SIGKILL)
 
 
 @contextmanager
@@ -156,29 +165,22 @@ def race(count: int, work: Callable[[int], object]) -> list[Any]:
     pids = []
     for number in range(count):
         reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                os.close(start_writer)
-                os.read(start_reader, 1)
-                os.write(writer, repr(work(number)).encode())
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
+
+        def run(number: int = number, writer: int = writer) -> None:
+            os.close(start_writer)
+            os.read(start_reader, 1)
+            os.write(writer, repr(work(number)).encode())
+
+        pids.append(forked(run))
         os.close(writer)
         readers.append(reader)
-        pids.append(pid)
     os.close(start_reader)
     os.close(start_writer)
     results = []
     for reader in readers:
         with os.fdopen(reader) as file:
             results.append(file.read())
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * count
+    assert [exit_status(pid) for pid in pids] == [0] * count
     return [eval(result) for result in results]
 
 
@@ -720,18 +722,7 @@ def killed_at(step: int, operation: Callable[[Store], object], where: str, patch
             Transaction.__init__ = init  # type: ignore[method-assign]
         operation(store)
 
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = exit_status(forked(work))
     assert status in (0, -signal.SIGKILL)
     return status != 0
 
