@@ -20,6 +20,7 @@ from support import Peer, Waited
 
 import holdfast
 from holdfast import process, wait
+from holdfast.tasks import claimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,6 +102,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
+        claimer._flush_all()  # else the guard of reserved tasks may write while the directory is removed
 
 
 @pytest.fixture
