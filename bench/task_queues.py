@@ -63,7 +63,8 @@ class Statements:
         from holdfast.tasks.statements import SCHEMA, STATEMENTS
 
         os.makedirs(path, exist_ok=True)
-        self._sql = {name: text.format(p="", lock="", skip="", share="", state="") for name, text in STATEMENTS.items()}
+        clauses = {"p": "", "lock": "", "skip": "", "share": "", "state": "", "by": "seq = ? and id is null"}
+        self._sql = {name: text.format(**clauses) for name, text in STATEMENTS.items()}
         self._durable = durable
         self._lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT)
         self._claimed: deque[Any] = deque()
@@ -106,13 +107,13 @@ class Statements:
         self._settle()
         self._run(self._sql["due"], (0.0, 500)).fetchall()
         for row in self._run(self._sql["ready"], (1 if self._durable else BATCH,)).fetchall():
-            self._run(self._sql["begin"], ("me", 0, 0.0, row[0]))
+            self._run(self._sql["begin"], (row[2] + 1, "me", 0, 0.0, row[0]))
             self._claimed.append((row[0], row[2] + 1, row[3]))
         self._commit()
 
     def _settle(self) -> None:
         for seq, token in self._ended:
-            self._run(self._sql["attempt_seq"], (seq, token)).fetchone()
+            self._run(self._sql["attempt"], (seq, token)).fetchone()
             self._run(self._sql["end"], (5, 0.0, None, None, None, None, seq))
         self._ended.clear()
 
