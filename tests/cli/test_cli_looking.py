@@ -18,6 +18,7 @@ from test_cli import HOLDFAST, PATIENCE, begin, ended, holdfast, holding, watche
 
 from holdfast import Lock, LockFile, Semaphore, cli
 from holdfast.cli import completion
+from holdfast.cli.sema import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -489,3 +490,8 @@ def test_the_hot_paths_import_little(words: tuple[str, ...], path: str) -> None:
         timeout=PATIENCE,
     )
     assert (done.returncode, done.stderr) == (0, "\n")
+
+
+def test_a_semaphore_that_is_removed_while_its_status_is_read_is_free(tmp_path: Path) -> None:
+    """`kind_of` saw the file, and its last holder removed it before it was opened."""
+    assert not status_of(str(tmp_path / "x"), "semaphore", None, "proof").held
