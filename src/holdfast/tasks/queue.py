@@ -41,7 +41,7 @@ class TaskQueue:
     """Tasks in a directory, which is made if it does not exist, or in PostgreSQL ("postgresql://user@host/db").
 
     durable: `put` and `complete` return when the disk has the data. PostgreSQL decides that itself
-    max_pending: `put` raises QueueFull if so many tasks are pending, or waits
+    max_pending: `put` raises QueueFull, or waits, while this number of tasks is pending
     retry_after, retry_most: seconds until the second attempt; twice as long until the third, and so on; at most
     keep, keep_failed: how long done and cancelled tasks, and failed ones, are kept: seconds, "7d", or None for ever
     mode: of the files in the directory

@@ -1,4 +1,4 @@
-"""When a schedule is due: every so many seconds, or by five fields as in cron.
+"""When a schedule is due: at an interval in seconds, or by five fields as in cron.
 
 The fields are minute, hour, day of the month, month, day of the week: `*`, `5`, `1-5`, `*/15`, `1,2`, and the names of
 months and days. They are in UTC, or in a time zone. In a zone, a moment in the hour that summer time skips comes an
@@ -94,7 +94,7 @@ class Cron:
 
 
 class Every:
-    """Moments every so many seconds, counted from 1970, so that all workers agree."""
+    """Moments at an interval, counted from 1970, so that all workers agree."""
 
     def __init__(self, seconds: float) -> None:
         if not isinstance(seconds, int | float) or not 1 <= seconds < MAX_SECONDS:

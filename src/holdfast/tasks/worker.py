@@ -40,7 +40,7 @@ from .supervised import Child, PassedFd
 _TICK_S = 0.5  # between two looks at cancelled tasks and schedules
 _SOON_S = 0.05
 _PRUNE_EVERY_S = 5.0
-_EARLY_S, _MAX_EARLY_DEATHS = 1.0, 5  # so many children that die so early are replaced at once
+_EARLY_S, _MAX_EARLY_DEATHS = 1.0, 5  # this number of children that die within a second is replaced at once
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Key = tuple[str, int]  # the id and the token of an attempt
 

@@ -42,7 +42,7 @@ def configure(name: str, parser: arguments.Parser) -> None:
         parser.add_argument(
             "--state", dest="states", action="append", choices=STATES, help="only these; may be given more than once"
         )
-        parser.add_argument("--limit", metavar="N", type=arguments.at_least_one, help="at most so many")
+        parser.add_argument("--limit", metavar="N", type=arguments.at_least_one, help="at most N tasks")
     elif name == "show":
         parser.add_argument("id", metavar="ID", help="the task")
     elif name in ("retry", "cancel"):

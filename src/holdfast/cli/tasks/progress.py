@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...tasks import TaskQueue
 
 _COUNT_EVERY_S = 0.5
-_REST = 20  # after counting, the tasks are not counted again for so many times as long as that took
+_REST = 20  # the next count begins after a pause of 20 times the duration of the last one
 _RATE_OVER_S = 10.0
 _ENDED = ("done", "failed", "cancelled")
 

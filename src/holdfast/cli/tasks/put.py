@@ -52,7 +52,7 @@ def _configure_put(parser: arguments.Parser) -> None:
     parser.add_argument("--after", metavar="ID", action="append", default=[], help="wait until this task is done")
     parser.add_argument("--delay", metavar="T", type=arguments.span, default=0.0, help="wait so long before it starts")
     parser.add_argument(
-        "--max-pending", metavar="N", type=arguments.at_least_one, help="exit with 75 if so many tasks are pending"
+        "--max-pending", metavar="N", type=arguments.at_least_one, help="exit with 75 if N tasks are pending"
     )
     parser.add_argument(
         "--wait",
@@ -71,8 +71,10 @@ def _add_options(parser: arguments.Parser) -> None:
     parser.add_argument("--attempts", metavar="N", type=arguments.at_least_one, default=3, help="try so often (3)")
     parser.add_argument("--timeout", metavar="T", type=arguments.span, help="kill an attempt after so long")
     parser.add_argument("--key", help="tasks with the same key run one at a time")
-    parser.add_argument("--limit", metavar="N", type=arguments.at_least_one, help="with --key: so many at a time (1)")
-    parser.add_argument("--rate", metavar="N/T", help="with --key: start so many per time, such as 10/m or 1/30s")
+    parser.add_argument(
+        "--limit", metavar="N", type=arguments.at_least_one, help="with --key: at most N tasks run at a time (1)"
+    )
+    parser.add_argument("--rate", metavar="N/T", help="with --key: at most N tasks start in T: 10/m, 1/30s")
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:

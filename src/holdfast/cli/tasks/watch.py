@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
 _FAILURES = 5  # that are shown
-_REST = 10  # after reading all failed tasks, they are not read again for so many times as long as that took
+_REST = 10  # failed tasks are read again after a pause of 10 times the duration of the last reading
 
 EXAMPLES = """\
 
