@@ -183,10 +183,10 @@ def test_a_copy_is_whole_where_the_system_takes_only_a_part_at_a_time(
 
     real_copy, real_write = system.copy_file_range, system.pwrite
     with monkeypatch.context() as patched:
-        patched.setattr(system, "clone", system.fallbacks.clone)
+        patched.setattr(system, "clone", system.common._unsupported)
         patched.setattr(system, "pwrite", pwrite)
         patched.setattr(
-            system, "copy_file_range", copy_file_range if way == "in the kernel" else system.fallbacks.clone
+            system, "copy_file_range", copy_file_range if way == "in the kernel" else system.common._unsupported
         )
         change = AtomicDir(site, durable=False).edit()
         new = change.__enter__()

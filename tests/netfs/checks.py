@@ -449,7 +449,7 @@ def a_task_of_a_killed_host_is_done_by_the_other_one(hosts: Hosts) -> dict[str, 
 
     # One that lost its lock without knowing, as after a cut.
     hosts.a2.do("queue.put(2, id='two'); task = queue.claim()")
-    hosts.a2.do("from holdfast import system; system.lock_past_end(task.fileno(), system.UN)")
+    hosts.a2.do("from holdfast import system; system.set_range(task.fileno(), system.UN, system.LIVENESS_BYTE, 1)")
     hosts.b.do("task = queue.claim(timeout=60)")
     assert hosts.b.do("[task.id, task.token]") == ["two", 2]
     assert raised(hosts.a2, "task.complete('too late')").name == "LockLost"

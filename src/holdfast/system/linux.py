@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from fcntl import ioctl as _ioctl
 
 from .posix import *
 
@@ -22,8 +21,6 @@ WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is 
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _BUFFER, _MAX_EVENT = 4096, 272  # bytes; an event is longest with the longest name
-_FICLONE, _GETVERSION = 0x40049409, 0x80087601
-TELLS_NAMES = True  # `name_of_open` returns a name
 
 _libc: ctypes.CDLL | None = None
 _idle_instances: list[Owner] = []  # of inotify: at most one, except for a moment between two threads
@@ -128,26 +125,6 @@ def link_open_file(fd: int, folder: int | None, name: str) -> None:
     link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
 
 
-def clone(reader: int, writer: int) -> None:
-    """Make a new file share the blocks of another file until either is written to."""
-    _ioctl(writer, _FICLONE, reader)
-
-
-def _sync_file_system(path: str) -> None:
-    """Wait until all data of the file system of `path` is on disk."""
-    fd = os.open(path, O_READ)
-    try:
-        _call(path, "syncfs", fd)
-    finally:
-        os.close(fd)
-
-
-sync_file_system: Callable[[str], None] | None = _sync_file_system
-
-
-def generation(fd: int) -> int:
-    """Return a number that differs between two files with the same inode number; 0 where there is none."""
-    try:
-        return int.from_bytes(_ioctl(fd, _GETVERSION, bytes(8))[:4], "little")
-    except OSError:
-        return 0
+def sync_file_system(fd: int) -> None:
+    """Wait until all data of the file system of an open file is on disk."""
+    _call("", "syncfs", fd)
