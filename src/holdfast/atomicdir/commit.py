@@ -47,9 +47,9 @@ from time import time
 from typing import NamedTuple
 
 from .. import files, system
-from ..paths import follow_links, is_trusted, mounts_in
+from ..paths import follow_links, is_trusted, mounts_in, stat_of
 from . import trees
-from .trees import GRACE_S, log_left, remove_later, remove_unused, stat_of
+from .trees import GRACE_S, log_left, remove_later, remove_unused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _SIBLING = re.compile(r"(?:(?:new|gone)-[0-9a-f]{16}|old-[1-9][0-9]*)?")
 _LEFTOVER = re.compile(r"\.(?:(new|gone)-[0-9a-f]{16}|versions\.[0-9a-f]{16}\.tmp)")
-_WINDOWS_MOUNT = 0xA0000003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which only Python for Windows has
 _IS_MOUNT = "a mount point cannot be replaced; use a directory in it"
 _IS_LOWER_LAYER = "a lower layer of an overlay (an image) cannot be renamed. Copy it once, or put it on a volume"
 _NO_STATE = "this is not a state file of Holdfast. Find out what it is, and move it away"
@@ -110,8 +109,7 @@ class Site:
         st, above = stat_of(self.path), system.stat(self.parent)
         if st and not stat.S_ISDIR(st.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "this is no directory; it was left as it is", self.path)
-        is_mount = self.path == self.parent or getattr(st, "st_reparse_tag", 0) == _WINDOWS_MOUNT
-        if st and (is_mount or st.st_dev != above.st_dev):
+        if st and (self.path == self.parent or st.st_dev != above.st_dev):
             raise OSError(errno.EXDEV, _IS_MOUNT, self.path)
         for where in mounts_in(self.path, new) if new else ():
             if where == self.path:

@@ -20,9 +20,7 @@ from ..files import OwnedFd, inode_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeVar
-
-    Result = TypeVar("Result")
+    from typing import Any
 
 _NO_ATTRIBUTES = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA, errno.ENOSYS})
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
@@ -189,7 +187,7 @@ def _copy_xattr(source: str | int, target: str | int, name: str) -> None:
     system.setxattr(target, name, system.getxattr(source, name))
 
 
-def _if_allowed(call: Callable[..., Result], *args: object) -> Result | None:
+def _if_allowed(call: Callable[..., Any], *args: object) -> Any:
     """Call a function on extended attributes. None: the attribute does not exist, or is not for this user."""
     try:
         return call(*args)

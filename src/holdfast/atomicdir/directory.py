@@ -17,11 +17,12 @@ from .. import process, system
 from ..errors import HoldfastError, NotLocked
 from ..locks import base
 from ..locks.lock import Lock
+from ..paths import stat_of
 from ..wait import in_thread
 from . import copying
 from .commit import Site
 from .snapshot import Snapshot
-from .trees import GRACE_S, remove_unused, set_mode, stat_of
+from .trees import GRACE_S, remove_unused, set_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

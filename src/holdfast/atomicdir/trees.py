@@ -19,14 +19,6 @@ from ..paths import mounts_in
 GRACE_S = 0.2  # a reader without a lock can read a replaced version for this long after it has opened it
 
 
-def stat_of(path: str) -> os.stat_result | None:
-    """What a path names, without following a symlink. None: nothing."""
-    try:
-        return system.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
 def sync(directory: str) -> None:
     """Wait until everything in a directory is on disk: its files, and the directories that name them."""
     folders = [directory]
