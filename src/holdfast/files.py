@@ -172,23 +172,21 @@ def create_file(
 
 def publish_file(path: str, content: bytes, mode: int, *, sync: bool = False) -> None:
     """Write a new file that appears with its content. FileExistsError: the name is taken."""
-    private = private_name(path)
-    create_file(private, content, mode, sync=sync)
-    try:
-        system.link(private, path)
-    finally:
-        remove(private)  # on Windows a link is a move, and the private name is gone
+    _write_privately(system.link, path, content, mode, sync)
 
 
 def replace_file(path: str, content: bytes, mode: int, *, sync: bool = False) -> None:
     """Write a file that appears with its content, in place of the old one."""
+    _write_privately(system.rename, path, content, mode, sync)
+
+
+def _write_privately(publish: Callable[[str, str], None], path: str, content: bytes, mode: int, sync: bool) -> None:
     private = private_name(path)
     create_file(private, content, mode, sync=sync)
     try:
-        system.rename(private, path)
-    except BaseException:
-        remove(private)
-        raise
+        publish(private, path)
+    finally:
+        remove(private)  # after a rename, it is gone. On Windows a link is a rename, too
 
 
 def private_name(path: str) -> str:

@@ -435,7 +435,7 @@ def a_task_of_a_killed_host_is_done_by_the_other_one(hosts: Hosts) -> dict[str, 
         return {}
     for peer, boot in ((hosts.a, "first"), (hosts.a2, "first"), (hosts.b, "second")):
         peer.do(
-            f"import holdfast, holdfast.owner; holdfast.owner.boot_id = lambda: {boot!r}; holdfast.owner.me.cache_clear()"
+            f"import holdfast; from holdfast import owner; owner.boot_id = lambda: {boot!r}; owner.me.cache_clear()"
         )
         peer.do("queue = holdfast.TaskQueue(path('jobs'), stale_after=4)")
     hosts.a.do("queue.put(1, id='one'); task = queue.claim()")

@@ -20,7 +20,7 @@ WATCH_WRITING = 0x2 | 0x8 | _IN_ATTRIB  # a file is written to
 WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is closed
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_BUFFER, _MAX_EVENT = 4096, 272  # bytes; an event is longest with the longest name
+_BUFFER = 4096  # bytes; an event needs at most 272
 
 _libc: ctypes.CDLL | None = None
 _idle_instances: list[Owner] = []  # of inotify: at most one, except for a moment between two threads
@@ -61,15 +61,10 @@ class Watch:
             self._file = own(_call(path, "inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC))
         self.fd = self._file.fd
         try:
-            if self._borrowed:
-                self.drain()  # here, and not when an earlier wait ended: its caller had the lock by then
-            self._watch(path)
+            self.move(path)
         except BaseException:
             self.close()
             raise
-
-    def _watch(self, path: str) -> None:
-        self._watched = _call(path, "inotify_add_watch", self.fd, os.fsencode(path), self._events)
 
     def _unwatch(self) -> None:
         if _libc is not None:
@@ -78,18 +73,18 @@ class Watch:
     def move(self, path: str) -> None:
         """Watch the file that `path` names now instead."""
         self._unwatch()
-        self.drain()
-        self._watch(path)
+        self.drain()  # of a borrowed instance, too: when an earlier wait ended, its caller had the lock
+        self._watched = _call(path, "inotify_add_watch", self.fd, os.fsencode(path), self._events)
 
     def drain(self) -> bool:
         """Take all events off. True: there was one."""
         any_events = False
         try:
-            while len(read(self.fd, _BUFFER)) > _BUFFER - _MAX_EVENT:  # else the kernel had no more
+            while read(self.fd, _BUFFER):
                 any_events = True
         except BlockingIOError:
-            return any_events
-        return True
+            pass
+        return any_events
 
     def close(self, *, reuse: bool = False) -> None:
         """`reuse` keeps the instance for the next wait of this process."""
