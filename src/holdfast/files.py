@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 inode_of: Callable[[os.stat_result], process.Inode] = itemgetter(2, 1)
 _owned = process.descriptors  # popping the entry of an owner is the right to close its descriptor
 _forks = process.forks
-_FIRST_READ, _NEXT_READ = 1 << 12, 1 << 20  # Python allocates a buffer of this size for each call
+_READ_SIZE = 1 << 16  # bytes per call
 
 
 class OwnedFd:
@@ -122,11 +122,8 @@ def pipe(reader: type[OwnedFd] = OwnedFd, writer: type[OwnedFd] = OwnedFd) -> tu
 
 def read_open(fd: int) -> bytes:
     """The content of an open file, from its beginning."""
-    text = system.pread(fd, _FIRST_READ, 0)
-    if len(text) < _FIRST_READ:
-        return text
-    parts, size = [text], len(text)
-    while text := system.pread(fd, _NEXT_READ, size):
+    parts, size = [], 0
+    while text := system.pread(fd, _READ_SIZE, size):
         parts.append(text)
         size += len(text)
     return b"".join(parts)

@@ -1,8 +1,8 @@
 """A copy of a whole directory tree, for `AtomicDir.edit`.
 
-The copy keeps what `cp -a` keeps: owner, mode, times, symlinks, extended attributes, holes, and hard links *within* the
-tree. Files share blocks with the original where the file system can clone (reflink), and never an inode, so that
-writing to the copy does not write to the original. Sockets are left out.
+The copy keeps what `cp -a` keeps: owner, mode, times, symlinks, extended attributes, holes, and hard links of files
+*within* the tree. Files share blocks with the original where the file system can clone (reflink), and never an inode,
+so that writing to the copy does not write to the original. Sockets are left out.
 
 The copier goes by descriptors, two for each level of directories, and follows no symlink. After an error, the caller
 removes the partial copy. Nearly all of the time is that of ten system calls per file. Threads made it slower.
