@@ -24,9 +24,9 @@ from holdfast import system
 
 PACKAGE = Path(holdfast.__file__).parent
 PLATFORMS = {
-    "linux": ("positions", "posix", "linux", "proc", "ranges"),
-    "macos": ("positions", "posix", "fallbacks", "macos", "proc", "ranges"),
-    "windows": ("positions", "fallbacks", "windows", "proc", "ranges"),
+    "linux": ("common", "posix", "linux", "everywhere"),
+    "macos": ("common", "posix", "macos", "everywhere"),
+    "windows": ("common", "windows", "everywhere"),
 }
 CONSTANT = "constant"
 ABSENT = "absent"  # a function or class that the platform does not have: None, or `_unsupported`

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 inode_of: Callable[[os.stat_result], process.Inode] = itemgetter(2, 1)
 _owned = process.descriptors  # popping the entry of an owner is the right to close its descriptor
 _forks = process.forks
-_FIRST_READ, _NEXT_READ = 1 << 12, 1 << 20  # Python allocates a buffer of this size for each call
+_READ_SIZE = 1 << 16  # bytes per call
 
 
 class OwnedFd:
@@ -122,11 +122,8 @@ def pipe(reader: type[OwnedFd] = OwnedFd, writer: type[OwnedFd] = OwnedFd) -> tu
 
 def read_open(fd: int) -> bytes:
     """The content of an open file, from its beginning."""
-    text = system.pread(fd, _FIRST_READ, 0)
-    if len(text) < _FIRST_READ:
-        return text
-    parts, size = [text], len(text)
-    while text := system.pread(fd, _NEXT_READ, size):
+    parts, size = [], 0
+    while text := system.pread(fd, _READ_SIZE, size):
         parts.append(text)
         size += len(text)
     return b"".join(parts)
@@ -172,23 +169,21 @@ def create_file(
 
 def publish_file(path: str, content: bytes, mode: int, *, sync: bool = False) -> None:
     """Write a new file that appears with its content. FileExistsError: the name is taken."""
-    private = private_name(path)
-    create_file(private, content, mode, sync=sync)
-    try:
-        system.link(private, path)
-    finally:
-        remove(private)  # on Windows a link is a move, and the private name is gone
+    _write_privately(system.link, path, content, mode, sync)
 
 
 def replace_file(path: str, content: bytes, mode: int, *, sync: bool = False) -> None:
     """Write a file that appears with its content, in place of the old one."""
+    _write_privately(system.rename, path, content, mode, sync)
+
+
+def _write_privately(publish: Callable[[str, str], None], path: str, content: bytes, mode: int, sync: bool) -> None:
     private = private_name(path)
     create_file(private, content, mode, sync=sync)
     try:
-        system.rename(private, path)
-    except BaseException:
-        remove(private)
-        raise
+        publish(private, path)
+    finally:
+        remove(private)  # after a rename, it is gone. On Windows a link is a rename, too
 
 
 def private_name(path: str) -> str:

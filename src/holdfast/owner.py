@@ -8,6 +8,7 @@ Two containers on one machine have the same boot id.
 from __future__ import annotations
 
 import os
+from functools import cache
 from time import time
 
 from . import process, system
@@ -39,30 +40,17 @@ class Identity:
         self.host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 
 
-_me: Identity | None = None
-_boot_id: str | None = None
-
-
+@cache
 def me() -> Identity:
-    global _me
-    if _me is None:
-        _me = Identity(os.getpid())
-    return _me
+    return Identity(os.getpid())
 
 
-def _forget_me() -> None:
-    global _me
-    _me = None
+process.after_fork_in_child(me.cache_clear)
 
 
-process.after_fork_in_child(_forget_me)
-
-
+@cache
 def boot_id() -> str | None:
-    global _boot_id
-    if _boot_id is None:
-        _boot_id = system.read_text("/proc/sys/kernel/random/boot_id").strip() or None
-    return _boot_id
+    return system.read_text("/proc/sys/kernel/random/boot_id").strip() or None
 
 
 def start_of(pid: int) -> str | None:

@@ -46,8 +46,6 @@ _TRAITS = {
 # The last one that is given is named. After `mount -o nolock` the kernel lists local_lock=all, too.
 _LOCAL_ONLY_OPTIONS = ("local_lock=posix", "local_lock=all", "nolock", "nobrl")
 _SEPARATORS = (os.sep, os.altsep or os.sep)
-# How mountinfo writes some characters. The backslash comes last, because all others contain one.
-_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 _MAX_LINKS = 40  # as in Linux
 _MAX_CHECKED = 1000
 _TABLE_LIFETIME_S = 1.0  # device numbers of network mounts are used again after an unmount
@@ -140,6 +138,14 @@ def is_trusted(entry: os.stat_result, parent: os.stat_result) -> bool:
     return entry.st_uid in (0, os.geteuid(), parent.st_uid)
 
 
+def stat_of(path: str) -> os.stat_result | None:
+    """What a path names, without following a symlink. None: nothing."""
+    try:
+        return system.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
 def follow_links(path: str) -> str:
     """Return an absolute path without its symlinks, as `os.path.realpath` does. The target need not exist.
 
@@ -155,8 +161,14 @@ def follow_links(path: str) -> str:
             real = real.rpartition("/")[0]
         elif part in ("", "."):
             continue
-        elif not _is_link(entry, real or "/", path):
+        elif not (st := stat_of(entry)) or not stat.S_ISLNK(st.st_mode):
             real = entry
+        elif not is_trusted(st, system.stat(real or "/")):
+            raise UnsafePath(
+                f"{path}: {entry} is a symlink that user {st.st_uid} made in a directory that others can write to. It "
+                "was not followed. Remove the symlink, or give the path of its target.",
+                path=path,
+            )
         elif links == _MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         else:
@@ -165,22 +177,6 @@ def follow_links(path: str) -> str:
             real = "" if target.startswith("/") else real
             parts += target.split("/")[::-1]
     return real or "/"
-
-
-def _is_link(entry: str, parent: str, path: str) -> bool:
-    try:
-        st = system.stat(entry, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    if not stat.S_ISLNK(st.st_mode):
-        return False
-    if not is_trusted(st, system.stat(parent)):
-        raise UnsafePath(
-            f"{path}: {entry} is a symlink that user {st.st_uid} made in a directory that others can write to. It was "
-            "not followed. Remove the symlink, or give the path of its target.",
-            path=path,
-        )
-    return True
 
 
 def mount_at(device: int, path: str) -> Mount:
@@ -232,10 +228,9 @@ def _mounts(table: str) -> Iterator[tuple[str, str, str, str]]:
         left, _, right = line.partition(" - ")
         fields, tail = left.split(), right.split()
         if len(fields) > 5 and len(tail) > 1:
-            where = fields[4]
-            for escape, character in _ESCAPES if "\\" in where else ():
-                where = where.replace(escape, character)
-            yield fields[2], where, tail[0], ",".join([fields[5], *tail[2:]])
+            # A space, for instance, is written as a backslash and its number in octal.
+            where = os.fsencode(fields[4]).decode("unicode_escape").encode("latin-1")
+            yield fields[2], os.fsdecode(where), tail[0], ",".join([fields[5], *tail[2:]])
 
 
 def check_no_parent_component(path: Path) -> None:

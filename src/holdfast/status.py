@@ -24,7 +24,7 @@ from .paths import major_and_minor, mount_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
     from .locks.staleness import Judgement
@@ -181,50 +181,40 @@ def _holders(
         return line.file == file and line.family in families and line.start in positions and not line.blocked
 
     named = [line for line in kernel_locks() if counts(line)]
-    found = _find({line.pid for line in named if line.pid > 0}, named, counts)
-    if not found and (named or exists):
-        found = _find(system.list_pids(), named, counts) or [_holder(0, line.shared) for line in named]
-    return tuple(found) if found or not exists else (Holder(None),)
-
-
-def _find(pids: Iterable[int], named: list[KernelLock], counts: Callable[[KernelLock], bool]) -> list[Holder]:
-    """Return those of the processes that have one of these locks, once for each lock."""
     found: list[Holder] = []
     seen: set[int] = set()
-    for pid in sorted(pids):
-        text = system.lock_lines(pid)
-        # Another user's process cannot be asked: there /proc/locks has to be believed.
-        lines = [line for line in named if line.pid == pid][:1] if text is None else filter(counts, _lines(text))
-        for line in lines:
-            # If several descriptors have one exclusive lock, all but the first have inherited it.
-            if line.shared or line.start not in seen:
-                seen.add(line.start)
-                found.append(_holder(pid, line.shared))
-    return found
+    for pids in ({line.pid for line in named}, system.list_pids() if named or exists else ()):
+        for pid in () if found else sorted(pids):
+            text = system.lock_lines(pid)
+            # Another user's process cannot be asked: there /proc/locks has to be believed.
+            lines = [line for line in named if line.pid == pid][:1] if text is None else filter(counts, _lines(text))
+            for line in lines:
+                # If several descriptors have one exclusive lock, all but the first have inherited it.
+                if line.shared or line.start not in seen:
+                    seen.add(line.start)
+                    found.append(_holder(pid, line.shared))
+    found = found or [_holder(0, line.shared) for line in named]
+    return tuple(found) if found or not exists else (Holder(None),)
 
 
 def _waiters(file: str) -> tuple[Holder, ...]:
     """Return the processes that have a ticket, in order of arrival."""
     queue = file + ".queue"
     try:
+        with OwnedFd(system.open_fd(queue, system.O_SYNCABLE_FOLDER)) as folder:
+            device, _ = _file_of(folder.fd, system.fstat(folder.fd))
         names = sorted(system.listdir(queue))
     except OSError:
         return ()
     # /proc/locks is read once for all of them: there may be hundreds, and an error message must not take long.
     pids = {line.file: line.pid for line in kernel_locks() if not line.blocked}
     found: list[Holder] = []
-    device = None
     for name in names:
-        try:
-            ticket = OwnedFd(system.open_fd(f"{queue}/{name}", system.O_READ))
-        except OSError:
-            continue
-        with ticket:
-            st = system.fstat(ticket.fd)
-            device = device or _file_of(ticket.fd, st)[0]
-        if (device, st.st_ino) in pids:
-            # A ticket is not written to before its owner leaves, so it is as old as the wait.
-            found.append(_holder(pids[device, st.st_ino], False, st.st_mtime))
+        with suppress(FileNotFoundError):
+            st = system.stat(f"{queue}/{name}", follow_symlinks=False)
+            if (device, st.st_ino) in pids:
+                # A ticket is not written to before its owner leaves, so it is as old as the wait.
+                found.append(_holder(pids[device, st.st_ino], False, st.st_mtime))
     return tuple(found)
 
 

@@ -434,7 +434,9 @@ def a_task_of_a_killed_host_is_done_by_the_other_one(hosts: Hosts) -> dict[str, 
     if hosts.mount.startswith("nfs"):
         return {}
     for peer, boot in ((hosts.a, "first"), (hosts.a2, "first"), (hosts.b, "second")):
-        peer.do(f"import holdfast, holdfast.owner; holdfast.owner._boot_id = {boot!r}; holdfast.owner._me = None")
+        peer.do(
+            f"import holdfast; from holdfast import owner; owner.boot_id = lambda: {boot!r}; owner.me.cache_clear()"
+        )
         peer.do("queue = holdfast.TaskQueue(path('jobs'), stale_after=4)")
     hosts.a.do("queue.put(1, id='one'); task = queue.claim()")
     assert hosts.b.do("queue.claim(timeout=1)") is None
@@ -449,7 +451,7 @@ def a_task_of_a_killed_host_is_done_by_the_other_one(hosts: Hosts) -> dict[str, 
 
     # One that lost its lock without knowing, as after a cut.
     hosts.a2.do("queue.put(2, id='two'); task = queue.claim()")
-    hosts.a2.do("from holdfast import system; system.lock_past_end(task.fileno(), system.UN)")
+    hosts.a2.do("from holdfast import system; system.set_range(task.fileno(), system.UN, system.LIVENESS_BYTE, 1)")
     hosts.b.do("task = queue.claim(timeout=60)")
     assert hosts.b.do("[task.id, task.token]") == ["two", 2]
     assert raised(hosts.a2, "task.complete('too late')").name == "LockLost"

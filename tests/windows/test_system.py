@@ -293,13 +293,13 @@ def test_threads_can_read_and_write_one_descriptor_at_different_places(path):
     windows.close(fd)
 
 
-def test_a_byte_is_locked_and_unlocked_by_its_position(two):
+def test_each_slot_is_one_lock(two):
     mine, other = two
-    assert system.lock_byte(mine, 1 << 40) and system.lock_byte(mine, 5)
-    assert not system.lock_byte(other, 5) and system.lock_byte(other, 6)
-    system.unlock_byte(mine, 5)
-    assert system.lock_byte(other, 5)
-    assert not system.lock_byte(other, 1 << 40)
+    assert system.try_slot(mine, 40) and system.try_slot(mine, 5)
+    assert not system.try_slot(other, 5) and system.try_slot(other, 6)
+    windows.set_range(mine, windows.UN, windows.FIRST_SLOT + 5, 1)
+    assert system.try_slot(other, 5)
+    assert not system.try_slot(other, 40)
 
 
 def test_a_link_replaces_nothing(path, tmp_path):

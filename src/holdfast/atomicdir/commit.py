@@ -28,11 +28,9 @@ A power failure may undo steps that are not on disk, which leaves an earlier lin
 the old version stays, and a number is skipped. If a step fails while the writer lives, the writer goes back. After the
 swap, readers may have seen the new version: it stays, and the error means that it may not survive a power failure.
 
-    mkdir -p site between the two renames    an empty directory is removed. Another one is renamed to a free `old` name
-    site.old-3 made by the user              is left alone: the state file does not list it. Its number is skipped
-    cp -a of the directory and its siblings  is complete. After a crash in step 2, the copy may have the old version
-    site.versions is lost                    numbers begin at 1, and earlier versions are left alone. The same is true
-                                             for those of releases that kept the number in an extended attribute
+A directory that another program makes between the two renames is removed if it is empty, else renamed to a free `old`
+name. A user's `site.old-3` is left alone: the state file does not list it, and its number is skipped. If the state file
+is lost, numbers begin at 1, and earlier versions are left alone.
 """
 
 from __future__ import annotations
@@ -47,9 +45,9 @@ from time import time
 from typing import NamedTuple
 
 from .. import files, system
-from ..paths import follow_links, is_trusted, mounts_in
+from ..paths import follow_links, is_trusted, mounts_in, stat_of
 from . import trees
-from .trees import GRACE_S, log_left, remove_later, remove_unused, stat_of
+from .trees import GRACE_S, log_left, remove_later, remove_unused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +56,6 @@ if TYPE_CHECKING:
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _SIBLING = re.compile(r"(?:(?:new|gone)-[0-9a-f]{16}|old-[1-9][0-9]*)?")
 _LEFTOVER = re.compile(r"\.(?:(new|gone)-[0-9a-f]{16}|versions\.[0-9a-f]{16}\.tmp)")
-_WINDOWS_MOUNT = 0xA0000003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which only Python for Windows has
 _IS_MOUNT = "a mount point cannot be replaced; use a directory in it"
 _IS_LOWER_LAYER = "a lower layer of an overlay (an image) cannot be renamed. Copy it once, or put it on a volume"
 _NO_STATE = "this is not a state file of Holdfast. Find out what it is, and move it away"
@@ -110,8 +107,7 @@ class Site:
         st, above = stat_of(self.path), system.stat(self.parent)
         if st and not stat.S_ISDIR(st.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "this is no directory; it was left as it is", self.path)
-        is_mount = self.path == self.parent or getattr(st, "st_reparse_tag", 0) == _WINDOWS_MOUNT
-        if st and (is_mount or st.st_dev != above.st_dev):
+        if st and (self.path == self.parent or st.st_dev != above.st_dev):
             raise OSError(errno.EXDEV, _IS_MOUNT, self.path)
         for where in mounts_in(self.path, new) if new else ():
             if where == self.path:
@@ -254,25 +250,20 @@ class Site:
                     system.rmdir(self.path)
                 except OSError:
                     system.rename(self.path, self._path(f"old-{self._free_number(plan.version)}"))
-            if stat_of(self.path) and not self._exchange(new):
-                system.rename(self.path, replaced)
+            if stat_of(self.path):
+                try:
+                    system.exchange(new, self.path, None)
+                except OSError as error:
+                    if error.errno == errno.EXDEV:
+                        raise OSError(errno.EXDEV, _IS_LOWER_LAYER, self.path) from None
+                    if error.errno not in _NO_EXCHANGE:
+                        raise
+                    system.rename(self.path, replaced)
             if not stat_of(self.path):
                 system.rename(new, self.path)
         if stat_of(new):
             system.rename(new, replaced)
         self._sync_parent()
-
-    def _exchange(self, new: str) -> bool:
-        """Let the two directories exchange their names in one step. False: the system cannot do that here."""
-        try:
-            system.exchange(new, self.path, None)
-        except OSError as error:
-            if error.errno == errno.EXDEV:
-                raise OSError(errno.EXDEV, _IS_LOWER_LAYER, self.path) from None
-            if error.errno not in _NO_EXCHANGE:
-                raise
-            return False
-        return True
 
     def _go_back(self, plan: State, before: State) -> None:
         """A commit that failed must not happen later, when another process reads the plan."""

@@ -1,8 +1,8 @@
 """A copy of a whole directory tree, for `AtomicDir.edit`.
 
-The copy keeps what `cp -a` keeps: owner, mode, times, symlinks, extended attributes, holes, and hard links *within* the
-tree. Files share blocks with the original where the file system can clone (reflink), and never an inode, so that
-writing to the copy does not write to the original. Sockets are left out.
+The copy keeps what `cp -a` keeps: owner, mode, times, symlinks, extended attributes, holes, and hard links of files
+*within* the tree. Files share blocks with the original where the file system can clone (reflink), and never an inode,
+so that writing to the copy does not write to the original. Sockets are left out.
 
 The copier goes by descriptors, two for each level of directories, and follows no symlink. After an error, the caller
 removes the partial copy. Nearly all of the time is that of ten system calls per file. Threads made it slower.
@@ -20,14 +20,11 @@ from ..files import OwnedFd, inode_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeVar
-
-    Result = TypeVar("Result")
+    from typing import Any
 
 _NO_ATTRIBUTES = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA, errno.ENOSYS})
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _BUFFER, _CHUNK = 1 << 20, 1 << 30  # bytes per call, through this process and in the kernel
-_CHANGED = "this became another kind of file while it was copied. Find the program that changes it without the lock"
 _FOLDER = system.O_READ | system.O_SYNCABLE_FOLDER  # without following a symlink
 
 
@@ -62,7 +59,7 @@ class Copier:
                 elif entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
                 else:
-                    self._copy_special(entry.name, path, source, target)
+                    _copy_special(entry.name, source, target)
         for name in folders:
             system.mkdir(name, stat.S_IRWXU, dir_fd=target)
             with (
@@ -75,30 +72,12 @@ class Copier:
     def _copy_file(self, name: str, path: str, source: int, target: int) -> None:
         with OwnedFd(system.open_fd(name, system.O_READ, dir_fd=source)) as original:
             st = system.fstat(original.fd)  # of the open file: the name may mean another one by now
-            if not stat.S_ISREG(st.st_mode):
-                raise OSError(errno.ESTALE, _CHANGED, name)
             if st.st_nlink > 1 and self._linked(name, path, target, st):
                 return
             mode = st.st_mode & 0o777 | stat.S_IWUSR  # for now: else only root could set attributes
             with OwnedFd(system.open_fd(name, system.O_NEW, mode, dir_fd=target)) as copy:
                 self._copy_data(original.fd, copy.fd, st)
                 _copy_attributes(original.fd, copy.fd, st)
-
-    def _copy_special(self, name: str, path: str, source: int, target: int) -> None:
-        st = system.stat(name, dir_fd=source, follow_symlinks=False)
-        if stat.S_ISSOCK(st.st_mode):  # its server listens on the original
-            return
-        if stat.S_ISREG(st.st_mode) or stat.S_ISDIR(st.st_mode):
-            raise OSError(errno.ESTALE, _CHANGED, name)
-        if st.st_nlink > 1 and self._linked(name, path, target, st):
-            return
-        if stat.S_ISLNK(st.st_mode):
-            system.symlink(system.readlink(name, dir_fd=source), name, dir_fd=target)
-            give_owner(name, st, target)
-        else:
-            system.mknod(name, stat.S_IFMT(st.st_mode) | 0o600, st.st_rdev, dir_fd=target)
-            system.chmod(name, give_owner(name, st, target), dir_fd=target)
-        system.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
     def _linked(self, name: str, path: str, target: int, st: os.stat_result) -> bool:
         """If the file was copied by another name, link that copy to this name and return True."""
@@ -130,6 +109,20 @@ class Copier:
                 raise
             end = system.lseek(reader, start, os.SEEK_HOLE)
             _copy_range(reader, writer, start, end)
+
+
+def _copy_special(name: str, source: int, target: int) -> None:
+    """Copy a symlink, a FIFO or a device. A socket is left out: its server listens on the original."""
+    st = system.stat(name, dir_fd=source, follow_symlinks=False)
+    if stat.S_ISSOCK(st.st_mode):
+        return
+    if stat.S_ISLNK(st.st_mode):
+        system.symlink(system.readlink(name, dir_fd=source), name, dir_fd=target)
+        give_owner(name, st, target)
+    else:
+        system.mknod(name, stat.S_IFMT(st.st_mode) | 0o600, st.st_rdev, dir_fd=target)
+        system.chmod(name, give_owner(name, st, target), dir_fd=target)
+    system.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
 
 def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
@@ -194,7 +187,7 @@ def _copy_xattr(source: str | int, target: str | int, name: str) -> None:
     system.setxattr(target, name, system.getxattr(source, name))
 
 
-def _if_allowed(call: Callable[..., Result], *args: object) -> Result | None:
+def _if_allowed(call: Callable[..., Any], *args: object) -> Any:
     """Call a function on extended attributes. None: the attribute does not exist, or is not for this user."""
     try:
         return call(*args)

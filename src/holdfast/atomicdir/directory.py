@@ -17,16 +17,15 @@ from .. import process, system
 from ..errors import HoldfastError, NotLocked
 from ..locks import base
 from ..locks.lock import Lock
+from ..paths import stat_of
 from ..wait import in_thread
 from . import copying
 from .commit import Site
 from .snapshot import Snapshot
-from .trees import GRACE_S, remove_unused, set_mode, stat_of
+from .trees import GRACE_S, remove_unused, set_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
-
     from ..locks.hold import Hold
 
     Patience = float | base.Default | None
@@ -129,28 +128,22 @@ class AtomicDir:
 
 
 class Block:
-    """The `with` block of replace, edit or read, under the lock of the directory. As `async with`, it uses a thread."""
+    """The `with` block of replace, edit or read, under the lock of the directory. As `async with`, it uses a thread.
+
+    A new version is committed when the block ends, and removed if the block raises.
+    """
 
     def __init__(self, atomic: AtomicDir, timeout: Patience, method: str) -> None:
         self._atomic, self._timeout, self._method = atomic, atomic._patience(timeout), method
-        self._usage = f"with site.{method}() as {'path' if method == 'read' else 'new'}"
         self._hold: Hold | None = None
-        self._building: _Building | None = None
 
     @property
     def hold(self) -> Hold:
         """The hold of the lock. Raises NotLocked outside the block."""
         if self._hold is None:
-            raise NotLocked(f"{self._atomic.path}: the lock is held only inside the block; use: {self._usage}")
+            usage = f"with site.{self._method}() as path: …"
+            raise NotLocked(f"{self._atomic.path}: the lock is held only inside the block; use: {usage}")
         return self._hold
-
-    def __repr__(self) -> str:
-        return f"<a block of {self._atomic!r}; use: {self._usage}>"
-
-    def _refuse_path(self, _: object = None) -> NoReturn:
-        raise TypeError(f"this is not a path, but a block that returns one; use: {self._usage}")
-
-    __truediv__ = __fspath__ = _refuse_path
 
     def _lock(self) -> Lock:
         if self._hold is not None:
@@ -164,31 +157,77 @@ class Block:
 
     def enter(self, hold: Hold) -> Path | None:
         """Make the new version, or find the directory. None: a reader has to recover first, and enter again."""
-        site, path = self._site, None
+        site = self._site
         try:
             if self._method != "read":
-                self._building = _Building(site, copies=self._method == "edit")
-                path = self._building.path
-            elif not site.is_interrupted():
+                path = self._begin(site)
+            elif site.is_interrupted():
+                return None
+            elif stat_of(site.path):
                 path = site.path
-                if not stat_of(path):
-                    raise FileNotFoundError(errno.ENOENT, "there is no version of this directory yet", path)
-            self._hold = hold if path else None
-            return Path(path) if path else None
+            else:
+                raise FileNotFoundError(errno.ENOENT, "there is no version of this directory yet", site.path)
+            self._hold = hold
+            return Path(path)
         finally:
             if self._hold is None:
                 hold.release()
+
+    def _begin(self, site: Site) -> str:
+        """Make the new version, and copy the old one into it for an edit. Returns its path."""
+        site.recover(GRACE_S)
+        self._new = new = site.random_path("new")
+        site.check(new)
+        try:
+            system.mkdir(new)
+            old = stat_of(site.path)
+            self._like = old or system.stat(new)
+            set_mode(new, _MODE_WHILE_BUILT)
+            if old and self._method == "edit":
+                copying.Copier().copy(site.path, new)
+            elif old:
+                copying.copy_acls(site.path, new)
+            set_mode(new, _MODE_WHILE_BUILT)  # an access control list has changed it
+            self._made = system.stat(new, follow_symlinks=False)
+        except BaseException:
+            remove_unused(new)
+            raise
+        return new
 
     def _leave(self, error: BaseException | None) -> None:
         hold, self._hold = self.hold, None
         if hold._registry is not process.registry:
             return  # a forked child leaves the block of its parent, whose lock and new version it does not own
         try:
-            if self._building:
-                self._building.end(hold, error is not None)
+            if self._method == "read":
+                pass
+            elif error is not None:
+                remove_unused(self._new)
+            else:
+                self._commit(hold)
         finally:
             if not hold.released:
                 hold.__exit__(None, error, None)
+
+    def _commit(self, hold: Hold) -> None:
+        try:
+            self._set_owner_and_mode()
+            self._site.commit(self._new, hold)
+        except BaseException:
+            self._site.abandon(self._new)
+            raise
+
+    def _set_owner_and_mode(self) -> None:
+        """Give the new version the owner and the mode of the old one, unless the block has set others."""
+        now, made, like = stat_of(self._new), self._made, self._like
+        mode = stat.S_IMODE(like.st_mode)
+        if now is None or not stat.S_ISDIR(now.st_mode):
+            text = f"the new version is no directory any more; {self._site.path} was left as it was"
+            raise NotADirectoryError(errno.ENOTDIR, text, self._new)
+        if (now.st_uid, now.st_gid) == (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+            mode = copying.give_owner(self._new, like)
+        if now.st_mode == made.st_mode:
+            set_mode(self._new, mode)
 
     def __enter__(self) -> Path:
         while (path := self.enter(self.acquire())) is None:
@@ -213,49 +252,3 @@ class Block:
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await in_thread(partial(self._leave, error))
-
-
-class _Building:
-    """A version that is being built: committed when the block ends, removed if the block raises."""
-
-    def __init__(self, site: Site, *, copies: bool) -> None:
-        site.recover(GRACE_S)
-        self._site, self.path = site, site.random_path("new")
-        site.check(self.path)
-        try:
-            system.mkdir(self.path)
-            old = stat_of(site.path)
-            self._like = old or system.stat(self.path)
-            set_mode(self.path, _MODE_WHILE_BUILT)
-            if old and copies:
-                copying.Copier().copy(site.path, self.path)
-            elif old:
-                copying.copy_acls(site.path, self.path)
-            set_mode(self.path, _MODE_WHILE_BUILT)  # an access control list has changed it
-            self._made = system.stat(self.path, follow_symlinks=False)
-        except BaseException:
-            remove_unused(self.path)
-            raise
-
-    def end(self, hold: Hold, failed: bool) -> None:
-        if failed:
-            remove_unused(self.path)
-            return
-        try:
-            self._finish()
-            self._site.commit(self.path, hold)
-        except BaseException:
-            self._site.abandon(self.path)
-            raise
-
-    def _finish(self) -> None:
-        """Give the new version the owner and the mode of the old one, unless the block has set others."""
-        now, made, like = stat_of(self.path), self._made, self._like
-        mode = stat.S_IMODE(like.st_mode)
-        if now is None or not stat.S_ISDIR(now.st_mode):
-            text = f"the new version is no directory any more; {self._site.path} was left as it was"
-            raise NotADirectoryError(errno.ENOTDIR, text, self.path)
-        if (now.st_uid, now.st_gid) == (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
-            mode = copying.give_owner(self.path, like)
-        if now.st_mode == made.st_mode:
-            set_mode(self.path, mode)

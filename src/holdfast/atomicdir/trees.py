@@ -9,24 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections import deque
 from contextlib import suppress
-from threading import Lock, Thread
-from time import monotonic, sleep
+from threading import Timer
 
-from .. import process, system
+from .. import system
 from ..files import OwnedFd, sync_directory, try_lock
 from ..paths import mounts_in
 
 GRACE_S = 0.2  # a reader without a lock can read a replaced version for this long after it has opened it
-
-
-def stat_of(path: str) -> os.stat_result | None:
-    """What a path names, without following a symlink. None: nothing."""
-    try:
-        return system.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
 
 
 def sync(directory: str) -> None:
@@ -42,9 +32,8 @@ def sync(directory: str) -> None:
                         folders.append(entry.path)
             sync_directory(folder)
     except PermissionError:  # the owner may not read one of them
-        if system.sync_file_system is None:
-            raise
-        system.sync_file_system(os.path.dirname(directory))
+        with OwnedFd(system.open_fd(os.path.dirname(directory), system.O_READ)) as parent:
+            system.sync_file_system(parent.fd)
 
 
 def _sync_file(path: str) -> None:
@@ -119,50 +108,12 @@ def remove_unused(path: str) -> None:
         log_left(path, error)
 
 
-class _Remover:
-    """Removes old versions in one thread, which ends when nothing is left to remove."""
-
-    def __init__(self) -> None:
-        self._mutex = Lock()
-        self._waiting: deque[tuple[float, str]] = deque()
-        self._is_running = False
-
-    def add(self, path: str) -> None:
-        with self._mutex:
-            self._waiting.append((monotonic() + GRACE_S, path))
-            starts, self._is_running = not self._is_running, True
-        if starts:
-            try:
-                Thread(target=self._run, name="holdfast removes old versions").start()
-            except RuntimeError:  # the interpreter is shutting down, or there are too many threads
-                self._run()
-
-    def _run(self) -> None:
-        while True:
-            with self._mutex:
-                if not self._waiting:
-                    self._is_running = False
-                    return
-                moment, path = self._waiting.popleft()
-            sleep(max(0.0, moment - monotonic()))
-            remove_unused(path)
-
-
-_remover = _Remover()
-
-
-def _forget_remover() -> None:
-    """A forked child has no copy of the thread. The versions are its parent's to remove."""
-    global _remover
-    _remover = _Remover()
-
-
-process.after_fork_in_child(_forget_remover)
-
-
 def remove_later(path: str) -> None:
     """Remove a version after the grace, in a thread: a commit does not wait for it, but the end of the program does."""
-    _remover.add(path)
+    timer = Timer(GRACE_S, remove_unused, [path])
+    timer.name = "holdfast removes an old version"
+    with suppress(RuntimeError):  # too many threads, or the program ends: the next writer removes the version
+        timer.start()
 
 
 def log_left(path: str, error: BaseException) -> None:

@@ -13,9 +13,9 @@ to observe, delay or fail every call of a lock, or to kill its process there.
     chown, mkfifo, mknod, copy_file_range, clone      EOPNOTSUPP on platforms that do not have them
     link_open_file, exchange
     getxattr, setxattr, listxattr, removexattr
-    is_removed, name_of_open, generation              the identity of an open file
-    lock, lock_range, lock_past_end                   kernel locks on a file. `op` is EX or SH, with NB to try, or UN
-    set_range, range_locked, lock_byte, unlock_byte   kernel locks on a part of a file
+    is_removed, generation                            the identity of an open file
+    lock, lock_range                                  kernel locks on a file. `op` is EX or SH, with NB to try, or UN
+    set_range, range_locked                           kernel locks on a part of a file
     mark_removal, unmark_removal, removal_marked      the removal byte (docs/formats.md)
     lock_removal
     lock_liveness, liveness_locked                    the liveness byte of a lock file
@@ -23,8 +23,7 @@ to observe, delay or fail every call of a lock, or to kill its process there.
     Watch, WATCH_WRITING, WATCH_CLOSING               events of one file. `Watch` raises OSError where there are none
     process_exists, list_pids, lock_lines             processes
     pid_namespace, read_text, mount_table             /proc, mounts
-    HAS_FIFOS, HAS_FOLDERS, TELLS_NAMES               abilities: FIFOs can be locked, directories can be opened,
-                                                      `name_of_open` returns a name
+    HAS_FIFOS, HAS_FOLDERS                            abilities: FIFOs can be locked, directories can be opened
 
 A lock that is busy raises BlockingIOError on every platform. `lock` is flock(2) where there is one. It belongs to the
 open file description, and flock(1), Rust's `File::lock` and .NET's `FileShare` take the same lock. `lock_range` is an
@@ -45,5 +44,4 @@ else:
         f"Holdfast does not support {sys.platform}, because it needs open-file-description locks (F_OFD_SETLK) as "
         "Linux and macOS have them: use Linux, macOS or Windows."
     )
-from .proc import *
-from .ranges import *
+from .everywhere import *

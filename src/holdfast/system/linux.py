@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from fcntl import ioctl as _ioctl
 
 from .posix import *
 
@@ -21,9 +20,7 @@ WATCH_WRITING = 0x2 | 0x8 | _IN_ATTRIB  # a file is written to
 WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is closed
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_BUFFER, _MAX_EVENT = 4096, 272  # bytes; an event is longest with the longest name
-_FICLONE, _GETVERSION = 0x40049409, 0x80087601
-TELLS_NAMES = True  # `name_of_open` returns a name
+_BUFFER = 4096  # bytes; an event needs at most 272
 
 _libc: ctypes.CDLL | None = None
 _idle_instances: list[Owner] = []  # of inotify: at most one, except for a moment between two threads
@@ -64,15 +61,10 @@ class Watch:
             self._file = own(_call(path, "inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC))
         self.fd = self._file.fd
         try:
-            if self._borrowed:
-                self.drain()  # here, and not when an earlier wait ended: its caller had the lock by then
-            self._watch(path)
+            self.move(path)
         except BaseException:
             self.close()
             raise
-
-    def _watch(self, path: str) -> None:
-        self._watched = _call(path, "inotify_add_watch", self.fd, os.fsencode(path), self._events)
 
     def _unwatch(self) -> None:
         if _libc is not None:
@@ -81,18 +73,18 @@ class Watch:
     def move(self, path: str) -> None:
         """Watch the file that `path` names now instead."""
         self._unwatch()
-        self.drain()
-        self._watch(path)
+        self.drain()  # of a borrowed instance, too: when an earlier wait ended, its caller had the lock
+        self._watched = _call(path, "inotify_add_watch", self.fd, os.fsencode(path), self._events)
 
     def drain(self) -> bool:
         """Take all events off. True: there was one."""
         any_events = False
         try:
-            while len(read(self.fd, _BUFFER)) > _BUFFER - _MAX_EVENT:  # else the kernel had no more
+            while read(self.fd, _BUFFER):
                 any_events = True
         except BlockingIOError:
-            return any_events
-        return True
+            pass
+        return any_events
 
     def close(self, *, reuse: bool = False) -> None:
         """`reuse` keeps the instance for the next wait of this process."""
@@ -128,26 +120,6 @@ def link_open_file(fd: int, folder: int | None, name: str) -> None:
     link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
 
 
-def clone(reader: int, writer: int) -> None:
-    """Make a new file share the blocks of another file until either is written to."""
-    _ioctl(writer, _FICLONE, reader)
-
-
-def _sync_file_system(path: str) -> None:
-    """Wait until all data of the file system of `path` is on disk."""
-    fd = os.open(path, O_READ)
-    try:
-        _call(path, "syncfs", fd)
-    finally:
-        os.close(fd)
-
-
-sync_file_system: Callable[[str], None] | None = _sync_file_system
-
-
-def generation(fd: int) -> int:
-    """Return a number that differs between two files with the same inode number; 0 where there is none."""
-    try:
-        return int.from_bytes(_ioctl(fd, _GETVERSION, bytes(8))[:4], "little")
-    except OSError:
-        return 0
+def sync_file_system(fd: int) -> None:
+    """Wait until all data of the file system of an open file is on disk."""
+    _call("", "syncfs", fd)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import posix as unpatched
 import struct
 import sys
 
-from .fallbacks import _unsupported
-from .positions import *
+from .common import *
+from .common import _unsupported
 
 EX, SH, NB, UN = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB, fcntl.LOCK_UN
 EX_NB, SH_NB = EX | NB, SH | NB
@@ -47,6 +48,8 @@ lock = fcntl.flock
 
 _KINDS = {SH: fcntl.F_RDLCK, EX: fcntl.F_WRLCK, UN: fcntl.F_UNLCK}
 
+_FICLONE, _GETVERSION = 0x40049409, 0x80087601
+
 # F_OFD_SETLK, F_OFD_SETLKW and F_OFD_GETLK as numbers, because not every Python names them; and struct flock.
 if sys.platform == "darwin":
     _SETLK, _SETLKW, _GETLK = 90, 91, 92  # <sys/fcntl.h>
@@ -56,6 +59,7 @@ else:
     _FLOCK, _KIND, _START, _LENGTH = struct.Struct("hhqqi"), 0, 2, 3
 
 
+@functools.lru_cache(128)  # the same few ranges are locked again and again
 def _pack(kind: int, start: int, length: int) -> bytes:
     """Return a struct flock, with 0 for pid and whence."""
     if sys.platform == "darwin":
@@ -63,29 +67,12 @@ def _pack(kind: int, start: int, length: int) -> bytes:
     return _FLOCK.pack(kind, 0, start, length, 0)
 
 
-def _set(fd: int, command: int, flock: bytes) -> None:
-    try:
-        fcntl.fcntl(fd, command, flock)
-    except PermissionError:  # CIFS reports busy as EACCES
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
-
-
 def set_range(fd: int, op: int, start: int, length: int) -> None:
     """Lock or unlock a byte range, as `lock` does the whole file."""
-    _set(fd, _SETLK if op & NB else _SETLKW, _pack(_KINDS[op & ~NB], start, length))
-
-
-_REMOVAL, _LIVENESS = (_pack(fcntl.F_WRLCK, byte, 1) for byte in (REMOVAL_BYTE, LIVENESS_BYTE))
-
-
-def lock_removal(fd: int) -> None:
-    """Take the right to remove a lock file. BlockingIOError: another process has that right."""
-    _set(fd, _SETLK, _REMOVAL)
-
-
-def lock_liveness(fd: int) -> None:
-    """Lock the liveness byte of a new file, which no other process has open yet."""
-    fcntl.fcntl(fd, _SETLK, _LIVENESS)
+    try:
+        fcntl.fcntl(fd, _SETLK if op & NB else _SETLKW, _pack(_KINDS[op & ~NB], start, length))
+    except PermissionError:  # CIFS reports busy as EACCES
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
 
 
 def _conflict(fd: int, start: int, length: int) -> tuple[int, int, int]:
@@ -104,11 +91,6 @@ def lock_range(fd: int, op: int) -> None:
     set_range(fd, op, RANGE_START, RANGE_LENGTH)
 
 
-def lock_past_end(fd: int, op: int) -> None:
-    """Do what `lock` does with the liveness byte, where others cannot read a range that is locked (CIFS)."""
-    set_range(fd, op, LIVENESS_BYTE, 1)
-
-
 def mark_removal(fd: int) -> None:
     """Announce a removal. It is a read lock: several processes may have it, also with a read-only descriptor."""
     set_range(fd, SH_NB, REMOVAL_BYTE, 1)
@@ -125,9 +107,22 @@ def slots_taken(fd: int) -> bool:
     return range_locked(fd, FIRST_SLOT, MAX_SLOTS)
 
 
-def touch(path: str | int) -> None:
-    """Set the times of a file, given by its path or its descriptor, to now."""
-    os.utime(path)
+def touch(fd: int) -> None:
+    """Set the times of an open file to now."""
+    os.utime(fd)
+
+
+def clone(reader: int, writer: int) -> None:
+    """Make a new file share the blocks of another file until either is written to. Only Linux can."""
+    fcntl.ioctl(writer, _FICLONE, reader)
+
+
+def generation(fd: int) -> int:
+    """Return a number that differs between two files with the same inode number; 0 where there is none."""
+    try:
+        return int.from_bytes(fcntl.ioctl(fd, _GETVERSION, bytes(8))[:4], "little")
+    except OSError:
+        return 0
 
 
 def process_exists(pid: int) -> bool:

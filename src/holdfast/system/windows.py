@@ -29,9 +29,8 @@ from _thread import get_native_id
 from ctypes import wintypes
 from time import sleep, time_ns
 
-from .fallbacks import *
-from .fallbacks import _unsupported
-from .positions import *
+from .common import *
+from .common import _unsupported
 
 assert sys.platform == "win32"
 
@@ -53,7 +52,9 @@ O_FOLDER = O_SYNCABLE_FOLDER = os.O_RDONLY
 write, ftruncate, fstat, fsync, fdatasync = os.write, os.ftruncate, os.fstat, os.fsync, os.fsync
 stat, access, readlink, listdir, mkdir, rmdir = os.stat, os.access, os.readlink, os.listdir, os.mkdir, os.rmdir
 scandir, symlink, lseek, chmod, utime = os.scandir, os.symlink, os.lseek, os.chmod, os.utime
-chown = mkfifo = mknod = copy_file_range = getxattr = setxattr = listxattr = removexattr = Watch = _unsupported
+rename = os.replace
+chown = mkfifo = mknod = copy_file_range = clone = exchange = link_open_file = sync_file_system = _unsupported
+getxattr = setxattr = listxattr = removexattr = Watch = _unsupported
 WATCH_WRITING = WATCH_CLOSING = 0
 
 HAS_FIFOS = HAS_FOLDERS = False
@@ -190,13 +191,15 @@ def read(fd: int, length: int) -> bytes:
         raise _busy("another program has locked the content") from None
 
 
-def touch(path: str | int) -> None:
-    """Set the times of a file, given by its path or its descriptor, to now. os.utime takes no descriptor here."""
+def touch(fd: int) -> None:
+    """Set the times of an open file to now. os.utime takes no descriptor here."""
     now = struct.pack("Q", time_ns() // 100 + _EPOCH)
-    if isinstance(path, str):
-        os.utime(path)
-    elif not _kernel32.SetFileTime(msvcrt.get_osfhandle(path), None, now, now):
+    if not _kernel32.SetFileTime(msvcrt.get_osfhandle(fd), None, now, now):
         raise _failure()
+
+
+def generation(fd: int) -> int:
+    return 0
 
 
 def _transfer(call: Callable[..., int], fd: int, buffer: ctypes.Array[ctypes.c_char], length: int, offset: int) -> int:
@@ -231,10 +234,6 @@ def link(src: str, dst: str, *, src_dir_fd: None = None, dst_dir_fd: None = None
         if not os.path.lexists(dst):
             raise
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), dst) from None
-
-
-def rename(src: str, dst: str, *, src_dir_fd: None = None, dst_dir_fd: None = None) -> None:
-    os.replace(src, dst)
 
 
 def process_exists(pid: int) -> bool:
@@ -279,16 +278,6 @@ def set_range(fd: int, op: int, start: int, length: int) -> None:
         mine[start, length] = kind
 
 
-def lock_removal(fd: int) -> None:
-    """Take the right to remove a lock file. BlockingIOError: another process has that right."""
-    set_range(fd, EX_NB, REMOVAL_BYTE, 1)
-
-
-def lock_liveness(fd: int) -> None:
-    """Lock the liveness byte of a new file, which no other process has open yet."""
-    set_range(fd, EX_NB, LIVENESS_BYTE, 1)
-
-
 def range_locked(fd: int, start: int, length: int) -> bool:
     """True: another descriptor has a byte of this range locked, or tries it at this moment."""
     try:
@@ -317,7 +306,7 @@ def lock(fd: int, op: int) -> None:
         pause = min(2 * pause, _MAX_PAUSE_S)
 
 
-lock_range = lock_past_end = lock
+lock_range = lock
 
 
 def mark_removal(fd: int) -> None:

@@ -1,12 +1,49 @@
-"""/proc: processes, their locks, mounts, and the names of open files. All of it is empty on systems without /proc."""
+"""The same on every platform: kernel locks on single bytes, and /proc, which is empty on systems without it."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+if sys.platform == "win32":
+    from .windows import EX_NB, UN, range_locked, set_range
+else:
+    from .posix import EX_NB, UN, range_locked, set_range
+from .common import FIRST_SLOT, LIVENESS_BYTE, MAX_SLOTS, REMOVAL_BYTE
+
 _HAS_PROC = sys.platform != "win32"  # under wine, a Windows program must not read the /proc of Linux
-_DELETED = " (deleted)"  # the kernel adds this to the name of a file that has none any more
+
+
+def lock_removal(fd: int) -> None:
+    """Take the right to remove a lock file. BlockingIOError: another process has that right."""
+    set_range(fd, EX_NB, REMOVAL_BYTE, 1)
+
+
+def unmark_removal(fd: int) -> None:
+    set_range(fd, UN, REMOVAL_BYTE, 1)
+
+
+def lock_liveness(fd: int) -> None:
+    """Lock the liveness byte of a new file, which no other process has open yet."""
+    set_range(fd, EX_NB, LIVENESS_BYTE, 1)
+
+
+def liveness_locked(fd: int) -> bool:
+    return range_locked(fd, LIVENESS_BYTE, 1)
+
+
+def try_slot(fd: int, slot: int) -> bool:
+    """Lock a slot without waiting. False: another descriptor has it locked."""
+    try:
+        set_range(fd, EX_NB, FIRST_SLOT + slot, 1)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock_slots(fd: int) -> None:
+    """Unlock all slots that this descriptor has locked."""
+    set_range(fd, UN, FIRST_SLOT, MAX_SLOTS)
 
 
 def read_text(path: str) -> str:
@@ -49,21 +86,15 @@ def pid_namespace() -> int:
         return 0
 
 
-def name_of_open(fd: int) -> str:
-    """Return the name that the open file has now, or a text that changes when the file loses its name.
+def is_removed(fd: int) -> bool:
+    """Return whether the open file has no name any more.
 
     It does not call fstat: once fstat has reported the time of the last change (Linux 6.13 and later), the next write
     sets another time, and to sync that on ext4 without a journal takes one more write to the disk.
     """
     try:
         if _HAS_PROC:
-            return os.readlink(f"/proc/self/fd/{fd}")
+            return os.readlink(f"/proc/self/fd/{fd}").endswith(" (deleted)")
     except FileNotFoundError:
         pass
-    st = os.fstat(fd)
-    return f"{st.st_dev} {st.st_ino}" + ("" if st.st_nlink else _DELETED)
-
-
-def is_removed(fd: int) -> bool:
-    """True: the open file has no name any more."""
-    return name_of_open(fd).endswith(_DELETED)
+    return os.fstat(fd).st_nlink == 0
