@@ -306,67 +306,6 @@ def test_an_interrupt_while_a_dropped_hold_is_released_leaves_no_lock(
         pass
 
 
-EARLY_HOOK = """
-import os, sys
-
-early = []
-
-def take():
-    # The hook of another module, which runs before ours.
-    early.append(Lock(sys.argv[1]).acquire(timeout=10))
-
-os.register_at_fork(after_in_child=take)
-
-from holdfast import Lock, process
-from support import descriptors
-
-resets = []
-process.after_fork_in_child(lambda: resets.append(os.getpid()))
-parents = Lock(sys.argv[2]).acquire()
-told, tell = os.pipe()
-go_on, let_go = os.pipe()
-pid = os.fork()
-if pid == 0:
-    code = 1
-    try:
-        os.close(let_go)
-        [hold] = early
-        assert resets == [os.getpid()], resets
-        hold.check()
-        assert not hold.released and not hold.lost
-        assert parents.released
-        assert sys.argv[2] not in descriptors().values()
-        os.write(tell, b"1")
-        os.read(go_on, 1)
-        hold.release()
-        os.write(tell, b"2")
-        code = 0
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-os.close(tell)
-os.close(go_on)
-assert os.read(told, 1) == b"1"
-assert Lock(sys.argv[1]).try_acquire() is None
-os.close(let_go)
-assert os.read(told, 1) == b"2"
-Lock(sys.argv[1]).acquire(timeout=10).release()
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-assert resets == []
-parents.check()
-parents.release()
-"""
-
-
-@needs_fork
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
-def test_a_lock_that_an_earlier_fork_hook_took_is_kept(path: str) -> None:
-    command = [sys.executable, "-W", "error", "-c", EARLY_HOOK, path, path + ".parent"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 @needs_fork
 def test_functions_for_forked_children_run_once_in_each_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []

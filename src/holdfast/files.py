@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 # The device and inode number of a stat result: the identity of a file.
 inode_of: Callable[[os.stat_result], process.Inode] = itemgetter(2, 1)
 _owned = process.descriptors  # popping the entry of an owner is the right to close its descriptor
-_forks = process.forks
 _FIRST_READ, _NEXT_READ = 1 << 12, 1 << 20  # Python allocates a buffer of this size for each call
 
 
@@ -44,8 +43,6 @@ class OwnedFd:
 
     def __init__(self, fd: int) -> None:
         try:
-            if _forks:  # perhaps the fork hook of another module, in a child, and before ours
-                process.current_registry()
             _owned[id(self)] = self.fd = fd
         except BaseException:  # an interrupt
             if _owned.pop(id(self), None) is not None or getattr(self, "fd", -1) == -1:  # else a fork has closed it
@@ -55,8 +52,6 @@ class OwnedFd:
     @property
     def is_open(self) -> bool:
         """False after `close`, and in a forked child."""
-        if _forks:
-            process.current_registry()
         return id(self) in _owned
 
     def close(self) -> None:

@@ -24,7 +24,6 @@ import socket
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from . import process
 from .errors import ConnectionFailed, Unsupported
 from .files import OwnedFd
 
@@ -134,7 +133,6 @@ def _connect(url: str) -> psycopg.Connection[Any]:
     if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
         ours["connect_timeout"] = CONNECT_TIMEOUT_S
     ours["fallback_application_name"] = f"holdfast {os.getpid()}@{socket.gethostname()}"[:63]
-    process.current_registry()  # in a forked child, the hook runs before the first descriptor is opened
     return _Connection.connect(url, autocommit=True, **ours)
 
 

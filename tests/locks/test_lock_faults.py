@@ -350,7 +350,7 @@ def test_without_stable_inode_numbers_an_acquire_ends_in_time(
 # The line in memory.
 
 
-def test_a_waiter_whose_event_loop_was_closed_delays_no_other(path: str) -> None:
+def test_waiters_whose_event_loop_was_closed_leave_when_they_are_collected(path: str) -> None:
     loop = asyncio.new_event_loop()
     hold = in_another_thread(Lock(path, fair=False).acquire)
     waiters = [loop.create_task(Lock(path, fair=False).aacquire()) for _ in range(2)]  # one inside, one in the line
@@ -358,21 +358,21 @@ def test_a_waiter_whose_event_loop_was_closed_delays_no_other(path: str) -> None
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     async def until_in_line() -> None:
-        while not (process.registry.lines and process.registry.lines[path].waiting):
+        while len(process.registry.lines.get(path, ())) != 2:
             await asyncio.sleep(0)
 
     loop.run_until_complete(until_in_line())
     got: list[Any] = []
     last = threading.Thread(target=lambda: got.append(Lock(path, fair=False).acquire(timeout=30)))
     last.start()
-    until(lambda: len(process.registry.lines[path].waiting) == 2)  # else it would find the lock free, and not wait
+    until(lambda: len(process.registry.lines[path]) == 3)  # else it would find the lock free, and not wait
     loop.close()
     hold.release()
-    last.join()
-    got[0].release()
-    for task in waiters:  # the coroutines are still there, as those of a program that forgot them would be
+    for task in waiters:
         with suppress(RuntimeError):  # anyio misses the loop
             task.get_coro().close()
+    last.join()
+    got[0].release()
 
 
 # Beside a program that takes and releases the lock all the time.
