@@ -106,8 +106,7 @@ def attempt_step(
         return attempt(**options)
     step = wait.Run(lambda: attempt(**options), undo=_give_back)
     yield step
-    found: GrantType | Outcome = step.outcome()
-    return found
+    return step.outcome()  # type: ignore[no-any-return]
 
 
 def _give_back(found: Grant | Outcome) -> None:

@@ -45,7 +45,7 @@ class Hold:
 
     def __init__(self, lock: BaseLock[Any], grant: Grant) -> None:
         self.lock = lock
-        self._grant: Any = grant
+        self._grant = grant
         self._lost = False
         self._registry = registry = process.registry
         next(lock._acquisitions)
@@ -54,14 +54,12 @@ class Hold:
     @property
     def acquired_at(self) -> float:
         """The time of the acquisition, in seconds since the epoch."""
-        moment: float = self._grant.acquired_at
-        return moment
+        return self._grant.acquired_at
 
     @property
     def token(self) -> int | None:
         """A number that grows with every acquisition. None: the lock cannot be taken away from its holder."""
-        token: int | None = self._grant.token
-        return token
+        return self._grant.token
 
     @property
     def released(self) -> bool:
@@ -84,8 +82,8 @@ class Hold:
         """The descriptor that carries the lock. A child that inherits it keeps the lock if this process dies."""
         if self.released:
             raise self._not_held()
-        number: int = self._grant.fileno()
-        return number
+        grant: Any = self._grant
+        return int(grant.fileno())
 
     def release(self) -> None:
         """Release the lock. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""

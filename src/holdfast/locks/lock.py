@@ -50,7 +50,8 @@ class WholeFile(PathLock):
 
     def take(self, file: OpenFile) -> bool | Outcome:
         try:
-            file.set_lock(file.fd, self._op)
+            set_lock = file.set_lock  # a slot: Python calls a local variable faster
+            set_lock(file.fd, self._op)
         except BlockingIOError:
             return BUSY
         return True
