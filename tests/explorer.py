@@ -462,7 +462,7 @@ class Run:
         self.sleep(step.left() or 0.0)
 
     def wait_notified(self, step: wait.Notified) -> None:
-        self._point("notified", ready=lambda: not step.notification._lock.locked(), until=step.until)
+        self._point("notified", ready=lambda: not step._lock.locked(), until=step.until)
 
     def sleep(self, seconds: float) -> None:
         """Until others have changed something: to look again before that would show the same."""

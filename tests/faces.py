@@ -22,7 +22,7 @@ from holdfast import process
 from holdfast.locks import first_waiter, local
 from holdfast.locks import queue as queues
 from holdfast.system import linux
-from holdfast.wait import Notification
+from holdfast.wait import Notified
 
 PATIENCE = 30.0  # for what must happen; a test that gets here has failed
 
@@ -133,8 +133,7 @@ def stand_in_front(lock: Any) -> Callable[[], None]:
 
 def fill_line(lock: Any) -> Callable[[], None]:
     """Take a place in the line of this process, as a waiter does; with one place, the next waiter waits in memory."""
-    place = process.LinePlace(lock.path)
-    place.join(local.TICKETS_PER_PROCESS, Notification())
+    place = process.LinePlace(lock.path, local.TICKETS_PER_PROCESS, Notified())
     assert place.admitted
     return place.leave
 

@@ -6,9 +6,9 @@ The kernel excludes other holders. This module keeps the records of one process:
   acts on the open file description, which the child shares with its parent.
 * holds: a thread or task that is about to wait for itself gets `WouldDeadlock`. Holds are found by device and inode,
   so two spellings of a path, a symlink or a hard link make no difference.
-* `Line`: threads and tasks of this process wait for a path in memory, in order of arrival. Only a few of them at a
+* lines: threads and tasks of this process wait for a path in memory, in order of arrival. Only a few of them at a
   time (one, where there is no queue in front of the lock) use the file system.
-* `turns`: see `Turn`.
+* turns: see `Turn`.
 
 Fork: there is one hook, at the end of this module. The child closes all owned descriptors and gets a new registry.
 Each hold remembers the registry that it was made in, so the child's copy is inert. A module with state that a child
@@ -22,7 +22,6 @@ import sys
 import weakref
 from _thread import RLock
 from _thread import _local as ThreadLocal
-from collections import deque
 from time import monotonic
 
 from . import system
@@ -33,11 +32,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .locks.engine import Grant
-    from .wait import Notification
+    from .wait import Notified
 
     Inode = tuple[int, int]  # st_dev, st_ino
     Key = Hashable  # what is locked: an inode, or a name on a server
     Task = weakref.ref[object]
+    Line = weakref.WeakKeyDictionary["LinePlace", None]  # in order of arrival
     Owner = tuple[object, Task | None]  # of a hold: the thread, and the task if there is one
 
 _modules = sys.modules
@@ -77,12 +77,8 @@ def current_task() -> object | None:
         loop = running() if running is not None else None
         if loop is not None:
             return _modules["asyncio"].current_task(loop) or loop  # type: ignore[no-any-return]
-    if "trio" in _modules:
-        try:
-            return _modules["trio"].lowlevel.current_task()  # type: ignore[no-any-return]
-        except (RuntimeError, AttributeError):
-            pass
-    return None
+    in_trio_task = getattr(_modules.get("trio.lowlevel"), "in_trio_task", None)
+    return _modules["trio.lowlevel"].current_task() if in_trio_task is not None and in_trio_task() else None
 
 
 def owner() -> Owner:
@@ -126,105 +122,64 @@ class Turn:
         return True
 
 
-class Line:
-    """The waiters of this process for one path, in order of arrival. At most `width` are admitted at a time.
-
-    The references are weak: if an interrupt keeps a waiter from leaving, `LinePlace.__del__` leaves for it.
-    """
-
-    __slots__ = ("entering", "inside", "waiting", "width")
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.inside: set[weakref.ref[LinePlace]] = set()
-        self.entering: weakref.ref[LinePlace] | None = None  # admitted, but without a ticket: no other may overtake it
-        self.waiting: deque[weakref.ref[LinePlace]] = deque()
-
-    def admit(self) -> None:
-        """Admit waiters while there is room. A waiter that is gone, or whose event loop was closed, is dropped."""
-        for reference in list(self.inside):
-            if not _can_run(reference()):
-                self.inside.discard(reference)
-        if self.entering not in self.inside:
-            self.entering = None
-        while self.waiting and self.entering is None and len(self.inside) < self.width:
-            reference = self.waiting.popleft()
-            place = reference()
-            if place is not None and _can_run(place):
-                self.inside.add(reference)
-                self.entering = reference
-                place.admitted = True
-                place.notification.notify()
-
-
-def _can_run(place: LinePlace | None) -> bool:
-    return place is not None and not place.notification.is_dead()
-
-
 class LinePlace:
-    """The place of one waiter in a line.
+    """The place of one waiter in the line for `path`. Once `admitted`, it may use the file system.
 
-    The waiter calls `join`, then `admit_others` once it is admitted and has its ticket, and `leave` in any case, even
-    if an interrupt came before or during `join`.
+    The waiter joins the queue of all processes and then calls `admit_next`. It calls `leave` in any case. The line has
+    weak references: if an interrupt keeps a waiter from leaving, its place is free when it is collected.
+
+    width: how many waiters may be admitted at a time
     """
 
-    __slots__ = ("__weakref__", "_line", "_me", "_path", "_registry", "admitted", "notification")
+    __slots__ = ("__weakref__", "_has_joined", "_line", "_notified", "_path", "_registry", "_width", "admitted")
 
-    notification: Notification
-
-    def __init__(self, path: str) -> None:
-        self._registry = registry
+    def __init__(self, path: str, width: int, notified: Notified) -> None:
         self._path = path
-        self._me = weakref.ref(self)
-        self._line: Line | None = None
-        self.admitted = False
+        self._width = width
+        self._notified = notified
+        self._registry = registry
+        self._has_joined = self.admitted = False
+        with registry.mutex:
+            self._line = registry.lines.setdefault(path, weakref.WeakKeyDictionary())
+            self._line[self] = None
+            self._admit()
 
-    def join(self, width: int, notification: Notification) -> None:
-        self.notification = notification
-        with self._registry.mutex:
-            line = self._registry.lines.setdefault(self._path, Line(width))
-            self._line = line
-            line.waiting.append(self._me)
-            line.admit()
+    def _admit(self) -> None:
+        """Admit the first waiter outside, if there is room. No waiter overtakes one that is about to join the queue.
+
+        A waiter whose event loop was closed does not run any more, and leaves.
+        """
+        number = 0
+        for place in list(self._line):
+            if place._notified.is_dead():
+                self._line.pop(place, None)
+                continue
+            if not place.admitted and number < place._width:
+                place.admitted = True
+                place._notified.notify()
+            if not place._has_joined:
+                return
+            number += 1
 
     @property
     def is_inherited(self) -> bool:
         """Does it belong to the parent of this process, whose wait a forked child unwinds?"""
         return self._registry is not registry
 
-    def admit_others(self) -> None:
-        """Admit the next waiters.
-
-        A waiter that is not admitted yet calls it, too: a waiter whose event loop was closed does not leave by itself.
-        """
-        line = self._line
+    def admit_next(self) -> None:
+        """Admit the next waiter. A waiter outside calls it, too: the waiter in front may have been collected."""
         with self._registry.mutex:
-            if line is not None:
-                if line.entering is self._me:
-                    line.entering = None
-                line.admit()
+            self._has_joined = self.admitted
+            self._admit()
 
     def leave(self) -> None:
-        if self._registry is not registry:  # it belongs to the parent of this process
+        if self.is_inherited:
             return
-        lines, me = self._registry.lines, self._me
         with self._registry.mutex:
-            line = self._line or lines.get(self._path)
-            if line is None:
-                return
-            # Each step can be repeated: an interrupt may come between any two.
-            line.inside.discard(me)
-            if line.waiting:
-                if me in line.waiting:
-                    line.waiting.remove(me)
-                line.admit()
-            if not line.inside and not line.waiting and lines.get(self._path) is line:
-                del lines[self._path]
-            self._line = None
-
-    def __del__(self) -> None:
-        if getattr(self, "_line", None) is not None:
-            self.leave()
+            self._line.pop(self, None)
+            self._admit()
+            if not self._line:
+                self._registry.lines.pop(self._path, None)
 
 
 def _has_ended(task: Task) -> bool:
@@ -243,7 +198,7 @@ class Registry:
         # The owners of the live holds, by the grant of the hold. Popping the entry is the right to release the hold.
         self.holds: dict[Grant, Owner] = {}
         self.turns: dict[str, Turn] = {}
-        self.lines: dict[str, Line] = {}
+        self.lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
         # Reentrant: a generator collected in the middle of `LinePlace` may run `leave` in the same thread.
         self.mutex = RLock()
 
@@ -282,7 +237,6 @@ _in_child: list[Callable[[], object]] = []
 _held: list[tuple[RLock, Callable[[], object]]] = []
 forks: list[None] = []  # one entry per fork under way: this may be a child whose hook has not run yet
 _pid = os.getpid()
-_is_ready = True  # False from the first fork on; True again in a child that has its own registry. Only a child reads it
 
 
 def hold_during_fork(mutex: RLock, before: Callable[[], object]) -> None:
@@ -300,23 +254,21 @@ def after_fork_in_child(reset: Callable[[], object]) -> None:
 
 def current_registry() -> Registry:
     """The registry of this process. In a child where another module's fork hook runs first, it runs our hook."""
-    if forks and os.getpid() != _pid:
+    if forks:
         _begin_in_child()
     return registry
 
 
 def _before_fork() -> None:
-    global _is_ready
     for mutex, before in _held:
-        is_inside = mutex._is_owned()  # type: ignore[attr-defined]
+        is_inside = owns(mutex)
         mutex.acquire()
         if not is_inside:
             before()
-    _is_ready = False
     forks.append(None)
 
 
-def _after_in_parent() -> None:
+def _after_fork() -> None:
     forks.pop()
     for mutex, _ in _held:
         mutex.release()
@@ -324,13 +276,12 @@ def _after_in_parent() -> None:
 
 def _begin_in_child() -> None:
     """Once per child: the hook, or the first descriptor that another module's hook opens before it."""
-    global registry, _pid, _is_ready
-    if _is_ready:
+    global registry, _pid
+    if _pid == os.getpid():  # another thread of the parent, or the second time
         return
-    for mutex, _ in _held:
-        mutex.release()
+    _pid = os.getpid()
+    _after_fork()
     forks.clear()
-    _pid, _is_ready = os.getpid(), True
     old, registry = registry, Registry()
     old.holds.clear()
     # The keys alone, and each looked up anew: garbage that is collected meanwhile closes its own descriptors.
@@ -346,4 +297,4 @@ def _begin_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_begin_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_in_child)

@@ -13,9 +13,8 @@ the generator clean up. There is no other clean-up, and both drivers use it.
     Readable(fd)       a descriptor can be read
     Pause()            some time has passed
     Granted(...)       the kernel has granted a lock; blocks the thread
-    Notified(...)      another thread or task of this process has called `notify`
-    Run(function)      a call that may block (fsync, a look into /proc) has returned; the async driver runs it in a
-                       thread
+    Notified()         another thread or task of this process has called `notify`
+    Run(function)      a call that may block (fsync, a server) has returned; the async driver runs it in a thread
 
 Clocks are monotonic. Nothing here knows what a lock is. Under gevent and eventlet, which replace `time.sleep`, `select`
 and `threading` with functions that let other greenlets run, no step blocks the thread in another way.
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Steps = Generator["Step", None, Result]
 
-MIN_PAUSE_S, MAX_PAUSE_S = 0.010, 0.500
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.010, 0.500
 RECHECK_S = 1.0  # after this time a waiter attempts again, even without an event
 
 
@@ -80,16 +79,7 @@ class Readable(Step):
         self.until = until
 
     def block(self) -> None:
-        import select
-
-        left = self.left()
-        if not hasattr(select, "poll"):  # eventlet, Windows
-            select.select([self.fd], [], [], left)
-            return
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        # Rounded up: a wait that ends too early is one wait more.
-        poll.poll(None if left is None else int(left * 1000) + 1)
+        poll([self.fd], self.left())
 
     async def wait(self) -> None:
         import anyio
@@ -127,11 +117,75 @@ class Granted(Step):
         self.lock(self.fd, self.op)
 
 
+class Notified(Step):
+    """Wait until another thread or task of this process calls `notify`."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def notify(self) -> None:
+        self._lock.release()
+
+    def is_dead(self) -> bool:
+        """Can the waiter never run again, because its event loop was closed?"""
+        return False
+
+    def block(self) -> None:
+        left = self.left()
+        if self._lock.acquire(timeout=-1 if left is None else left):
+            self._lock.release()
+
+
+class AsyncNotified(Notified):
+    """The same for a task."""
+
+    __slots__ = ("_event", "_is_closed", "_run_soon")
+
+    def __init__(self) -> None:
+        import anyio
+
+        self._event = anyio.Event()
+        trio = sys.modules.get("trio")
+        if trio is not None and trio.lowlevel.in_trio_run():
+            self._run_soon: Callable[..., Any] = trio.lowlevel.current_trio_token().run_sync_soon
+            self._is_closed: Callable[[], bool] | None = None
+        else:
+            import asyncio
+
+            loop = asyncio.get_running_loop()
+            self._run_soon, self._is_closed = loop.call_soon_threadsafe, loop.is_closed
+
+    def notify(self) -> None:
+        self._call(self._event.set)
+
+    def is_dead(self) -> bool:
+        return self._is_closed() if self._is_closed is not None else not self._call(_nothing)
+
+    def _call(self, function: Callable[[], object]) -> bool:
+        try:
+            self._run_soon(function)
+        except RuntimeError:  # the event loop has ended
+            return False
+        return True
+
+    async def wait(self) -> None:
+        import anyio
+
+        with anyio.move_on_after(self.left()):
+            await self._event.wait()
+
+
+def _nothing() -> None: ...
+
+
 class Run(Step):
     """Wait until a function has returned. `outcome()` then returns its result, or raises its exception.
 
     The function runs once and to its end, even if the task that waits for it is cancelled. Then `undo` is called with
-    the result, also in a thread. An algorithm that is interrupted otherwise calls `take_back`.
+    the result, also in a thread.
     """
 
     __slots__ = ("_error", "_is_done", "_result", "_undo", "_work")
@@ -187,18 +241,6 @@ class Run(Step):
         return self._result
 
 
-def poll(fds: list[int], seconds: float | None) -> set[int]:
-    """Wait until at least one of the descriptors can be read, and return those. None waits as long as it takes."""
-    import select
-
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    # Rounded up: a wait that ends too early is one wait more.
-    timeout = None if seconds is None else min(1 << 30, max(0, int(seconds * 1000 + 0.999)))
-    return {fd for fd, _ in poller.poll(timeout)}
-
-
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Call `work` in a thread, so that other tasks go on, and return its result or raise its exception.
 
@@ -209,97 +251,33 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     return step.outcome()  # type: ignore[no-any-return]
 
 
-class Notification:
-    """A one-time signal from another thread or task of this process to a waiter."""
+def poll(fds: list[int], seconds: float | None) -> set[int]:
+    """Wait until at least one of the descriptors can be read, and return those. None waits as long as it takes."""
+    import select
 
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def notify(self) -> None:
-        self._lock.release()
-
-    def is_dead(self) -> bool:
-        """Can the waiter never run again, because its event loop was closed?"""
-        return False
-
-    def block(self, left: float | None) -> None:
-        if self._lock.acquire(timeout=-1 if left is None else left):
-            self._lock.release()
-
-
-class AsyncNotification(Notification):
-    __slots__ = ("_event", "_is_closed", "_run_soon")
-
-    def __init__(self) -> None:
-        import anyio
-
-        self._event = anyio.Event()
-        trio = sys.modules.get("trio")
-        if trio is not None and trio.lowlevel.in_trio_run():
-            self._run_soon: Callable[..., Any] = trio.lowlevel.current_trio_token().run_sync_soon
-            self._is_closed: Callable[[], bool] | None = None
-        else:
-            import asyncio
-
-            loop = asyncio.get_running_loop()
-            self._run_soon, self._is_closed = loop.call_soon_threadsafe, loop.is_closed
-
-    def notify(self) -> None:
-        self._call(self._event.set)
-
-    def is_dead(self) -> bool:
-        return self._is_closed() if self._is_closed is not None else not self._call(_nothing)
-
-    def _call(self, function: Callable[[], object]) -> bool:
-        try:
-            self._run_soon(function)
-        except RuntimeError:  # the event loop has ended
-            return False
-        return True
-
-    async def wait(self, left: float | None) -> None:
-        import anyio
-
-        with anyio.move_on_after(left):
-            await self._event.wait()
-
-
-def _nothing() -> None: ...
-
-
-class Notified(Step):
-    """Wait for a notification."""
-
-    __slots__ = ("notification",)
-
-    def __init__(self, notification: Notification, until: float | None) -> None:
-        self.notification: Any = notification
-        self.until = until
-
-    def block(self) -> None:
-        self.notification.block(self.left())
-
-    async def wait(self) -> None:
-        await self.notification.wait(self.left())
+    if not hasattr(select, "poll"):  # eventlet, Windows
+        return {*select.select(fds, [], [], seconds)[0]}
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    # Rounded up: a wait that ends too early is one wait more.
+    timeout = None if seconds is None else min(1 << 30, max(0, int(seconds * 1000 + 0.999)))
+    return {fd for fd, _ in poller.poll(timeout)}
 
 
 class Backoff:
-    """Pauses that double up to `longest`. Each is shortened at random by up to half, so that pollers spread out."""
+    """Pauses that double up to half a second. Each is shortened at random by up to half, so that pollers spread out."""
 
-    __slots__ = ("_longest", "_next")
+    __slots__ = ("_next",)
 
-    def __init__(self, first: float = MIN_PAUSE_S, longest: float = MAX_PAUSE_S) -> None:
-        self._next = first
-        self._longest = longest
+    def __init__(self) -> None:
+        self._next = _MIN_PAUSE_S
 
     def pause(self, deadline: float | None) -> Pause:
         from random import uniform
 
         length = uniform(self._next / 2, self._next)
-        self._next = min(self._next * 2, self._longest)
+        self._next = min(self._next * 2, _MAX_PAUSE_S)
         return Pause(sooner(monotonic() + length, deadline))
 
 

@@ -46,7 +46,7 @@ async def until_in_line(path, number):
     with anyio.fail_after(60):
         while True:
             line = process.registry.lines.get(path)
-            if line is not None and len(line.inside) + len(line.waiting) == number:
+            if line is not None and len(line) == number:
                 return
             await anyio.lowlevel.checkpoint()
 

@@ -66,9 +66,6 @@ class ServerGrant(Grant):
     def is_good(self) -> bool:
         return self.server.holders.get(self.key) == self.token
 
-    def finish_release(self) -> None:
-        self.server.give_back(self.key, self.token)
-
 
 class ServerEngine(Engine):
     blocks = True
@@ -81,9 +78,8 @@ class ServerEngine(Engine):
         token = self.server.take(self.name)
         return BUSY if token is None else ServerGrant(self.server, self.name, token)
 
-    def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> wait.Steps[Any]:
-        if not waits:
-            raise wait.DeadlinePassed
+    def steps(self, found: Outcome, deadline: float | None, *, asynchronous: bool) -> wait.Steps[Any]:
+        wait.check_deadline(deadline)
         if holdfast.process.registry.holds_of_caller(self.name, asynchronous=asynchronous):
             raise would_deadlock(self.name, asynchronous, "holds the lock")
         backoff = wait.Backoff()

@@ -93,7 +93,7 @@ def test_more_threads_than_tickets_are_served_in_the_order_of_arrival(path):
 def arrived(lock) -> int:
     line = process.registry.lines.get(lock.path)
     tickets = os.listdir(lock.path + ".queue") if os.path.exists(lock.path + ".queue") else []
-    return len(tickets) + (0 if line is None else len(line.waiting))
+    return len(tickets) + sum(not place.admitted for place in line or ())
 
 
 def test_a_newcomer_does_not_pass_the_queue(path):

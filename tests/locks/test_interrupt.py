@@ -24,6 +24,8 @@ def python_handles_sigint():
 
 def main_thread_sleeps_in(step: str) -> bool:
     frame = sys._current_frames()[threading.main_thread().ident]
+    if frame.f_code.co_filename == wait.__file__ and frame.f_code.co_name == "poll":
+        frame = frame.f_back
     code = frame.f_code
     waits = code.co_name == "block" and code.co_filename == wait.__file__
     return waits and type(frame.f_locals["self"]).__name__ == step
@@ -55,8 +57,8 @@ def interrupted(step: str, acquire, *args, **options):
         ("middle", None, "Readable", 0),
         ("middle", 60, "Readable", 1),
         ("middle", None, "Granted", 3),
-        ("line", None, "Notification", 0),
-        ("line", 60, "Notification", 0),
+        ("line", None, "Notified", 0),
+        ("line", 60, "Notified", 0),
         ("line", None, "Readable", 1),
         ("semaphore", None, "Readable", 1),
         ("semaphore", None, "Readable", 2),

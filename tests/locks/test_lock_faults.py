@@ -358,14 +358,14 @@ def test_a_waiter_whose_event_loop_was_closed_delays_no_other(path: str) -> None
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     async def until_in_line() -> None:
-        while not (process.registry.lines and process.registry.lines[path].waiting):
+        while len(process.registry.lines.get(path, ())) != 2:
             await asyncio.sleep(0)
 
     loop.run_until_complete(until_in_line())
     got: list[Any] = []
     last = threading.Thread(target=lambda: got.append(Lock(path, fair=False).acquire(timeout=30)))
     last.start()
-    until(lambda: len(process.registry.lines[path].waiting) == 2)  # else it would find the lock free, and not wait
+    until(lambda: len(process.registry.lines[path]) == 3)  # else it would find the lock free, and not wait
     loop.close()
     hold.release()
     last.join()

@@ -17,22 +17,23 @@ from ..locks.base import BaseLock
 from ..locks.engine import Outcome
 from ..locks.hold import Hold
 from ..locks.lock import WholeFile
-from ..locks.path_lock import OpenFile, PathLock
+from ..locks.path_lock import OpenFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..locks.base import StrPath
 
 
-class _KeptOpen(PathLock):
+class _KeptOpen(WholeFile):
     """The engine: it keeps the open file for the next acquire instead of closing it."""
 
     __slots__ = ("spare",)
 
+    keeps_open = True
+
     def __init__(self, path: StrPath, mode: int) -> None:
         self.spare: list[OpenFile] = []  # at most one; a list, because popping and appending are atomic
-        PathLock.__init__(self, path, WholeFile(shared=False), keep=True, fair=True, mode=mode)
-        self.keeps_open = True
+        WholeFile.__init__(self, path, shared=False, keep=True, fair=True, mode=mode)
 
     def pop_spare(self) -> OpenFile | None:
         """The open file, unless a fork has closed it."""
@@ -45,13 +46,13 @@ class _KeptOpen(PathLock):
         file.engine = self
         return file
 
-    def open(self, create: bool = True) -> OpenFile | None:
+    def open(self, create: bool = True) -> OpenFile:
         file = self.pop_spare()
         if file is not None and named(self.name, file.key) is None:
             file.close()
             file = None
         if file is None:
-            return PathLock.open(self, create)
+            return WholeFile.open(self, create)
         file.called_at = 0.0
         return file
 
@@ -102,7 +103,7 @@ class StoreLock(BaseLock[Hold]):
         if file is None:
             return None
         try:
-            if engine.kind.take(file) is True:
+            if engine.take(file) is True:
                 if named(self.path, file.key) is not None:
                     next(self._acquisitions)
                     return file

@@ -10,14 +10,13 @@ from __future__ import annotations
 from time import monotonic
 
 from .. import process, wait
-from ..errors import Busy, NotLocked, NotOwner, Timeout, WouldDeadlock
+from ..errors import Busy, NotLocked, Timeout, WouldDeadlock
 from .engine import Outcome, attempt_step
 from .hold import Hold
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
     from types import TracebackType
     from typing import Any, Generic, TypeVar
 
@@ -56,16 +55,15 @@ class BaseLock(Generic[HoldType]):
     _hold_type: type[HoldType] = Hold  # type: ignore[assignment]
 
     def __init__(self, engine: Engine, timeout: float | None) -> None:
-        self._engine: Any = engine
+        self._engine = engine
         self._acquisitions = engine.metrics.acquisitions.count
-        self._entered: list[Hold] = []
+        self._entered: list[HoldType] = []
         self.timeout = check_timeout(timeout)
 
     @property
     def name(self) -> str:
         """The path of the lock, or its URL without a password."""
-        name: str = self._engine.name
-        return name
+        return self._engine.name
 
     def status(self) -> Status:
         """Return the holders and the waiters of the lock. Does not acquire it.
@@ -73,15 +71,14 @@ class BaseLock(Generic[HoldType]):
         In a container, whose /proc does not show every process, it may lock the file for a moment. Other processes
         then try again.
         """
-        status: Status = self._engine.status()
-        return status
+        return self._engine.status()
 
     def try_acquire(self) -> HoldType | None:
         """Return a hold if the lock is free at this moment and no waiter queues for it, else None."""
-        found = self._engine.first_attempt()
+        found: Any = self._engine.first_attempt()
         if not found:
             try:
-                found = wait.drive(self._engine.steps(found, None, waits=False, asynchronous=False))
+                found = wait.drive(self._engine.steps(found, 0.0, asynchronous=False))
             except wait.DeadlinePassed:
                 return None
         return self._hold_type(self, found)
@@ -89,7 +86,7 @@ class BaseLock(Generic[HoldType]):
     async def atry_acquire(self) -> HoldType | None:
         """`try_acquire` for asyncio and trio. It does not wait for a holder. Other tasks run meanwhile."""
         try:
-            return await self._adrive(self._first_steps(0, explains=False))
+            return await self._adrive(0, explains=False)
         except wait.DeadlinePassed:
             return None
 
@@ -102,46 +99,44 @@ class BaseLock(Generic[HoldType]):
         hold that is dropped is released.
         """
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
-        found = self._engine.first_attempt()
+        found: Any = self._engine.first_attempt()
         return self._hold_type(self, found) if found else wait.drive(self._steps(found, timeout))
 
     async def aacquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
         """`acquire` for asyncio and trio. Cancelling it leaves nothing behind."""
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
-        return await self._adrive(self._first_steps(timeout))
+        return await self._adrive(timeout)
 
-    async def _adrive(self, steps: wait.Steps[HoldType]) -> HoldType:
+    async def _adrive(self, timeout: float | None, *, explains: bool = True) -> HoldType:
         if not self._engine.blocks:
             from anyio.lowlevel import checkpoint
 
             await checkpoint()
-        return await wait.adrive(steps)
+        return await wait.adrive(self._steps(None, timeout, asynchronous=True, explains=explains))
 
-    def _first_steps(self, timeout: float | None, *, explains: bool = True) -> wait.Steps[HoldType]:
-        """All of an acquire, for a task."""
-        found = yield from attempt_step(self._engine, self._engine.first_attempt)
-        if isinstance(found, Outcome):
-            if not explains:
-                found = yield from self._engine.steps(found, None, waits=False, asynchronous=True)
-            else:
-                return (yield from self._steps(found, timeout, asynchronous=True))
-        return self._hold_type(self, found)
+    def _steps(
+        self, found: Outcome | None, timeout: float | None, *, asynchronous: bool = False, explains: bool = True
+    ) -> wait.Steps[HoldType]:
+        """An acquire whose first attempt returned `found`, or None: it is not made yet.
 
-    def _steps(self, found: Outcome, timeout: float | None, *, asynchronous: bool = False) -> wait.Steps[HoldType]:
-        """An acquire after its first attempt: with a deadline, a measurement, and an error that names the holder."""
-        began = monotonic()
-        deadline = None if timeout is None else began + timeout
-        engine, waits = self._engine, timeout != 0
-        try:
-            grant = yield from engine.steps(found, deadline, waits=waits, asynchronous=asynchronous)
-        except wait.DeadlinePassed:
-            if waits:
-                engine.metrics.timeouts.bump()
-            report = wait.Run(lambda: self._timed_out(timeout or 0))  # may read all of /proc
-            yield report
-            raise report.outcome() from None
-        if waits:
-            engine.metrics.waited(monotonic() - began)
+        explains: raise Timeout or Busy, which name the holder; False: `wait.DeadlinePassed`
+        """
+        engine, began = self._engine, monotonic()
+        grant: Any = (yield from attempt_step(engine, engine.first_attempt)) if found is None else found
+        if not grant:
+            deadline = began + timeout if timeout else timeout
+            try:
+                grant = yield from engine.steps(grant, deadline, asynchronous=asynchronous)
+            except wait.DeadlinePassed:
+                if not explains:
+                    raise
+                if timeout:
+                    engine.metrics.timeouts.bump()
+                report = wait.Run(lambda: self._timed_out(timeout or 0))  # may read all of /proc
+                yield report
+                raise report.outcome() from None
+            if timeout != 0:
+                engine.metrics.waited(monotonic() - began)
         return self._hold_type(self, grant)
 
     def _timed_out(self, timeout: float) -> Timeout:
@@ -159,8 +154,8 @@ class BaseLock(Generic[HoldType]):
         return error
 
     def __enter__(self) -> HoldType:
-        found = self._engine.first_attempt()
-        hold: HoldType = self._hold_type(self, found) if found else wait.drive(self._steps(found, self.timeout))
+        found: Any = self._engine.first_attempt()
+        hold = self._hold_type(self, found) if found else wait.drive(self._steps(found, self.timeout))
         self._entered.append(hold)
         return hold
 
@@ -173,13 +168,10 @@ class BaseLock(Generic[HoldType]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         hold = self._leave()
-        if error is not None:
-            hold.__exit__(kind, error, trace)
-            return
-        try:
+        if error is None and hold._registry is process.registry:
             hold.release()
-        except NotOwner:
-            pass  # a forked child leaves its parent's block: nothing of its own to release
+        else:
+            hold.__exit__(kind, error, trace)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -187,38 +179,32 @@ class BaseLock(Generic[HoldType]):
         await self._leave().__aexit__(kind, error, trace)
 
     def _leave(self) -> Hold:
-        """The hold of the block that the caller leaves."""
+        """The hold of the block that the caller leaves.
+
+        If several threads or tasks are in a block of this lock, find the hold of the caller. A caller that did not
+        enter (the event loop closes an asynchronous generator in a new task) gets the last hold: all are equal.
+        """
         entered = self._entered
         try:
-            hold = entered.pop()
+            last = entered.pop()
         except IndexError:
             name = self._engine.name
-            raise NotLocked(
-                f"{name}: this `with` block was not entered. Call __enter__ before __exit__.", path=name
-            ) from None
-        return self._exchange_for_own(hold) if entered else hold
-
-    def _exchange_for_own(self, last: Hold) -> Hold:
-        """Several threads or tasks are in a block of this lock: find the hold of the caller.
-
-        A hold that was released inside its block has no owner any more. Another thread or task may leave a block than
-        entered it: the event loop closes an unfinished asynchronous generator in a new task. Then the last hold is
-        released, because all holds of a lock are equal.
-        """
-        caller = process.current_task() or process.current_thread()
-        holds = [last, *reversed(self._entered)]
-        own = next((hold for owner in (caller, None) for hold in holds if hold._owner() is owner), last)
-        if own is last:
+            text = f"{name}: this `with` block was not entered. Call __enter__ before __exit__."
+            raise NotLocked(text, path=name) from None
+        if not entered:
             return last
-        try:
-            self._entered.remove(own)
-        except ValueError:  # another thread that leaves its block has just taken it
-            return last
-        self._entered.append(last)
-        return own
+        caller = process.owner()
+        hold = next((one for one in (last, *reversed(entered)) if one._owner == caller), last)
+        if hold is not last:
+            try:
+                entered.remove(hold)
+            except ValueError:  # another thread that leaves its block has just popped it
+                return last
+            entered.append(last)
+        return hold
 
     @property
-    def release(self) -> Callable[[], None]:
+    def release(self) -> None:
         """A lock has no release: release the hold. (Not in `__getattr__`, which would make every attribute slower.)"""
         raise AttributeError("a lock has no release(). Release the hold: hold = lock.acquire(); hold.release()")
 
@@ -227,12 +213,9 @@ class BaseLock(Generic[HoldType]):
 
     def __reduce__(self) -> tuple[object, ...]:
         """A lock is a description, and so can be sent to another process. Its holds stay here."""
-        return _describe_again, (type(self), self._engine.name, {name: getattr(self, name) for name in self._options})
+        from functools import partial
 
-
-def _describe_again(kind: Any, name: str, options: dict[str, Any]) -> BaseLock[Any]:
-    lock: BaseLock[Any] = kind(name, **options)
-    return lock
+        return partial(type(self), **{name: getattr(self, name) for name in self._options}), (self._engine.name,)
 
 
 def check_timeout(timeout: float | Default | None) -> float | None:

@@ -4,8 +4,7 @@ An engine is the mechanism behind a lock: a kernel lock on a path (`path_lock`),
 server. The face (`base`) has everything else. Acquiring is one algorithm:
 
     1. one attempt, `engine.first_attempt()`. A free lock is acquired here
-    2. `engine.steps(…)`, a generator that waits and attempts again. A driver of `wait` runs it. With `timeout=0`, and
-       for `try_acquire`, it ends where it would begin to wait
+    2. `engine.steps(…)`, a generator that waits and attempts again. A driver of `wait` runs it
 
 One attempt returns a grant, or an `Outcome`:
 
@@ -50,7 +49,7 @@ REPLACED, REMOVING = Outcome("REPLACED"), Outcome("REMOVING")
 
 
 class Grant:
-    """The right to the lock, as its engine holds it. A grant that is dropped is released."""
+    """The right to the lock, as its engine holds it. A grant that is dropped, after an interrupt, is released."""
 
     __slots__ = ()
 
@@ -68,10 +67,6 @@ class Grant:
 
     def is_good(self) -> bool:
         """Is the lock still held?"""
-        raise NotImplementedError
-
-    def finish_release(self) -> None:
-        """Finish a `release` that was interrupted. It may be called more than once."""
         raise NotImplementedError
 
 
@@ -92,10 +87,10 @@ class Engine:
         """One attempt, without waiting."""
         raise NotImplementedError
 
-    def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> wait.Steps[Any]:
+    def steps(self, found: Outcome, deadline: float | None, *, asynchronous: bool) -> wait.Steps[Any]:
         """Acquire after a first attempt that returned `found`: wait, attempt again, return the grant.
 
-        Raises `wait.DeadlinePassed`; with `waits=False` where it would begin to wait.
+        Raises `wait.DeadlinePassed`. With the deadline 0.0 (`timeout=0`, `try_acquire`), where it would begin to wait.
         """
         raise NotImplementedError
 
@@ -110,13 +105,8 @@ def attempt_step(
     if not engine.blocks:
         return attempt(**options)
     step = wait.Run(lambda: attempt(**options), undo=_give_back)
-    try:
-        yield step
-    except BaseException:  # an interrupt
-        step.take_back()
-        raise
-    found: GrantType | Outcome = step.outcome()
-    return found
+    yield step
+    return step.outcome()  # type: ignore[no-any-return]
 
 
 def _give_back(found: Grant | Outcome) -> None:

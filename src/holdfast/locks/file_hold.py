@@ -89,10 +89,6 @@ class FileGrant(PublishedFile, LocalGrant):
         self._lost = not ((is_at_path or self.is_published()) and entry.remove(entry.name)) or self._lost
         return not self._lost
 
-    def finish_release(self) -> None:
-        self.take_back()
-        self._end()
-
     def _end(self) -> None:
         """Stop the heartbeat, and close the file and its directory."""
         if self.renewed_hold is not None:

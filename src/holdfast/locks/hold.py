@@ -41,32 +41,25 @@ class Hold:
             hold.release()
     """
 
-    __slots__ = ("__weakref__", "_grant", "_lost", "_registry", "lock")
+    __slots__ = ("__weakref__", "_grant", "_lost", "_owner", "_registry", "lock")
 
     def __init__(self, lock: BaseLock[Any], grant: Grant) -> None:
         self.lock = lock
-        self._grant: Any = grant
+        self._grant = grant
         self._lost = False
         self._registry = registry = process.registry
-        try:
-            next(lock._acquisitions)
-            registry.holds[grant] = process.owner()
-        except BaseException:  # an interrupt. Once there is an entry, `__del__` releases
-            if grant not in registry.holds:
-                grant.release()
-            raise
+        next(lock._acquisitions)
+        self._owner = registry.holds[grant] = process.owner()  # from now on, `__del__` releases
 
     @property
     def acquired_at(self) -> float:
         """The time of the acquisition, in seconds since the epoch."""
-        moment: float = self._grant.acquired_at
-        return moment
+        return self._grant.acquired_at
 
     @property
     def token(self) -> int | None:
         """A number that grows with every acquisition. None: the lock cannot be taken away from its holder."""
-        token: int | None = self._grant.token
-        return token
+        return self._grant.token
 
     @property
     def released(self) -> bool:
@@ -89,24 +82,18 @@ class Hold:
         """The descriptor that carries the lock. A child that inherits it keeps the lock if this process dies."""
         if self.released:
             raise self._not_held()
-        number: int = self._grant.fileno()
-        return number
+        grant: Any = self._grant
+        return int(grant.fileno())
 
     def release(self) -> None:
         """Release the lock. Raises NotLocked the second time, LockLost if it was taken away meanwhile."""
         if process.forks:  # perhaps the fork hook of another module, in a child, and before ours
             process.current_registry()
-        holds, grant = self._registry.holds, self._grant
-        try:
-            # Popping the entry is atomic: if two threads release at once, exactly one of them pops it.
-            ours = holds.pop(grant, None) is not None
-            if ours and grant.release():
-                return
-        except BaseException:  # perhaps an interrupt, before anything was done
-            if grant not in holds:
-                grant.finish_release()
-            raise
-        raise self._loss() if ours else self._not_held()
+        # Popping the entry is atomic: if two threads release at once, exactly one of them pops it.
+        if self._registry.holds.pop(self._grant, None) is None:
+            raise self._not_held()
+        if not self._grant.release():
+            raise self._loss()
 
     async def arelease(self) -> None:
         """`release`, for tasks. If it waits for a disk or a server, other tasks run meanwhile."""
@@ -119,11 +106,6 @@ class Hold:
         from ..wait import in_thread
 
         await in_thread(work)
-
-    def _owner(self) -> object:
-        """The task or thread that acquired it. None: it is released, or the task is gone."""
-        thread, task = self._registry.holds.get(self._grant, (None, None))
-        return thread if task is None else task()
 
     def _not_held(self) -> HoldfastError:
         name = self.lock._engine.name
@@ -155,13 +137,11 @@ class Hold:
     ) -> None:
         if self._registry is not process.registry:
             return  # a forked child leaves its parent's block: nothing of its own to release
-        if error is None:
-            self.release()
-            return
-        try:  # the exception of the block is more important than an error of the release
+        try:
             self.release()
         except (HoldfastError, OSError):
-            pass
+            if error is None:  # else the exception of the block is more important
+                raise
 
     async def __aenter__(self: HoldType) -> HoldType:
         return self.__enter__()

@@ -1,10 +1,10 @@
 """How a caller waits for a lock at a path, from top to bottom.
 
-    line     threads and tasks of this process wait in memory, in order of arrival (`process.Line`)
+    line     threads and tasks of this process wait in memory, in order of arrival (`process.LinePlace`)
     queue    the first few of each process wait behind tickets, in order of arrival (`queue.Queue`)
     front    the first waiter of all waits for the lock itself (`engine.wait_in_front`)
 
-A caller that does not wait (`waits=False`) attempts again only if the file was replaced or is being removed.
+A caller that does not wait attempts again only if the file was replaced or is being removed.
 """
 
 from __future__ import annotations
@@ -14,19 +14,35 @@ from time import monotonic
 
 from .. import process, system, wait
 from ..paths import mount_at
-from .engine import BUSY, QUEUED, REMOVING, REPLACED, Engine, Grant, Outcome, attempt_step
+from .engine import BUSY, QUEUED, REPLACED, Engine, Grant, Outcome, attempt_step
 from .queue import Queue, remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .location import Location
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    GrantType = TypeVar("GrantType", bound="LocalGrant")
 
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32
-MAX_REMOVALS = 50  # retries after which the process that removes the file is treated as a holder: it may be stopped
 _MAX_QUICK_RETRIES = 3  # retries without a pause
-_MAX_RETRIES = 200  # retries after which the lock counts as busy
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.000_05, 0.002
+# Retries after which the lock counts as busy. A process that removes the file may be stopped.
+_MAX_REMOVALS, _MAX_REPLACED = 50, 200
+
+
+class Location:
+    """The file of a lock, which is the target if the path is a symlink, and the directory of its queue.
+
+    Both are in one object, so that a thread sees them change together.
+    """
+
+    __slots__ = ("file", "queue")
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.queue = file + ".queue"
 
 
 class LocalGrant(Grant):
@@ -50,49 +66,6 @@ class LocalEngine(Engine):
         """Make one attempt without regard to the queue. `queued`: the caller is first in it, or has a `Turn`."""
         raise NotImplementedError
 
-    def file_was_replaced(self, retries: int) -> None:
-        """Called for every REPLACED, with their number in a row."""
-
-    def steps(
-        self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool
-    ) -> wait.Steps[LocalGrant]:
-        """Wait in the line of this process, then in the queue of all processes, then for the lock itself."""
-        if not waits:
-            return (yield from _retry(self, found))
-        grant: LocalGrant | None = None
-        is_done = False
-        shares = self.shares_already(asynchronous=asynchronous)
-        queue = Queue(self.location.queue, self.mode) if not shares and has_queue(self) else None
-        place = process.LinePlace(self.location.file)
-        try:
-            try:
-                notification = wait.AsyncNotification() if asynchronous else wait.Notification()
-                place.join(TICKETS_PER_PROCESS if queue is not None else 1, notification)
-                while not place.admitted:
-                    wait.check_deadline(deadline)
-                    yield wait.Notified(notification, wait.sooner(monotonic() + wait.RECHECK_S, deadline))
-                    if not place.admitted:
-                        place.admit_others()
-                joined = queue is not None and queue.join()
-                place.admit_others()
-                if queue is not None and joined:
-                    grant = yield from queue.wait(self, deadline)
-                if grant is None:
-                    grant = yield from self.wait_in_front(deadline, asynchronous=asynchronous)
-                if queue is not None:
-                    grant.called_at = monotonic()  # type: ignore[misc]  # a slot of each subclass
-            finally:
-                if queue is not None:
-                    queue.leave()
-                    if grant is None and not place.is_inherited:
-                        remove_queue(queue.path)
-                place.leave()
-            is_done = True
-        finally:
-            if not is_done and not place.is_inherited:
-                self.gave_up()
-        return grant
-
     def is_free(self) -> bool:
         """Could the first waiter acquire the lock at this moment?"""
         raise NotImplementedError
@@ -108,34 +81,80 @@ class LocalEngine(Engine):
     def gave_up(self) -> None:
         """Called when a wait ended without the lock."""
 
+    def file_was_replaced(self, retries: int) -> None:
+        """Called for every REPLACED, with their number in a row."""
 
-def _retry(engine: LocalEngine, found: LocalGrant | Outcome) -> wait.Steps[LocalGrant]:
-    """Attempt again until the lock is taken, or known to be busy: then raise `DeadlinePassed`."""
-    replaced = removals = 0
-    backoff = wait.Backoff(_MIN_PAUSE_S, _MAX_PAUSE_S)
-    while not found:
-        if found is BUSY or (found is QUEUED and Queue(engine.location.queue, engine.mode).is_alive()):
+    def steps(self, found: Outcome, deadline: float | None, *, asynchronous: bool) -> wait.Steps[LocalGrant]:
+        """Wait in the line of this process, then in the queue of all processes, then for the lock itself."""
+        if deadline == 0:
+            return (yield from self._retry(found))
+        grant: LocalGrant | None = None
+        shares = self.shares_already(asynchronous=asynchronous)
+        queue = Queue(self.location.queue, self.mode) if not shares and self._has_queue() else None
+        notified = wait.AsyncNotified() if asynchronous else wait.Notified()
+        place = process.LinePlace(self.location.file, 1 if queue is None else TICKETS_PER_PROCESS, notified)
+        try:
+            while not place.admitted:
+                wait.check_deadline(deadline)
+                notified.until = wait.sooner(monotonic() + wait.RECHECK_S, deadline)
+                yield notified
+                if not place.admitted:
+                    place.admit_next()
+            joined = queue is not None and queue.join()
+            place.admit_next()
+            if queue is not None and joined:
+                grant = yield from queue.wait(self, deadline)
+            if grant is None:
+                grant = yield from self.wait_in_front(deadline, asynchronous=asynchronous)
+            if queue is not None:
+                grant.called_at = monotonic()  # type: ignore[misc]  # a slot of each subclass
+            return grant
+        finally:
+            if queue is not None:
+                queue.leave()
+                if grant is None:
+                    remove_queue(queue.path)
+            place.leave()
+            if grant is None and not place.is_inherited:
+                self.gave_up()
+
+    def _retry(self, found: Outcome) -> wait.Steps[LocalGrant]:
+        """Attempt again, unless the lock is known to be busy."""
+        if found is QUEUED and Queue(self.location.queue, self.mode).is_alive():
             raise wait.DeadlinePassed
-        if found is REMOVING:
-            removals += 1
-            if removals > MAX_REMOVALS:
-                raise wait.DeadlinePassed
-            # About 0.1 s in all: on a busy machine the process that removes the file has to wait for its turn.
-            yield wait.Pause(monotonic() + min(removals * removals * _MIN_PAUSE_S, _MAX_PAUSE_S))
-        elif found is REPLACED:
+        grant = yield from settle(self, self.attempt, None, found)
+        if isinstance(grant, Outcome):
+            raise wait.DeadlinePassed
+        return grant
+
+    def _has_queue(self) -> bool:
+        """Tickets are FIFOs, which do not reach other machines: there, waiters are served in any order."""
+        return self.fair and has_events(self.location.file)
+
+
+def settle(
+    engine: LocalEngine,
+    attempt: Callable[[], GrantType | Outcome],
+    deadline: float | None,
+    found: GrantType | Outcome = QUEUED,
+) -> wait.Steps[GrantType | Outcome]:
+    """Attempt until the lock is taken or BUSY: while the file is being replaced or removed. `found`: the last result"""
+    removals = replaced = 0
+    while not found and found is not BUSY:
+        if found is REPLACED:
             replaced += 1
-            if replaced > _MAX_RETRIES:
-                raise wait.DeadlinePassed
             engine.file_was_replaced(replaced)
-            if replaced > _MAX_QUICK_RETRIES:
-                yield backoff.pause(None)
-        found = yield from attempt_step(engine, engine.attempt)
+        elif found is not QUEUED:
+            removals += 1
+        if replaced > _MAX_REPLACED or removals > _MAX_REMOVALS:
+            return BUSY
+        if removals or replaced > _MAX_QUICK_RETRIES:
+            wait.check_deadline(deadline)
+            # About 0.1 s in all: on a busy machine the process that removes the file has to wait for its turn.
+            pause = min((removals + replaced) ** 2 * _MIN_PAUSE_S, _MAX_PAUSE_S)
+            yield wait.Pause(wait.sooner(monotonic() + pause, deadline))
+        found = yield from attempt_step(engine, attempt)
     return found
-
-
-def has_queue(engine: LocalEngine) -> bool:
-    """Tickets are FIFOs, which do not reach other machines: there, waiters are served in any order."""
-    return engine.fair and has_events(engine.location.file)
 
 
 def has_events(file: str) -> bool:

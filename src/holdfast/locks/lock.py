@@ -1,11 +1,7 @@
 """`Lock`: held while an open descriptor holds a kernel lock on a file. A crash releases it.
 
-The file is empty and has no state. It exists only to be locked. Acquiring (`path_lock`):
-
-    1. check for a queue of waiters (one system call), and join it if there is one: see `queue`
-    2. open or create the file. Refuse it if it has content: it is user data, or another kind of lock
-    3. take the kernel lock on the descriptor, shared or exclusive
-    4. compare the descriptor with the file that the path names now. If they differ, close and begin again
+The file is empty and has no state. It exists only to be locked (`path_lock`). A file with content is refused: it is
+user data, or another kind of lock.
 
 Releasing an exclusive lock unlinks the file before it unlocks. A sharer tries to convert its lock to an exclusive one.
 If the kernel grants that, no other sharer is left, and it unlinks the file before it unlocks. With `keep=True` the
@@ -20,42 +16,48 @@ raise LockLost, and never delete the file of the second holder.
 from __future__ import annotations
 
 from .. import process, system
-from .base import BaseLock
+from .base import BaseLock, would_deadlock
 from .engine import BUSY, Outcome
 from .hold import Hold
-from .path_lock import Kind, OpenFile, PathLock, take_all
+from .path_lock import OpenFile, PathLock, take_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
+    from ..status import Status
     from .base import StrPath
-    from .engine import Grant
 
 
-class WholeFile(Kind):
+class WholeFile(PathLock):
     """The kernel lock on all of a file, exclusive or shared."""
 
     __slots__ = ("_op", "shared", "wait_op")
 
-    name = "lock"
+    kind = "lock"
     permits = None
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, path: StrPath, *, shared: bool, keep: bool, fair: bool, mode: int) -> None:
+        PathLock.__init__(self, path, keep=keep, fair=fair, mode=mode)
         self.shared = shared
         self.wait_op = system.SH if shared else system.EX
         self._op = self.wait_op | system.NB
 
+    def status(self) -> Status:
+        from ..status import of_kernel_lock
+
+        return of_kernel_lock(self.name, keep=not self.removes_file)
+
     def take(self, file: OpenFile) -> bool | Outcome:
         try:
-            set_lock = file.set_lock
+            set_lock = file.set_lock  # a slot: Python calls a local variable faster
             set_lock(file.fd, self._op)
         except BlockingIOError:
             return BUSY
         return True
 
-    def is_free(self, file: OpenFile) -> bool:
-        """Could an exclusive waiter acquire the lock? A successful shared lock would not prove that."""
+    def take_as_first(self, file: OpenFile) -> bool:
+        """Take all of it: a successful shared lock would not prove that an exclusive waiter could acquire it."""
         if file.mount.removes:
             system.mark_removal(file.fd)
         return take_all(file)
@@ -63,15 +65,18 @@ class WholeFile(Kind):
     def is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
         return st.st_size == 0
 
-    def may_pass_queue(self, engine: PathLock) -> bool:
+    def may_pass_queue(self) -> bool:
         if not self.shared:
-            turn = process.registry.turns.get(engine.location.file)
+            turn = process.registry.turns.get(self.location.file)
             return turn is not None and turn.take()
         # A caller that shares the lock may share it again. Behind a writer that waits for it, it would deadlock.
-        return bool(engine.held_by_caller(asynchronous=process.current_task() is not None, ended=True))
+        return bool(self.held_by_caller(asynchronous=process.current_task() is not None, ended=True))
 
-    def conflict(self, held: list[Grant]) -> str:
-        return "holds the lock" if any(not (self.shared and grant.shared) for grant in held) else ""
+    def shares_already(self, *, asynchronous: bool) -> bool:
+        held = self.held_by_caller(asynchronous=asynchronous)
+        if not all(self.shared and grant.shared for grant in held):
+            raise would_deadlock(self.name, asynchronous, "holds the lock")
+        return bool(held)
 
 
 class Lock(BaseLock[Hold]):
@@ -105,7 +110,7 @@ class Lock(BaseLock[Hold]):
         fair: bool = True,
         mode: int = 0o644,
     ) -> None:
-        engine = PathLock(path, WholeFile(shared), keep=keep, fair=fair, mode=mode)
+        engine = WholeFile(path, shared=shared, keep=keep, fair=fair, mode=mode)
         BaseLock.__init__(self, engine, timeout)
         self.path = engine.name
         self.shared = shared

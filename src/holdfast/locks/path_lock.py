@@ -17,39 +17,41 @@ A holder that came through the queue, or held the lock for a while, leaves the f
 gives up, one of the two removes the file. The waiter leaves the queue first and then examines the lock. The holder
 unlocks first and then examines the queue.
 
-A `Kind` defines what is locked: all of the file (`lock`), or one of several permits (`semaphore`).
+A subclass defines what is locked: all of the file (`lock`), or one of several permits (`semaphore`).
+
+A symlink at the path is followed by this module, and never by the kernel: it may lead elsewhere at the next attempt,
+and in a directory that others can write to, a link of another user is refused (`paths.follow_links`).
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from stat import S_ISREG
 from time import sleep, time
 
 from .. import metrics, process, system
-from ..errors import HoldfastError
+from ..errors import HoldfastError, NotALockFile
 from ..files import OwnedFd, inode_of, named, try_lock
-from ..paths import LOCAL, absolute, mount_of
-from . import local, location
-from .base import would_deadlock
+from ..paths import LOCAL, absolute, check_directory, follow_links, mount_of
+from . import local
 from .engine import BUSY, QUEUED, REMOVING, REPLACED, Outcome
 from .first_waiter import FirstWaiter
-from .location import Location, not_a_lock_file
 from .queue import remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from ..paths import Mount
-    from ..status import Status
     from ..wait import Steps
     from .base import StrPath
     from .engine import Grant
 
 _FRESH_S = 0.1  # a file that was modified within this time shows the time of the acquisition
 _BRIEF_HOLD_S = 0.001  # after a longer hold, the cost of examining the queue does not matter
-_MANY_RETRIES = frozenset({100, 1_000, 10_000, 100_000})
+_MANY_RETRIES = 100
+_MAX_DENIALS = 10
 _MAX_LOOKS = 100  # while another process removes the file
 _PAUSE_S = 0.000_02
 
@@ -70,13 +72,10 @@ class OpenFile(OwnedFd, local.LocalGrant):
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
-        return self.engine.kind.shared
+        return self.engine.shared
 
     def fileno(self) -> int:
         return self.fd
-
-    def finish_release(self) -> None:
-        self.close()
 
     def is_good(self) -> bool:
         return named(self.engine.name, self.key) is not None
@@ -95,9 +94,9 @@ class OpenFile(OwnedFd, local.LocalGrant):
         finally:
             # Unlock before closing: a child that inherited a copy of the descriptor would keep the lock.
             try:
-                if engine.kind.permits is not None:
+                if engine.permits is not None:
                     system.unlock_slots(self.fd)
-                set_lock = self.set_lock
+                set_lock = self.set_lock  # a slot: Python calls a local variable faster
                 set_lock(self.fd, system.UN)
             finally:
                 if engine.keeps_open:
@@ -106,7 +105,7 @@ class OpenFile(OwnedFd, local.LocalGrant):
                     self.close()
         # Only now, when the next waiter can continue: removing a directory is slow.
         if self.called_at:
-            if not self.shared:
+            if not engine.shared:
                 process.registry.note_turn(engine.location.file, self.called_at)
             left_for_next = remove_queue(engine.location.queue) or left_for_next
         # Other holders may have left the file for a queue that is gone now.
@@ -115,21 +114,32 @@ class OpenFile(OwnedFd, local.LocalGrant):
         return still_named
 
 
-class Kind:
-    """What is locked of an open file, and how."""
+class PathLock(local.LocalEngine):
+    """A kernel lock at one path. A subclass defines what is locked of the open file, and how."""
 
-    __slots__ = ()
+    __slots__ = ("_is_checked", "fair", "location", "metrics", "mode", "name", "removes_file")
 
-    name: str
+    blocks = False
+    keeps_open = False
+    kind: str  # its name in metrics
     shared: bool  # may others hold it at the same time?
     permits: int | None  # how many at most, written in the file. None: the file is empty
     wait_op: int  # the operation with which the kernel waits for the lock. 0: it cannot
+
+    def __init__(self, path: StrPath, *, keep: bool, fair: bool, mode: int) -> None:
+        self.name = absolute(path)
+        self.removes_file = not keep
+        self.fair = fair and system.HAS_FIFOS
+        self.mode = mode
+        self.metrics = metrics.kind(self.kind)
+        self.location = local.Location(self.name)
+        self._is_checked = False
 
     def take(self, file: OpenFile) -> bool | Outcome:
         """Try to lock the file. Returns True, or the reason why it failed."""
         raise NotImplementedError
 
-    def is_free(self, file: OpenFile) -> bool:
+    def take_as_first(self, file: OpenFile) -> bool:
         """Could the first waiter acquire the lock? The caller closes the file."""
         raise NotImplementedError
 
@@ -137,52 +147,19 @@ class Kind:
         """Has the file the content of this kind? Then it may be removed when it is not in use."""
         raise NotImplementedError
 
-    def may_pass_queue(self, engine: PathLock) -> bool:
+    def may_pass_queue(self) -> bool:
         """May the caller make an attempt although waiters are in the queue?"""
         raise NotImplementedError
-
-    def conflict(self, held: list[Grant]) -> str:
-        """Why a caller with these holds would wait for itself; empty if it would not."""
-        raise NotImplementedError
-
-
-class PathLock(local.LocalEngine):
-    """The lock of one kind at one path."""
-
-    __slots__ = (
-        *("_is_checked", "fair", "keeps_open", "kind", "location", "metrics", "mode", "name", "removes_file"),
-        "sets_time",
-    )
-
-    blocks = False
-
-    def __init__(self, path: StrPath, kind: Kind, *, keep: bool, fair: bool, mode: int) -> None:
-        self.name = absolute(path)
-        self.kind = kind
-        self.keeps_open = False
-        self.removes_file = not keep
-        self.sets_time = not keep and kind.permits is None
-        self.fair = fair and system.HAS_FIFOS
-        self.mode = mode
-        self.metrics = metrics.kind(kind.name)
-        self.location = Location(self.name)
-        self._is_checked = False
-
-    def status(self) -> Status:
-        from ..status import of_kernel_lock, of_semaphore
-
-        if self.kind.permits is None:
-            return of_kernel_lock(self.name, keep=not self.removes_file)
-        return of_semaphore(self.name, self.kind.permits)
 
     # One attempt.
 
     def first_attempt(self) -> OpenFile | Outcome:
         if not self._is_checked:
-            location.check(self.location)
+            follow_links(os.path.dirname(self.name))  # raises UnsafePath
+            check_directory(self.name)
             self._is_checked = True
         if self.fair and system.access(self.location.queue, 0):
-            return self.attempt(queued=True) if self.kind.may_pass_queue(self) else QUEUED
+            return self.attempt(queued=True) if self.may_pass_queue() else QUEUED
         return self.attempt()
 
     def attempt(self, queued: bool = False, file: OpenFile | None = None, granted: bool = False) -> OpenFile | Outcome:
@@ -195,19 +172,20 @@ class PathLock(local.LocalEngine):
         try:
             if opened is None:
                 opened = self.open()
-                if opened is None:
-                    return REPLACED
-            found = granted or self.kind.take(opened)
+            found = granted or self.take(opened)
             if found is True or (found is BUSY and (found := self._take_again(opened)) is True):
                 st = named(self.name, opened.key)
                 if st is not None:
-                    if st.st_size and self.kind.permits is None:  # another kind of lock was made of it meanwhile
+                    if st.st_size and self.permits is None:  # another kind of lock was made of it meanwhile
                         raise not_a_lock_file(self.name)
                     opened.acquired_at = now = time()
                     opened.came_through_queue = queued
                     opened.called_at = 0.0
-                    if self.sets_time and now - opened.st.st_mtime > _FRESH_S:
-                        _set_time(opened)
+                    if self.removes_file and self.permits is None and now - opened.st.st_mtime > _FRESH_S:
+                        try:  # `status` shows the modification time as the time of the acquisition
+                            system.touch(opened.fd)
+                        except OSError:
+                            pass  # another user's file
                     return opened
                 found = REPLACED
         except BlockingIOError:  # another program keeps us from opening, reading or marking the file
@@ -230,30 +208,28 @@ class PathLock(local.LocalEngine):
             return BUSY
         if system.removal_marked(file.fd):
             return REMOVING
-        return REPLACED if named(self.name, file.key) is None else self.kind.take(file)
+        return REPLACED if named(self.name, file.key) is None else self.take(file)
 
     # The file.
 
-    def open(self, create: bool = True) -> OpenFile | None:
-        """Open the file. Create it if it does not exist, unless `create` is false. None: it does not exist.
+    def open(self, create: bool = True) -> OpenFile:
+        """Open the file. Create it if it does not exist, unless `create` is false.
 
-        Raises NotALockFile, or Unsupported where the file system has no locks that work.
+        Raises OSError, NotALockFile, UnsafePath, or Unsupported where the file system has no locks that work.
         """
-        path = self.location.file
+        path, flags = self.location.file, system.O_LOCK if create else system.O_EXISTING
         try:
             if path is not self.name:
-                path = location.follow_link(self)
-            fd = system.open_fd(path, system.O_LOCK if create else system.O_EXISTING, self.mode)
+                path = self._follow_link()
+            fd = system.open_fd(path, flags, self.mode)
         except OSError as error:
-            fd = location.open_otherwise(self, error, create)
-            if fd < 0:
-                return None
+            fd = self._open_otherwise(error, flags)
             path = self.location.file
         file = OpenFile(fd)
         try:
             file.engine = self
             file.st = st = system.fstat(fd)
-            if not S_ISREG(st.st_mode) or (st.st_size and self.kind.permits is None):
+            if not S_ISREG(st.st_mode) or (st.st_size and self.permits is None):
                 raise not_a_lock_file(self.name)
             file.key = inode_of(st)
             device = st.st_dev
@@ -264,13 +240,49 @@ class PathLock(local.LocalEngine):
             raise
         return file
 
+    def _follow_link(self) -> str:
+        """Resolve the symlink again, because it may have changed. Returns the path of the target."""
+        self.location = local.Location(follow_links(self.name))
+        return self.location.file
+
+    def _open_otherwise(self, error: OSError, flags: int) -> int:
+        """Open the file in another way after the plain open failed, or raise the reason."""
+        try:
+            if isinstance(error, PermissionError):
+                return self._open_denied(error, flags)
+            if error.errno == errno.ELOOP and self.location.file is self.name:
+                return system.open_fd(self._follow_link(), flags, self.mode)
+        except OSError as other:
+            if other is not error:
+                return self._open_otherwise(other, flags)
+        if isinstance(error, IsADirectoryError) or error.errno == errno.ENXIO:  # a socket
+            raise not_a_lock_file(self.name) from None
+        if isinstance(error, FileNotFoundError):
+            text = "the directory for this lock does not exist; make it first"
+            raise FileNotFoundError(errno.ENOENT, text, self.name) from None
+        raise error
+
+    def _open_denied(self, error: OSError, flags: int) -> int:
+        """Open another user's file, which may come and go meanwhile.
+
+        With fs.protected_regular the kernel refuses O_CREAT on it in a sticky directory, so try again without. flock
+        works on a descriptor that can only read. Byte ranges do not.
+        """
+        for _ in range(_MAX_DENIALS):
+            for other_flags in (system.O_EXISTING, system.O_READ, flags):
+                try:
+                    return system.open_fd(self.location.file, other_flags, self.mode)
+                except (PermissionError, FileNotFoundError):
+                    continue
+        raise error
+
     def put_away(self, file: OpenFile, reusable: bool) -> None:
         """Close the file: it is not locked any more, or never was."""
         file.close()
 
     def file_was_replaced(self, retries: int) -> None:
         self.metrics.identity_retries.bump()
-        if retries in _MANY_RETRIES:
+        if retries == _MANY_RETRIES:
             import logging
 
             logging.getLogger("holdfast").warning(
@@ -285,13 +297,12 @@ class PathLock(local.LocalEngine):
 
     def free_name(self, file: OpenFile, st: os.stat_result) -> bool:
         """Remove the file before it is unlocked. True: it is left for the next waiter."""
-        kind = self.kind
-        if st.st_size and kind.permits is None:
+        if st.st_size and self.permits is None:
             return False  # it got content meanwhile, and is not ours to remove
-        held_briefly = kind.shared or time() - file.acquired_at <= _BRIEF_HOLD_S
+        held_briefly = self.shared or time() - file.acquired_at <= _BRIEF_HOLD_S
         if (file.came_through_queue or not held_briefly) and system.access(self.location.queue, 0):
             return True
-        if kind.shared:
+        if self.shared:
             system.mark_removal(file.fd)
             self._remove_marked(file)  # our own share is not in the way
         else:
@@ -323,7 +334,7 @@ class PathLock(local.LocalEngine):
         for _ in range(_MAX_LOOKS):
             if take_all(file):
                 st = named(self.name, file.key)
-                if st is not None and self.kind.is_ours(file, st):
+                if st is not None and self.is_ours(file, st):
                     self.remove(file.key)
                 return
             if system.removal_marked(file.fd):
@@ -339,41 +350,26 @@ class PathLock(local.LocalEngine):
         if not self.removes_file:
             return
         try:
-            file = self.open(create=False)
-            if file is None:
-                return
-            with file:
-                if file.mount.removes and self.kind.is_ours(file, file.st):
+            with self.open(create=False) as file:
+                if file.mount.removes and self.is_ours(file, file.st):
                     system.mark_removal(file.fd)
                     self._remove_marked(file)
         except (HoldfastError, OSError):
-            pass  # another kind of file, or locked from end to end by another program
+            pass  # it is gone, another kind of file, or locked from end to end by another program
 
     # Waiting for it.
 
     def held_by_caller(self, *, asynchronous: bool, ended: bool = False) -> list[Grant]:
-        if not process.registry.holds:
-            return []
         try:
             st = system.stat(self.name)
         except OSError:
             return []
         return process.registry.holds_of_caller(inode_of(st), asynchronous=asynchronous, ended=ended)
 
-    def shares_already(self, *, asynchronous: bool) -> bool:
-        held = self.held_by_caller(asynchronous=asynchronous)
-        conflict = self.kind.conflict(held)
-        if conflict:
-            raise would_deadlock(self.name, asynchronous, conflict)
-        return bool(held) and self.kind.permits is None
-
     def is_free(self) -> bool:
-        file = self.open()
-        if file is None:
-            return False
-        with file:
+        with self.open() as file:
             try:
-                return self.kind.is_free(file)
+                return self.take_as_first(file)
             except BlockingIOError:  # another program has locked it from end to end
                 return False
 
@@ -391,9 +387,9 @@ def take_all(file: OpenFile) -> bool:
     return try_lock(file.fd, system.EX_NB, file.set_lock)
 
 
-def _set_time(file: OpenFile) -> None:
-    """Set the modification time to now: `status` shows it as the time of the acquisition."""
-    try:
-        system.touch(file.fd)
-    except OSError:
-        pass  # another user's file
+def not_a_lock_file(path: str) -> NotALockFile:
+    return NotALockFile(
+        f"{path} is a directory, a device, a socket, a lock of another kind, or a file with content of its own. It was "
+        "left untouched. A lock needs a path to itself (often the same name with .lock after it).",
+        path=path,
+    )

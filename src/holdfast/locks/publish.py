@@ -18,7 +18,7 @@ import os
 from .. import owner, system
 from ..files import OwnedFd, inode_of, sync_directory, write_all
 from ..paths import cannot_be_swapped, follow_links, is_trusted, mount_at
-from .location import Location
+from .local import Location
 from .record import MAX_BYTES
 
 TYPE_CHECKING = False

@@ -217,10 +217,6 @@ class Queue:
                 return None
             return news
 
-    def __del__(self) -> None:
-        if getattr(self, "_ticket", None) is not None:  # an interrupt kept it from leaving
-            self.leave()
-
     def leave(self) -> None:
         """Give the ticket back. In a forked child that unwinds its parent's wait, nothing happens."""
         ticket = self._ticket

@@ -23,36 +23,41 @@ import errno
 from .. import system
 from ..errors import Unsupported
 from ..files import OwnedFd, named, try_lock, write_at
-from .base import BaseLock
+from .base import BaseLock, would_deadlock
 from .engine import BUSY, REMOVING, REPLACED, Outcome
 from .hold import Hold
-from .location import not_a_lock_file
-from .path_lock import Kind, OpenFile, PathLock, take_all
+from .path_lock import OpenFile, PathLock, not_a_lock_file, take_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
+    from ..status import Status
     from .base import StrPath
-    from .engine import Grant
 
 MAX_PERMITS = system.MAX_SLOTS
 _PREFIX = b"permits="
 _MAX_BYTES = len(_PREFIX) + 8
 
 
-class Permits(Kind):
+class Permits(PathLock):
     """One of several slots of a file."""
 
     __slots__ = ("permits",)
 
     permits: int
-    name = "semaphore"
+    kind = "semaphore"
     shared = True
     wait_op = 0
 
-    def __init__(self, permits: int) -> None:
+    def __init__(self, path: StrPath, permits: int, *, fair: bool, mode: int) -> None:
+        PathLock.__init__(self, path, keep=False, fair=fair, mode=mode)
         self.permits = permits
+
+    def status(self) -> Status:
+        from ..status import of_semaphore
+
+        return of_semaphore(self.name, self.permits)
 
     def take(self, file: OpenFile) -> bool | Outcome:
         try:
@@ -65,12 +70,12 @@ class Permits(Kind):
             if error.errno != errno.EBADF:  # the descriptor can only be read
                 raise
             text = "users of a semaphore must be able to write its file; make it with mode=0o666"
-            raise PermissionError(errno.EACCES, text, file.engine.name) from None
+            raise PermissionError(errno.EACCES, text, self.name) from None
 
     def _take_slot(self, file: OpenFile, content: bytes) -> bool | Outcome:
         number = parse(content)
         if number is None:
-            raise not_a_lock_file(file.engine.name)
+            raise not_a_lock_file(self.name)
         if number != self.permits:
             return self._replace_number(file, number)
         # The slot first: an attempt that fails must not share the file, and so keep another process from removing it.
@@ -102,52 +107,53 @@ class Permits(Kind):
         try:
             write_at(file.fd, content, 0)
         except OSError:  # the disk is full: an empty or incomplete file would be in the way
-            if named(file.engine.name, file.key) is not None:
-                file.engine.remove(file.key)
+            if named(self.name, file.key) is not None:
+                self.remove(file.key)
             raise
         return content
 
     def _replace_number(self, file: OpenFile, number: int) -> Outcome:
         """The file has another number: remove it if no process uses it any more."""
-        path = file.engine.name
         if file.mount.removes:
             system.mark_removal(file.fd)
             try:
                 if take_all(file):
-                    if named(path, file.key) is not None:
-                        file.engine.remove(file.key)
+                    if named(self.name, file.key) is not None:
+                        self.remove(file.key)
                     return REPLACED
                 if system.removal_marked(file.fd):
                     return REMOVING
-                if named(path, file.key) is None:
+                if named(self.name, file.key) is None:
                     return REPLACED
             finally:
                 _unlock(file)
                 system.unmark_removal(file.fd)
         raise Unsupported(
-            f"{path}: other processes use this semaphore with {number} permits, and {self.permits} were asked for. Use "
-            "the same number everywhere. To change it, stop all users first"
+            f"{self.name}: other processes use this semaphore with {number} permits, and {self.permits} were asked "
+            "for. Use the same number everywhere. To change it, stop all users first"
             f"{'' if file.mount.removes else ', then delete the file'}.",
-            path=path,
+            path=self.name,
         )
 
-    def is_free(self, file: OpenFile) -> bool:
+    def take_as_first(self, file: OpenFile) -> bool:
         return self.take(file) is True
 
     def is_ours(self, file: OpenFile, st: os.stat_result) -> bool:
         content = system.pread(file.fd, _MAX_BYTES + 1, 0)
         return not content or parse(content) is not None
 
-    def may_pass_queue(self, engine: PathLock) -> bool:
+    def may_pass_queue(self) -> bool:
         """A caller with another number of permits than the file gets its error before it queues."""
         try:
-            with OwnedFd(system.open_fd(engine.location.file, system.O_READ)) as file:
+            with OwnedFd(system.open_fd(self.location.file, system.O_READ)) as file:
                 return parse(system.read(file.fd, _MAX_BYTES + 1)) not in (None, self.permits)
         except OSError:
             return False
 
-    def conflict(self, held: list[Grant]) -> str:
-        return "has all the permits" if len(held) >= self.permits else ""
+    def shares_already(self, *, asynchronous: bool) -> bool:
+        if len(self.held_by_caller(asynchronous=asynchronous)) >= self.permits:
+            raise would_deadlock(self.name, asynchronous, "has all the permits")
+        return False
 
 
 class Semaphore(BaseLock[Hold]):
@@ -172,7 +178,7 @@ class Semaphore(BaseLock[Hold]):
     ) -> None:
         if not isinstance(permits, int) or not 1 <= permits <= MAX_PERMITS:
             raise ValueError(f"permits is a number from 1 to {MAX_PERMITS}, not {permits!r}")
-        engine = PathLock(path, Permits(permits), keep=False, fair=fair, mode=mode)
+        engine = Permits(path, permits, fair=fair, mode=mode)
         BaseLock.__init__(self, engine, timeout)
         self.path = engine.name
         self.permits = permits

@@ -14,18 +14,8 @@ from .common import FIRST_SLOT, LIVENESS_BYTE, MAX_SLOTS, REMOVAL_BYTE
 _HAS_PROC = sys.platform != "win32"  # under wine, a Windows program must not read the /proc of Linux
 
 
-def lock_removal(fd: int) -> None:
-    """Take the right to remove a lock file. BlockingIOError: another process has that right."""
-    set_range(fd, EX_NB, REMOVAL_BYTE, 1)
-
-
 def unmark_removal(fd: int) -> None:
     set_range(fd, UN, REMOVAL_BYTE, 1)
-
-
-def lock_liveness(fd: int) -> None:
-    """Lock the liveness byte of a new file, which no other process has open yet."""
-    set_range(fd, EX_NB, LIVENESS_BYTE, 1)
 
 
 def liveness_locked(fd: int) -> bool:

@@ -278,6 +278,16 @@ def set_range(fd: int, op: int, start: int, length: int) -> None:
         mine[start, length] = kind
 
 
+def lock_removal(fd: int) -> None:
+    """Take the right to remove a lock file. BlockingIOError: another process has that right."""
+    set_range(fd, EX_NB, REMOVAL_BYTE, 1)
+
+
+def lock_liveness(fd: int) -> None:
+    """Lock the liveness byte of a new file, which no other process has open yet."""
+    set_range(fd, EX_NB, LIVENESS_BYTE, 1)
+
+
 def range_locked(fd: int, start: int, length: int) -> bool:
     """True: another descriptor has a byte of this range locked, or tries it at this moment."""
     try:
