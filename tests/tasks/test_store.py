@@ -19,8 +19,7 @@ from support import PATIENCE, until
 from holdfast.tasks import sqlite
 from holdfast.tasks.policy import Retries, given_back
 from holdfast.tasks.queue import open_store
-from holdfast.tasks.rows import Transaction
-from holdfast.tasks.sql import SqlStore
+from holdfast.tasks.sql import SqlStore, Transaction
 from holdfast.tasks.store import ENDED, STATES, Attempt, Ending, NewTask, Registration, Selection, Store, Task, Woken
 
 ENGINES = ["sqlite", "postgres"]
@@ -214,7 +213,6 @@ def test_a_token_grows_and_an_old_one_settles_nothing(store: Store) -> None:
         assert store.settle([given_back(attempt)]) == [True]
         assert store.settle([done(attempt)]) == [False]
         assert not store.report(id, attempt.token, "[1, 2]")
-        assert store.is_cancelling(id, attempt.token) is None
     assert tokens == sorted(set(tokens))
     assert state(store, id) == "ready"
 
@@ -420,8 +418,7 @@ def test_waiting_tasks_are_cancelled_and_running_ones_are_marked(store: Store) -
     r = claim_one(store, worker)
     assert store.cancel(Selection(ids=["r", "w", "d", "nobody"])) == 3
     assert (state(store, "r"), state(store, "w"), state(store, "d")) == ("running", "cancelled", "cancelled")
-    assert store.is_cancelling("r", r.token)
-    assert store.cancelling() == [("r", r.token)]
+    assert [(task.id, task.token, task.cancelling) for task in store.tasks(["running"])] == [("r", r.token, True)]
     assert store.settle([Ending("r", r.token, "delayed", 5)]) == [True]
     assert state(store, "r") == "cancelled"
     assert store.cancel(Selection(ids=["r"])) == 0
@@ -778,8 +775,7 @@ def test_a_task_that_ended_while_the_clock_was_wrong_does_not_keep_others_from_b
     worker = store.register()
     first, second, _ = store.claim(worker, 3)
     with monkeypatch.context() as patch:
-        for module in ("sql", "postgres"):
-            patch.setattr(f"holdfast.tasks.{module}.time", lambda: time() + 1e8)
+        patch.setattr("holdfast.tasks.sql.time", lambda: time() + 1e8)
         store.settle([done(first)])
         store.prune({"done": time() + 1e8 - 1000}, 10)  # a pass that begins in the future
     store.settle([done(second)])

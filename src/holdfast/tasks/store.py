@@ -38,6 +38,8 @@ ENDED = ("done", "failed", "cancelled")
 OPEN = (*WAITING, "running")
 STATES = (*OPEN, *ENDED)
 
+NEVER = 1e300  # a moment
+
 
 @dataclass(slots=True)
 class NewTask:
@@ -149,14 +151,16 @@ class Changes(ABC):
 
 
 class Registration(ABC):
-    """A worker that the engine knows to be alive. One thread uses it."""
+    """A worker that the engine knows to be alive. One thread uses it. One that is collected counts as dead."""
 
     name: str  # unique, and readable: it begins with `process_name`
     refused = 0  # endings that were settled by `claim`, and whose token was old
+    is_idle = False  # its last claim found no task, and asked to be woken
+    until = NEVER  # an idle worker wakes at this moment of the engine's clock
 
     @abstractmethod
     def fileno(self) -> int:
-        """A descriptor for a command to inherit. The worker counts as alive as long as the command runs. -1: none."""
+        """A descriptor for a command to inherit. The worker counts as alive as long as the command runs."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -165,11 +169,6 @@ class Registration(ABC):
     @abstractmethod
     def close(self) -> None:
         """The worker has no running task any more."""
-
-    def drop(self) -> bool:
-        """Called while garbage is collected, in any place of the program. True: the worker counts as dead now. False:
-        the engine has no way to do that, and `close` may be called there."""
-        return False
 
 
 def process_name() -> str:
@@ -255,18 +254,6 @@ class Store(ABC):
         """Store the progress of an attempt. False: its token is old."""
 
     @abstractmethod
-    def is_cancelling(self, id: str, token: int) -> bool | None:
-        """Was this attempt cancelled while it runs? None: its token is old."""
-
-    @abstractmethod
-    def cancelling(self) -> list[tuple[str, int]]:
-        """The id and token of every running task that was cancelled."""
-
-    @abstractmethod
-    def running(self, worker: str) -> list[Attempt]:
-        """The running tasks of a worker, in the order in which it begins them."""
-
-    @abstractmethod
     def orphans(self) -> list[Attempt]:
         """The running tasks of all dead workers."""
 
@@ -316,9 +303,5 @@ class Store(ABC):
         """Tasks in the order in which they were added. Other processes may change them meanwhile."""
 
     @abstractmethod
-    def is_empty(self) -> bool:
-        """Is no task waiting or running? Takes the same time, however many tasks have ended."""
-
-    @abstractmethod
-    def count(self) -> dict[str, int]:
-        """How many tasks are in each of the states."""
+    def count(self, states: Collection[str] = STATES, at_most: int | None = None) -> dict[str, int]:
+        """How many tasks are in each of the states. at_most: stop counting there."""
