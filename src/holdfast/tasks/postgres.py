@@ -43,7 +43,7 @@ from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError, Unsupported
 from .server import LOOK_S, InProcess, ServerChanges, Worker
 from .sql import Result, Run, SqlStore, Transaction
-from .statements import COLUMNS, SCHEMA, filled, number_of
+from .statements import COLUMNS, OPEN_ATTEMPT, SCHEMA, UPDATES, filled, number_of
 from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
@@ -87,6 +87,8 @@ _STATEMENTS = {
         select seq from new left join added on seq = number order by place""",
     "lock_seq": "select 1 from {p}task where seq = any(?) order by seq for update",
     "lock_id": "select 1 from {p}task where id = any(?) order by seq for update",
+    "attempts_seq": f"select seq, token, {OPEN_ATTEMPT} from {{p}}task where seq = any(?) and id is null and state = 1",
+    "attempts_id": f"select id, token, {OPEN_ATTEMPT} from {{p}}task where id = any(?) and state = 1",
     "wake": """with w as (select worker from {p}idle where until >= 0 order by until limit ? for update skip locked),
         c as (select worker from {p}idle where until < 0 for update skip locked),
         chosen as (delete from {p}idle where worker in (table w union all table c) returning worker)
@@ -96,6 +98,11 @@ _STATEMENTS = {
         where {_DEAD})""",
     "orphans": f"select distinct worker from {{p}}task where state = 1 and {_DEAD} order by worker",
     "forget_dead": f"delete from {{p}}idle where {_DEAD}",
+}
+_STATEMENTS |= {
+    f"{name}_all": f"""update {{p}}task set {same}, {", ".join(f"{column} = v.{column}" for column in columns)}
+        from json_populate_recordset(null::{{p}}task, ?::json) v where {{p}}task.seq = v.seq"""
+    for name, (same, columns) in UPDATES.items()
 }
 
 
@@ -269,17 +276,6 @@ class PostgresStore(SqlStore):
     def lock_room(self, tx: Transaction) -> None:
         self._lock(tx, "meta", "2")
 
-    def lock_tasks(self, tx: Transaction, ids: list[str]) -> None:
-        numbers = [seq for id in ids if (seq := number_of(id)) is not None]
-        names = [id for id in ids if number_of(id) is None]
-        for statement, some in (("lock_seq", numbers), ("lock_id", names)):
-            if some:
-                tx.run(self.sql[statement], (some,))
-
-    def first_rows(self, run: Run, statements: Iterable[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        cursors = [run(*statement) for statement in statements]
-        return [cursor.fetchone() for cursor in cursors]
-
     # Operations that differ from other engines.
 
     def add(
@@ -304,9 +300,7 @@ class PostgresStore(SqlStore):
         return added
 
     def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
-        columns = COLUMNS.split(", ")
-        text = json.dumps([dict(zip(columns, row, strict=True)) for row in rows])
-        return [row[0] for row in tx.run(self.sql["insert"], (text,)).fetchall()]
+        return [row[0] for row in tx.run(self.sql["insert"], (_to_json(COLUMNS.split(", "), rows),)).fetchall()]
 
     def claim(
         self,
@@ -327,6 +321,24 @@ class PostgresStore(SqlStore):
 
     def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
         return super().settle_in(tx, [_printable(ending) for ending in endings])
+
+    def open_attempts(self, tx: Transaction, endings: Sequence[Ending]) -> list[Any]:
+        """Lock the tasks, and then read them. In two statements: while the first one waits for a lock, a task may be
+        added that waits for one of them, and the second one must see it."""
+        tasks = [number_of(ending.id) or ending.id for ending in endings]
+        found = {}
+        for by, kind in (("seq", int), ("id", str)):
+            some = [task for task in tasks if isinstance(task, kind)]
+            if some:
+                tx.run(self.sql[f"lock_{by}"], (some,))
+                for task, token, *row in tx.run(self.sql[f"attempts_{by}"], (some,)).fetchall():
+                    found[task, token] = row
+        return [found.get((task, ending.token)) for task, ending in zip(tasks, endings, strict=True)]
+
+    def update_all(self, tx: Transaction, name: str, rows: list[tuple[Any, ...]]) -> None:
+        if rows:
+            columns = [*UPDATES[name][1], "seq"]
+            tx.run(self.sql[f"{name}_all"], (_to_json(columns, rows),))
 
     def register(self) -> Registration:
         return self.retried(lambda: Worker(self, self.here().home))
@@ -378,6 +390,11 @@ def _pipeline(connection: psycopg.Connection[Any]) -> Iterator[None]:
         failed = failed or error
     if failed is not None:
         raise failed
+
+
+def _to_json(columns: list[str], rows: list[tuple[Any, ...]]) -> str:
+    """For json_populate_recordset."""
+    return json.dumps([dict(zip(columns, row, strict=True)) for row in rows])
 
 
 def _printable(ending: Ending) -> Ending:

@@ -2,9 +2,6 @@
 
 An engine derives from `SqlStore`. It opens connections, runs a function in a transaction, knows which workers are
 alive, and wakes those that wait.
-
-A statement that returns nothing may be sent later, together with the next one whose result is read. So code that is
-called for many tasks first runs all statements, and then reads their results (`first_rows`).
 """
 
 from __future__ import annotations
@@ -103,12 +100,17 @@ class SqlStore(Store):
     def lock_room(self, tx: Transaction) -> None:
         """Keep other transactions from filling the room of `max_waiting`."""
 
-    def lock_tasks(self, tx: Transaction, ids: list[str]) -> None:
-        """Keep other transactions from changing these tasks, and from adding tasks that wait for them."""
+    def update_all(self, tx: Transaction, name: str, rows: list[tuple[Any, ...]]) -> None:
+        """Run one of `UPDATES`. A row has the values of its columns, and the number of the task."""
+        for row in rows:
+            tx.run(self.sql[name], row)
 
-    def first_rows(self, run: Run, statements: Iterable[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        """The first row of the result of each statement."""
-        return [run(*statement).fetchone() for statement in statements]
+    def open_attempts(self, tx: Transaction, endings: Sequence[Ending]) -> list[Any]:
+        """The `OPEN_ATTEMPT` of each ending. None: its token is old.
+
+        Other transactions must not change these tasks from now on, nor add tasks that wait for them.
+        """
+        return [tx.run(*self.by("attempt", ending.id, ending.token)).fetchone() for ending in endings]
 
     def by(self, statement: str, id: str, *more: object) -> tuple[str, tuple[Any, ...]]:
         """A statement that finds a task by its id: the user's own, or the one with its number."""
@@ -253,10 +255,12 @@ class SqlStore(Store):
         rows = ready.fetchall()
         now = time()
         attempts = [attempt_of(row) for row in rows]
+        begun = []
         for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
             attempt.token = max(attempt.token, self.least_token) + 1
             attempt.tried += 1
-            tx.run(self.sql["begin"], (attempt.token, worker, place if reserve else 0, now, row[0]))
+            begun.append((attempt.token, worker, place if reserve else 0, now, row[0]))
+        self.update_all(tx, "begin", begun)
         return attempts
 
     def _promote(self, tx: Transaction, rows: list[Any]) -> bool:
@@ -317,43 +321,31 @@ class SqlStore(Store):
         return self.transact(lambda tx: self.settle_in(tx, endings))
 
     def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
-        tx.ended = tx.ended or bool(endings)
-        self.lock_tasks(tx, [ending.id for ending in endings])
-        rows = self.first_rows(tx.run, [self.by("attempt", ending.id, ending.token) for ending in endings])
+        rows = self.open_attempts(tx, endings) if endings else []
+        ended = []
         for ending, row in zip(endings, rows, strict=True):
-            if row is not None:
-                self._settle_one(tx, ending, *row)
+            if row is None:
+                continue
+            seq, key, tried, worker, started_at, history, cancelling, has_dependents = row
+            if key is not None:
+                tx.keys.add(key)
+            if ending.state in ENDED or cancelling:
+                state = NUMBERS["cancelled" if cancelling and ending.state != "done" else ending.state]
+                texts = (ending.result_json, ending.error, ending.traceback, ending.output)
+                ended.append((state, time(), *texts, seq))
+                if has_dependents:
+                    self._release_dependents(tx, seq, ending.id, state)
+            elif not ending.counts:
+                tx.run(self.sql["give_back"], (seq,))  # it stays admitted: else a rate would make it wait again
+                tx.ready += 1
+            else:
+                due = tx.now + ending.delay if ending.delay > 0 else None
+                past = _with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
+                waiting = (tx.waiting_state(key, due), due, self._newest(tx) + 1, tried)
+                tx.run(self.sql["again"], (*waiting, ending.error, ending.traceback, ending.output, past, seq))
+        self.update_all(tx, "end", ended)
+        tx.ended = tx.ended or bool(ended)
         return [row is not None for row in rows]
-
-    def _settle_one(
-        self,
-        tx: Transaction,
-        ending: Ending,
-        seq: int,
-        key: str | None,
-        tried: int,
-        worker: str,
-        started_at: float,
-        history: str | None,
-        cancelling: int,
-        has_dependents: int,
-    ) -> None:
-        if key is not None:
-            tx.keys.add(key)
-        if ending.state in ENDED or cancelling:
-            state = NUMBERS["cancelled" if cancelling and ending.state != "done" else ending.state]
-            texts = (ending.result_json, ending.error, ending.traceback, ending.output)
-            tx.run(self.sql["end"], (state, time(), *texts, seq))
-            if has_dependents:
-                self._release_dependents(tx, seq, ending.id, state)
-        elif not ending.counts:
-            tx.run(self.sql["give_back"], (seq,))  # it stays admitted: else a rate would make it wait again
-            tx.ready += 1
-        else:
-            due = tx.now + ending.delay if ending.delay > 0 else None
-            past = _with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
-            waiting = (tx.waiting_state(key, due), due, self._newest(tx) + 1, tried)
-            tx.run(self.sql["again"], (*waiting, ending.error, ending.traceback, ending.output, past, seq))
 
     def _release_dependents(self, tx: Transaction, seq: int, id: str, state: int) -> None:
         """Tasks that wait for an ended task start, or are cancelled if it was not done."""

@@ -302,7 +302,7 @@ class SqliteStore(SqlStore):
             raise Unsupported(f"{self.name}: connection= needs a queue on PostgreSQL, not a directory.", path=self.path)
         known = [task.id for task in tasks if task.id is not None]
         if known and len(known) == len(tasks):
-            found = self.read(lambda run: self.first_rows(run, [self.by("by", id) for id in known]))
+            found = self.read(lambda run: [run(*self.by("by", id)).fetchone() for id in known])
             if all(found):
                 return [(id, False) for id in known]  # nothing to write, and nothing to sync
         is_single = len(tasks) == 1 and max_waiting is None and tasks[0].key is None and not tasks[0].after

@@ -76,6 +76,20 @@ COLUMNS = (
     "ended_at"
 )  # of a new task
 
+OPEN_ATTEMPT = """seq, key_name, tried, worker, started_at, history, cancelling,
+    exists (select 1 from {p}edge where blocker = {p}task.seq)"""
+# Updates of many tasks: what is the same for all, and the columns that have a value for each, besides `seq`.
+UPDATES = {
+    "begin": (
+        "state = 1, tried = {p}task.tried + 1, progress = null",
+        ["token", "worker", "reserved", "started_at"],
+    ),
+    "end": (
+        "admitted = 0, cancelling = 0",
+        ["state", "ended_at", "result", "error", "traceback", "output"],
+    ),
+}
+
 STATEMENTS = {
     "insert": f"""insert into {{p}}task ({COLUMNS}, ord)
         values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (select coalesce(max(seq), 0) + 1 from {{p}}task))
@@ -85,8 +99,6 @@ STATEMENTS = {
     "ready": f"""select {_ATTEMPT} from {{p}}task
         where state = 0 and not exists (select 1 from {{p}}meta where name = 'paused')
         order by priority desc, ord, seq limit ? {{skip}}""",
-    "begin": """update {p}task set state = 1, token = ?, tried = tried + 1, worker = ?, reserved = ?, started_at = ?,
-        progress = null where seq = ?""",
     "due": "select seq, key_name, admitted from {p}task where state = 2 and due <= ? order by due limit ? {skip}",
     "has_task": """select exists (select 1 from {p}task where state = 0
             and not exists (select 1 from {p}meta where name = 'paused'))
@@ -106,11 +118,7 @@ STATEMENTS = {
     "set_next_at": """insert into {p}key_rate (key_name, next_at) values (?, ?)
         on conflict (key_name) do update set next_at = excluded.next_at""",
     "forget_rates": "delete from {p}key_rate where next_at < ?",
-    "attempt": """select seq, key_name, tried, worker, started_at, history, cancelling,
-        exists (select 1 from {p}edge where blocker = {p}task.seq)
-        from {p}task where {by} and token = ? and state = 1""",
-    "end": """update {p}task set state = ?, ended_at = ?, result = ?, error = ?, traceback = ?, output = ?,
-        admitted = 0, cancelling = 0 where seq = ?""",
+    "attempt": f"select {OPEN_ATTEMPT} from {{p}}task where {{by}} and token = ? and state = 1",
     "again": """update {p}task set state = ?, due = ?, ord = ?, tried = ?, error = ?, traceback = ?, output = ?,
         history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
     "give_back": """update {p}task set state = 0, due = null, tried = tried - 1, cancelling = 0, reserved = 0
@@ -144,6 +152,10 @@ STATEMENTS = {
         on conflict (name) do update set text = excluded.text, last = 0""",
     "unset_schedule": "delete from {p}schedule where name = ?",
     "set_last": "update {p}schedule set last = ? where name = ?",
+}
+STATEMENTS |= {
+    name: f"update {{p}}task set {same}, {' = ?, '.join(columns)} = ? where seq = ?"
+    for name, (same, columns) in UPDATES.items()
 }
 STATEMENTS |= {f"locked_{name}": f"{STATEMENTS[name]} {{lock}}" for name in ("page", "stored")}
 
