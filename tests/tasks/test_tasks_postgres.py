@@ -27,7 +27,7 @@ from holdfast.tasks import postgres as engine
 from holdfast.tasks import sql
 from holdfast.tasks.claimer import Claimer
 from holdfast.tasks.policy import Retries
-from holdfast.tasks.postgres import PostgresStore, open_store
+from holdfast.tasks.postgres import PostgresStore
 from holdfast.tasks.server import MAX_SESSIONS
 from holdfast.tasks.store import OPEN, Attempt, Ending, NewTask, Selection, Woken
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def store(postgres: str) -> Iterator[PostgresStore]:
-    store = open_store(postgres)
+    store = PostgresStore(postgres)
     yield store
     store.close()
 
@@ -57,10 +57,10 @@ def count(store: PostgresStore) -> dict[str, int]:
 # Lost connections.
 
 CLAIM_ALL = """
-from holdfast.tasks.postgres import open_store
+from holdfast.tasks.postgres import PostgresStore
 from holdfast.tasks.store import Ending
 
-store = open_store(url)
+store = PostgresStore(url)
 worker = store.register()
 
 def claim_all():
@@ -177,7 +177,7 @@ class Proxy:
 @pytest.fixture
 def proxy(postgres: str, postgres_server: servers.Postgres) -> Iterator[tuple[Proxy, PostgresStore]]:
     proxy = Proxy(postgres_server.port)
-    store = open_store(postgres.replace(f":{postgres_server.port}/", f":{proxy.port}/"))
+    store = PostgresStore(postgres.replace(f":{postgres_server.port}/", f":{proxy.port}/"))
     yield proxy, store
     store.close()
     proxy.close()
@@ -294,7 +294,7 @@ def test_a_worker_whose_session_was_ended_keeps_its_tasks_if_nobody_took_them(
     store.add(tasks(2))
     worker = store.register()
     attempts = store.claim(worker, 1)
-    other = open_store(postgres)
+    other = PostgresStore(postgres)
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(
             "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and objsubid = 2"
@@ -315,7 +315,7 @@ def test_a_late_completion_is_refused(store: PostgresStore, postgres: str) -> No
         connection.execute(
             "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and objsubid = 2"
         )
-    other = open_store(postgres)
+    other = PostgresStore(postgres)
     taker = other.register()
     until(other.orphans)
     assert other.settle([Ending(orphan.id, orphan.token, "delayed") for orphan in other.orphans()]) == [True]
@@ -335,7 +335,7 @@ def test_after_a_restart_workers_have_time_to_come_back(
     attempts = store.claim(worker, 2)
     postgres_server.kill()
     postgres_server.restart()
-    other = open_store(postgres)
+    other = PostgresStore(postgres)
     assert other.orphans() == []
     assert store.settle(done(attempts)) == [True, True]
     other.close()
@@ -344,7 +344,7 @@ def test_after_a_restart_workers_have_time_to_come_back(
     store.claim(worker, 1)
     postgres_server.kill()
     postgres_server.restart()
-    other = open_store(postgres)
+    other = PostgresStore(postgres)
     assert len(other.orphans()) == 1
     other.close()
     worker.close()
@@ -377,7 +377,7 @@ def test_workers_that_are_cut_off_lose_their_tasks_within_the_bound(
     The limit of the wait has a margin for a busy machine. Without keepalives the server would wait for two hours.
     """
     with servers.FarNetwork(postgres_server) as network:
-        store = open_store(postgres)
+        store = PostgresStore(postgres)
         store.add(tasks(8))
         near = [start_peer(url=postgres, number=2) for _ in range(2)]
         far = [start_peer(url=network.url(postgres), number=2) for _ in range(2)]
@@ -404,9 +404,9 @@ def test_workers_that_are_cut_off_lose_their_tasks_within_the_bound(
 
 SETTLE = "store.settle([Ending(attempt.id, attempt.token, 'done') for attempt in attempts])"
 REGISTER = """
-from holdfast.tasks.postgres import open_store
+from holdfast.tasks.postgres import PostgresStore
 from holdfast.tasks.store import Ending
-store = open_store(url)
+store = PostgresStore(url)
 worker = store.register()
 attempts = store.claim(worker, number, reserve=True)
 """
@@ -541,7 +541,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 def test_many_processes_create_the_tables_together(postgres: str) -> None:
     peers = [Peer(url=postgres) for _ in range(4)]
-    begin_together(peers, "from holdfast.tasks.postgres import open_store; open_store(url).close()")
+    begin_together(peers, "from holdfast.tasks.postgres import PostgresStore; PostgresStore(url).close()")
     for peer in peers:
         peer.answer()
         peer.__exit__(None, None, None)
@@ -700,11 +700,11 @@ def test_another_kind_of_connection_is_refused(store: PostgresStore) -> None:
 
 
 def test_a_newer_format_is_refused_and_left_as_it_is(postgres: str) -> None:
-    open_store(postgres).close()
+    PostgresStore(postgres).close()
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("update holdfast_meta set value = '99' where name = 'version'; drop table holdfast_idle")
         with pytest.raises(Unsupported, match=r"format 99.*Upgrade"):
-            open_store(postgres)
+            PostgresStore(postgres)
         assert connection.execute("select to_regclass('holdfast_idle')").fetchone() == (None,)
 
 
@@ -713,14 +713,14 @@ def test_tables_of_another_program_are_refused(postgres: str, name: str) -> None
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(f"create table holdfast_{name} (x integer)")
         with pytest.raises(CorruptStore, match=r"Choose another prefix"):
-            open_store(postgres)
+            PostgresStore(postgres)
         (number,) = connection.execute("select count(*) from pg_tables where tablename like 'holdfast%'").fetchone()
         assert number == 1
-    open_store(f"{postgres}?prefix=mine_").close()
+    PostgresStore(f"{postgres}?prefix=mine_").close()
 
 
 def test_two_queues_share_a_database(postgres: str) -> None:
-    one, other = open_store(f"{postgres}?prefix=one_"), open_store(f"{postgres}?prefix=other_")
+    one, other = PostgresStore(f"{postgres}?prefix=one_"), PostgresStore(f"{postgres}?prefix=other_")
     one.add([NewTask("{}", id="a", key="k")])
     worker = one.register()
     assert len(one.claim(worker, 1)) == 1
@@ -735,12 +735,12 @@ def test_two_queues_share_a_database(postgres: str) -> None:
 @pytest.mark.parametrize("prefix", ["", "A", "a-b", "a%22b", "a.b", "1a", "a" * 31, "é"])
 def test_a_prefix_that_is_no_plain_name_is_refused(prefix: str) -> None:
     with pytest.raises(ValueError, match="plain name"):
-        open_store(f"postgresql://127.0.0.1:1/db?prefix={prefix}")
+        PostgresStore(f"postgresql://127.0.0.1:1/db?prefix={prefix}")
 
 
 def test_a_wrong_password_is_not_shown(postgres: str) -> None:
     with pytest.raises(ConnectionFailed, match="Check the user name and the password") as caught:
-        open_store(postgres.replace(servers.PASSWORD, "wrong-one"))
+        PostgresStore(postgres.replace(servers.PASSWORD, "wrong-one"))
     assert "wrong-one" not in str(caught.value) + repr(caught.value)
 
 
@@ -749,7 +749,7 @@ def test_a_user_without_rights_gets_an_error_with_the_remedy(postgres: str, post
         connection.execute(f"create role visitor login password '{servers.PASSWORD}'")
     try:
         with pytest.raises(PermissionError, match="Grant the user the right"):
-            open_store(postgres.replace(f"{servers.USER}:", "visitor:"))
+            PostgresStore(postgres.replace(f"{servers.USER}:", "visitor:"))
     finally:
         with postgres_server.connect("postgres", user="postgres") as connection:
             connection.execute("drop role visitor")

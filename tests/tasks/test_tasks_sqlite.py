@@ -134,7 +134,7 @@ def test_a_process_killed_while_it_creates_a_queue_leaves_nothing_in_the_way(whe
                 os.kill(os.getpid(), signal.SIGKILL)
 
             setattr(system, call, kill)
-            SqliteStore(where)
+            SqliteStore(where).register()
 
         pid = os.fork()
         if pid == 0:
@@ -516,6 +516,7 @@ def test_without_inotify_a_waiter_still_looks_for_dead_workers(
 
 @pytest.mark.parametrize("folder", ["workers", "bells"])
 def test_a_folder_that_a_copy_left_out_is_made_again(store: SqliteStore, where: str, folder: str) -> None:
+    store.register().close()
     os.rmdir(f"{where}/{folder}")
     assert store.orphans() == []
     assert store.claim(store.register(), 1, idle=True) == []

@@ -1,6 +1,6 @@
 """Tasks in a PostgreSQL database, for the processes of many machines.
 
-    store = open_store("postgresql://user@host/database?prefix=mail_")
+    store = PostgresStore("postgresql://user@host/database?prefix=mail_")
 
 The names of the tables begin with the prefix, `holdfast_` by default, so that several queues can share a database.
 `statements` has the tables that all engines share. This engine adds:
@@ -33,7 +33,7 @@ import errno
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import monotonic, sleep
@@ -104,11 +104,6 @@ _STATEMENTS |= {
         from json_populate_recordset(null::{{p}}task, ?::json) v where {{p}}task.seq = v.seq"""
     for name, (same, columns) in UPDATES.items()
 }
-
-
-def open_store(url: str) -> PostgresStore:
-    """Open the queue of a URL, and create its tables if they do not exist."""
-    return PostgresStore(url)
 
 
 class PostgresStore(SqlStore):
@@ -263,19 +258,6 @@ class PostgresStore(SqlStore):
             return ValueError(f"{self.name}: {text}")
         return error
 
-    # Locks.
-
-    def _lock(self, tx: Transaction, table: str, number: str, *values: str) -> None:
-        """An advisory lock until the end of the transaction."""
-        table = f"'{self.prefix}{table}'::regclass::oid::bigint::bit(32)::integer"
-        tx.run(f"select pg_advisory_xact_lock({table}, {number})", values)
-
-    def lock_key(self, tx: Transaction, key: str) -> None:
-        self._lock(tx, "key_rate", "hashtext(%s)", key)
-
-    def lock_room(self, tx: Transaction) -> None:
-        self._lock(tx, "meta", "2")
-
     # Operations that differ from other engines.
 
     def add(
@@ -299,25 +281,14 @@ class PostgresStore(SqlStore):
                 run("select pg_notify(%s, '')", [f"{self.prefix}all"])
         return added
 
+    def lock(self, tx: Transaction, name: str) -> None:
+        tx.run("select pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"holdfast {self.prefix}{name}"])
+
     def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
         return [row[0] for row in tx.run(self.sql["insert"], (_to_json(COLUMNS.split(", "), rows),)).fetchall()]
 
-    def claim(
-        self,
-        worker: Registration,
-        count: int,
-        *,
-        endings: Sequence[Ending] = (),
-        reserve: bool = False,
-        idle: bool = False,
-    ) -> list[Attempt]:
-        self.retried(self.here().home.open)
-        for _ in range(3):
-            attempts = super().claim(worker, count, endings=endings, reserve=reserve, idle=idle)
-            endings = ()
-            if attempts or not idle or not self.read(self.has_task):
-                break
-        return attempts
+    def prepare_claim(self) -> None:
+        self.retried(self.here().home.open)  # acquires the locks of the workers again, if it was lost
 
     def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
         return super().settle_in(tx, [_printable(ending) for ending in endings])

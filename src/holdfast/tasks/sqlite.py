@@ -29,7 +29,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from time import monotonic
@@ -43,7 +43,7 @@ from ..wait import RECHECK_S, poll
 from .connection import BUSY_WAIT_S, Connection, check_directory, explain, inside_sqlite
 from .sql import Result, Run, SqlStore, Transaction
 from .statements import SCHEMA
-from .store import STATES, Attempt, Changes, Ending, NewTask, Registration, Woken, process_name
+from .store import Attempt, Changes, NewTask, Registration, Woken, process_name
 
 VERSION = 2
 MAX_WAL_BYTES = 4 << 20  # the log is emptied when it is larger
@@ -136,7 +136,6 @@ class SqliteStore(SqlStore):
             system.rename(private, self._file)
             sync_directory(self.path)
             sync_directory(os.path.dirname(self.path))
-        _make_folders(self.path)
 
     def _learn_boot(self) -> None:
         """Read what belongs to this boot of the machine: what to add to its clock, and how many boots there were.
@@ -187,15 +186,14 @@ class SqliteStore(SqlStore):
                 raise explain(error, self.path) from error
         return connection
 
-    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True, single: bool = False) -> Result:
-        """single: `work` runs one statement, which is a transaction by itself."""
+    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
         connection = self._connection()
         if connection.raw is not None and connection.raw.in_transaction:  # a signal handler
             raise WouldDeadlock(f"{self.name}: this thread is in the middle of a transaction", path=self.path)
-        result, woken = self._transact(connection, work, single)
+        result, woken, has_changed = self._transact(connection, work)
         while woken and (missed := _ring(f"{self.path}/bells", woken)):  # they are dead: wake others
-            _, woken = self._transact(connection, lambda tx: setattr(tx, "ready", missed))
-        if self.durable and sync:
+            _, woken, _ = self._transact(connection, lambda tx: setattr(tx, "ready", missed))
+        if self.durable and sync and has_changed:
             self._sync(connection)
         return result
 
@@ -221,14 +219,14 @@ class SqliteStore(SqlStore):
             here.synced = target
 
     def _transact(
-        self, connection: Connection, work: Callable[[Transaction], Result], single: bool = False
-    ) -> tuple[Result, list[str]]:
+        self, connection: Connection, work: Callable[[Transaction], Result]
+    ) -> tuple[Result, list[str], bool]:
         hold = None
         try:
             hold = connection.acquire()
             with inside_sqlite:
                 connection.open()
-                return self._commit(connection, work, single)
+                return self._commit(connection, work)
         except sqlite3.Error as error:
             raise explain(error, self.path) from error
         finally:  # also if an interrupt came before `hold` was known
@@ -238,16 +236,17 @@ class SqliteStore(SqlStore):
                 connection.release(hold)
                 raise
 
-    def _commit(
-        self, connection: Connection, work: Callable[[Transaction], Result], single: bool
-    ) -> tuple[Result, list[str]]:
-        """Return the result of `work`, and the idle workers to wake: one for each task that became ready, or one to
-        learn of a new due moment."""
-        run = connection.run
+    def _commit(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str], bool]:
+        """Return the result of `work`, the idle workers to wake, and whether a row was changed.
+
+        One worker is woken for each task that became ready, or one to learn of a new due moment.
+        """
+        run, raw = connection.run, connection.raw
+        assert raw is not None
+        changes = raw.total_changes
         woken: list[str] = []
         try:
-            if not single:
-                run("begin immediate")
+            run("begin immediate")
             tx = Transaction(run, self.now())
             result = work(tx)
             if tx.keys:
@@ -256,16 +255,15 @@ class SqliteStore(SqlStore):
                 woken = [row[0] for row in run("select worker from idle limit ?", (tx.ready or 1,)).fetchall()]
                 for name in woken:
                     run(self.sql["forget"], (name,))
-            if not single:
-                run("commit")
+            run("commit")
         except BaseException:
-            if connection.raw is not None and connection.raw.in_transaction:
+            if raw.in_transaction:
                 run("rollback")
             raise
         self._commits += 1
         if self._commits % _CHECK_WAL_EVERY == 0 or self._sync_failed:
             self._checkpoint_if_large(connection)
-        return result, woken
+        return result, woken, raw.total_changes != changes
 
     def read(self, work: Callable[[Run], Result]) -> Result:
         connection = self._connection()
@@ -300,31 +298,11 @@ class SqliteStore(SqlStore):
     ) -> list[tuple[str, bool]]:
         if connection is not None:
             raise Unsupported(f"{self.name}: connection= needs a queue on PostgreSQL, not a directory.", path=self.path)
-        known = [task.id for task in tasks if task.id is not None]
-        if known and len(known) == len(tasks):
-            found = self.read(lambda run: [run(*self.by("by", id)).fetchone() for id in known])
-            if all(found):
-                return [(id, False) for id in known]  # nothing to write, and nothing to sync
-        is_single = len(tasks) == 1 and max_waiting is None and tasks[0].key is None and not tasks[0].after
-        return self.transact(lambda tx: self.add_in(tx, tasks, max_waiting), single=is_single)
+        return self.transact(lambda tx: self.add_in(tx, tasks, max_waiting))
 
     def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
         inserted = (tx.run(self.sql["insert"], row) for row in rows)
         return [cursor.lastrowid if cursor.rowcount else None for cursor in inserted]
-
-    def claim(
-        self,
-        worker: Registration,
-        count: int,
-        *,
-        endings: Sequence[Ending] = (),
-        reserve: bool = False,
-        idle: bool = False,
-    ) -> list[Attempt]:
-        assert isinstance(worker, Worker)
-        if idle:
-            worker.make_bell()
-        return super().claim(worker, count, endings=endings, reserve=reserve, idle=idle)
 
     def register(self) -> Registration:
         return Worker(self)
@@ -360,7 +338,7 @@ class SqliteStore(SqlStore):
     def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
         assert isinstance(worker, Worker)
         deadline = monotonic() + seconds
-        here, bell = self._here(), worker.make_bell()
+        here, bell = self._here(), worker.bell.fd
         if here.watch is None:
             with suppress(OSError):  # too many watches: the waiter looks again every second
                 here.watch = system.Watch(f"{self.path}/workers", OwnedFd, system.WATCH_CLOSING)
@@ -389,27 +367,6 @@ class SqliteStore(SqlStore):
     def changes(self) -> Changes:
         return LogChanges(self._connection(), f"{self._file}-wal")
 
-    def delete_in(self, tx: Transaction, numbers: list[int]) -> None:
-        super().delete_in(tx, numbers)
-        if numbers:
-            tx.run(self.sql["set_meta"], ("deleted", str(self._deleted(tx.run) + len(numbers))))
-
-    def _deleted(self, run: Run) -> int:
-        row = run(self.sql["meta"], ("deleted",)).fetchone()
-        return 0 if row is None else int(row[0])
-
-    def _count(self, run: Run, states: Collection[str], at_most: int | None) -> dict[str, int]:
-        """Done tasks are what is left of all numbers: counting them would take as long as the history is."""
-        if "done" not in states or at_most is not None:
-            return super()._count(run, states, at_most)
-        run("begin")
-        try:
-            counts = super()._count(run, [state for state in STATES if state != "done"], None)
-            counts["done"] = run(self.sql["newest"]).fetchone()[0] - self._deleted(run) - sum(counts.values())
-        finally:
-            run("rollback")
-        return {state: counts[state] for state in states}
-
 
 class Worker(Registration):
     """A worker of this process. Its file is locked until the process and all commands that inherited it have ended."""
@@ -417,28 +374,18 @@ class Worker(Registration):
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self.look = RECHECK_S  # how long `wait` sleeps at most
-        self._bell: OwnedFd | None = None
+        for folder in ("workers", "bells"):  # a copy may have left out empty ones
+            with suppress(FileExistsError):
+                system.mkdir(f"{store.path}/{folder}", 0o777)
         while True:
             self.name = f"{process_name()}.{os.urandom(4).hex()}"
-            path = f"{store.path}/workers/{self.name}"
-            try:
-                self._file = OwnedFd(system.open_fd(path, system.O_NEW, 0o666))
-            except FileNotFoundError:
-                _make_folders(store.path)
-                continue
+            path, bell = f"{store.path}/workers/{self.name}", f"{store.path}/bells/{self.name}"
+            self._file = OwnedFd(system.open_fd(path, system.O_NEW, 0o666))
             # Another process may have found the file before it was locked, and removed it.
             if try_lock(self._file.fd, system.EX_NB) and named(path, inode_of(system.fstat(self._file.fd))):
+                system.mkfifo(bell, 0o622)
+                self.bell = OwnedFd(system.open_fd(bell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
                 return
-
-    def make_bell(self) -> int:
-        """The descriptor of the FIFO. It exists before the worker is found in the table `idle`."""
-        if self._bell is None:
-            _make_folders(self._store.path)
-            path = f"{self._store.path}/bells/{self.name}"
-            with suppress(FileExistsError):
-                system.mkfifo(path, 0o622)
-            self._bell = OwnedFd(system.open_fd(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        return self._bell.fd
 
     def fileno(self) -> int:
         return self._file.fd
@@ -457,14 +404,7 @@ class Worker(Registration):
             for folder in ("bells", "workers"):
                 remove(f"{self._store.path}/{folder}/{self.name}")
             self._file.close()
-            if self._bell is not None:
-                self._bell.close()
-
-
-def _make_folders(path: str) -> None:
-    for folder in ("workers", "bells"):
-        with suppress(FileExistsError):
-            system.mkdir(f"{path}/{folder}", 0o777)
+            self.bell.close()
 
 
 def _ring(bells: str, workers: list[str]) -> int:

@@ -55,6 +55,7 @@ create index {p}task_running on {p}task (seq) where state = 1;
 create index {p}task_delayed on {p}task (due) where state = 2;
 create index {p}task_parked on {p}task (key_name, priority desc, ord, seq) where state = 3;
 create index {p}task_blocked on {p}task (seq) where state = 4;
+create index {p}task_done on {p}task (seq) where state = 5;
 create index {p}task_failed on {p}task (seq) where state = 6;
 create index {p}task_cancelled on {p}task (seq) where state = 7;
 create index {p}task_admitted on {p}task (key_name) where admitted = 1;
