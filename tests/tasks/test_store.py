@@ -19,7 +19,8 @@ from support import PATIENCE, until
 from holdfast.tasks import sqlite
 from holdfast.tasks.policy import Retries, given_back
 from holdfast.tasks.queue import open_store
-from holdfast.tasks.sql import SqlStore, Transaction
+from holdfast.tasks.reading import Transaction
+from holdfast.tasks.sql import SqlStore
 from holdfast.tasks.store import ENDED, STATES, Attempt, Ending, NewTask, Registration, Selection, Store, Task, Woken
 
 ENGINES = ["sqlite", "postgres"]

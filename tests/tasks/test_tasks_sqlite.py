@@ -20,7 +20,7 @@ from support import PATIENCE, in_child, survives, until
 
 from holdfast import CorruptStore, Lock, Unsupported, WouldDeadlock, owner, paths, system
 from holdfast.tasks import TaskQueue, connection, sqlite
-from holdfast.tasks.sql import Transaction
+from holdfast.tasks.reading import Transaction
 from holdfast.tasks.sqlite import SqliteStore
 from holdfast.tasks.store import NEVER, Attempt, Ending, NewTask, Woken
 

@@ -41,8 +41,9 @@ from typing import Any
 
 from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError, Unsupported
+from .reading import Result, Run, Transaction
 from .server import LOOK_S, InProcess, ServerChanges, Worker
-from .sql import Result, Run, SqlStore, Transaction
+from .sql import SqlStore
 from .statements import COLUMNS, OPEN_ATTEMPT, SCHEMA, UPDATES, filled, number_of
 from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
 

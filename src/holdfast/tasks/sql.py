@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from heapq import merge
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Sequence
 from time import time
-from typing import Any, TypeVar
+from typing import Any
 
+from .reading import PAGE, Run, SqlReader, Transaction
 from .statements import (
     BLOCKED,
     CANCELLED,
@@ -25,70 +24,22 @@ from .statements import (
     PARKED,
     READY,
     RUNNING,
-    STATEMENTS,
     attempt_of,
-    filled,
     id_of,
-    number_of,
-    task_of,
 )
-from .store import ENDED, NEVER, STATES, WAITING, Attempt, Ending, NewTask, Registration, Selection, Store, Task
+from .store import ENDED, NEVER, WAITING, Attempt, Ending, NewTask, Registration, Selection
 
-Result = TypeVar("Result")
-Run = Callable[..., Any]  # run(statement, parameters) returns a cursor
-
-PAGE = 500  # tasks that one step of a long operation reads
 MAX_HISTORY = 20  # earlier attempts that are kept
 _A_DAY_S = 86_400.0
 
 
-class Transaction:
-    """One transaction: its statements, and what it changed that others must learn of."""
-
-    __slots__ = ("due", "ended", "keys", "now", "ready", "run")
-
-    def __init__(self, run: Run, now: float) -> None:
-        self.run = run
-        self.now = now  # of the engine's clock
-        self.ready = 0  # tasks that became ready
-        self.due = False  # a task became delayed
-        self.ended = False  # a task may have ended
-        self.keys: set[str] = set()  # whose parked tasks may have become ready
-
-    def waiting_state(self, key: str | None, due: float | None = None) -> int:
-        """The state of a task that waits for its due moment, for its key, or for a worker."""
-        if due is not None and due > self.now:
-            self.due = True
-            return DELAYED
-        if key is not None:
-            self.keys.add(key)
-            return PARKED
-        self.ready += 1
-        return READY
-
-
-class SqlStore(Store):
+class SqlStore(SqlReader):
     """Operations of the port in SQL."""
 
     least_token = 0  # all new tokens are greater
     _pruned = (0, 0.0)  # where the current pass of `prune` is, and when it began
 
-    def __init__(self, **clauses: str) -> None:
-        self.sql = filled(STATEMENTS, **clauses)
-
     # What an engine adds.
-
-    @abstractmethod
-    def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
-        """Run `work` in a transaction, and `finish` at its end. sync: if the queue is durable, wait for the disk."""
-
-    @abstractmethod
-    def read(self, work: Callable[[Run], Result]) -> Result:
-        """Run `work(run)`, which only reads."""
-
-    @abstractmethod
-    def now(self) -> float:
-        """The clock of due moments, in seconds. It does not jump if the wall clock is set."""
 
     @abstractmethod
     def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
@@ -111,13 +62,6 @@ class SqlStore(Store):
         Other transactions must not change these tasks from now on, nor add tasks that wait for them.
         """
         return [tx.run(*self.by("attempt", ending.id, ending.token)).fetchone() for ending in endings]
-
-    def by(self, statement: str, id: str, *more: object) -> tuple[str, tuple[Any, ...]]:
-        """A statement that finds a task by its id: the user's own, or the one with its number."""
-        seq = number_of(id)
-        return (
-            (self.sql[f"{statement}_id"], (id, *more)) if seq is None else (self.sql[f"{statement}_seq"], (seq, *more))
-        )
 
     # Add.
 
@@ -198,9 +142,6 @@ class SqlStore(Store):
             return existed
 
         return self.transact(work)
-
-    def schedules(self) -> dict[str, tuple[str, float]]:
-        return self.read(lambda run: {name: (text, last) for name, text, last in run(self.sql["schedules"]).fetchall()})
 
     def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
         def work(tx: Transaction) -> bool:
@@ -382,14 +323,6 @@ class SqlStore(Store):
 
         return self.transact(work)
 
-    def running(self, run: Run, worker: str) -> list[Attempt]:
-        """The running tasks of a worker. The first one, and all that are not reserved, have begun."""
-        rows = run(self.sql["running"], (worker,)).fetchall()
-        attempts = [attempt_of(row) for row in rows]
-        for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
-            attempt.begun = place == 0 or row[-1] == 0
-        return attempts
-
     def report(self, id: str, token: int, progress_json: str) -> bool:
         def work(tx: Transaction) -> bool:
             row = tx.run(*self.by("attempt", id, token)).fetchone()
@@ -502,41 +435,6 @@ class SqlStore(Store):
                 tx.ready += 1 << 30  # wake all idle workers
 
         self.transact(work)
-
-    # Look.
-
-    def is_paused(self) -> bool:
-        return self.read(lambda run: run(self.sql["meta"], ("paused",)).fetchone()) is not None
-
-    def has_task(self, run: Run) -> bool:
-        """Is a task ready or due?"""
-        return bool(run(self.sql["has_task"], (self.now(),)).fetchone()[0])
-
-    def get(self, ids: Sequence[str]) -> list[Task | None]:
-        now = self.now()
-        rows = self.read(lambda run: [run(*self.by("stored", id)).fetchone() for id in ids])
-        return [None if row is None else task_of(row, now) for row in rows]
-
-    def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
-        for row in merge(*(self._rows(NUMBERS[state]) for state in states), key=itemgetter(0)):
-            yield task_of(row, self.now())
-
-    def _rows(self, state: int) -> Iterator[Any]:
-        """In pages, so that no read transaction keeps the write-ahead log from being emptied."""
-        after = 0
-        page = self.sql["page"].format(state=state)
-        while rows := self.read(lambda run: run(page, (after, PAGE)).fetchall()):  # noqa: B023
-            yield from rows
-            after = rows[-1][0]
-
-    def count(self, states: Collection[str] = STATES, at_most: int | None = None) -> dict[str, int]:
-        return self.read(lambda run: self._count(run, states, at_most))
-
-    def _count(self, run: Run, states: Collection[str], at_most: int | None) -> dict[str, int]:
-        # In one statement, so that a task which changes its state meanwhile is counted once.
-        limit = 1 << 62 if at_most is None else at_most
-        query = ", ".join(self.sql["count"].format(state=NUMBERS[state], limit=limit) for state in states)
-        return dict(zip(states, run(f"select {query}").fetchone(), strict=True))
 
 
 def _with_attempt(

@@ -41,7 +41,8 @@ from ..files import OwnedFd, inode_of, named, remove, sync_directory, try_lock
 from ..locks.lock import Lock
 from ..wait import RECHECK_S, poll
 from .connection import BUSY_WAIT_S, Connection, check_directory, explain, inside_sqlite
-from .sql import Result, Run, SqlStore, Transaction
+from .reading import Result, Run, Transaction
+from .sql import SqlStore
 from .statements import SCHEMA
 from .store import Attempt, Changes, NewTask, Registration, Woken, process_name
 
