@@ -28,7 +28,8 @@ from .. import process
 from ..errors import HoldfastError
 from .claim import Claim
 from .policy import Retries, given_back, outcome_of
-from .store import Attempt, Ending, Registration, Store, Woken
+from .sql import Store
+from .store import Attempt, Ending, Registration, Woken
 
 _RESERVE_S = 0.005
 _RESERVE_ON_SERVER_S = 0.020  # a transaction takes a millisecond there

@@ -43,9 +43,9 @@ from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError, Unsupported
 from .reading import Result, Run, Transaction
 from .server import LOOK_S, InProcess, ServerChanges, Worker
-from .sql import SqlStore
+from .sql import Store
 from .statements import COLUMNS, OPEN_ATTEMPT, SCHEMA, UPDATES, filled, number_of
-from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
+from .store import Attempt, Changes, Ending, Registration, Woken
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg
@@ -107,7 +107,7 @@ _STATEMENTS |= {
 }
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(Store):
     """The engine of a queue on a PostgreSQL server. See the head of this module."""
 
     is_local = False
@@ -126,7 +126,7 @@ class PostgresStore(SqlStore):
         clauses = {"mark": "%s", "p": self.prefix}
         super().__init__(**clauses, lock="for update", skip="for no key update skip locked", share="for key share")
         self.sql |= filled(_STATEMENTS, **clauses, grace=str(RESTART_GRACE_S))
-        self._in_process = InProcess(self)
+        self._in_process = InProcess(self.url, self.prefix, self.sql["locks"])
         self._attempt(self._open, patience=0.0)
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class PostgresStore(SqlStore):
 
     def here(self) -> InProcess:
         if self._in_process.registry is not process.registry:
-            self._in_process = InProcess(self)
+            self._in_process = InProcess(self.url, self.prefix, self.sql["locks"])
         return self._in_process
 
     def now(self) -> float:
@@ -261,11 +261,7 @@ class PostgresStore(SqlStore):
 
     # Operations that differ from other engines.
 
-    def add(
-        self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
-    ) -> list[tuple[str, bool]]:
-        if connection is None:
-            return self.transact(lambda tx: self.add_in(tx, tasks, max_waiting))
+    def transact_on(self, connection: Any, work: Callable[[Transaction], Result]) -> Result:
         if not isinstance(connection, psycopg.Connection):
             raise TypeError(f"connection= is a psycopg.Connection, not {type(connection).__name__}")
 
@@ -276,11 +272,11 @@ class PostgresStore(SqlStore):
             run("select 1")  # begins the caller's transaction, so that the next line makes a savepoint in it
         with connection.transaction():
             tx = Transaction(run, run(f"select {_CLOCK}").fetchone()[0])
-            added = self.add_in(tx, tasks, max_waiting)
+            result = work(tx)
             self.finish(tx)
             if tx.ready or tx.due:  # nobody knows which workers are idle when the caller commits
                 run("select pg_notify(%s, '')", [f"{self.prefix}all"])
-        return added
+        return result
 
     def lock(self, tx: Transaction, name: str) -> None:
         tx.run("select pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"holdfast {self.prefix}{name}"])
@@ -289,7 +285,7 @@ class PostgresStore(SqlStore):
         return [row[0] for row in tx.run(self.sql["insert"], (_to_json(COLUMNS.split(", "), rows),)).fetchall()]
 
     def prepare_claim(self) -> None:
-        self.retried(self.here().home.open)  # acquires the locks of the workers again, if it was lost
+        self.retried(self.here().home)  # acquires the locks of the workers again, if it was lost
 
     def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
         return super().settle_in(tx, [_printable(ending) for ending in endings])
@@ -313,7 +309,7 @@ class PostgresStore(SqlStore):
             tx.run(self.sql[f"{name}_all"], (_to_json(columns, rows),))
 
     def register(self) -> Registration:
-        return self.retried(lambda: Worker(self, self.here().home))
+        return self.retried(lambda: Worker(self))
 
     def orphans(self) -> list[Attempt]:
         def work(run: Run) -> list[Attempt]:
@@ -321,7 +317,7 @@ class PostgresStore(SqlStore):
             names = [row[0] for row in run(self.sql["orphans"]).fetchall()]
             return [attempt for name in names for attempt in self.running(run, name)]
 
-        self.here().home.unregister_collected()
+        self.here().unregister_collected()
         return self.read(work)
 
     def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
@@ -342,7 +338,7 @@ class PostgresStore(SqlStore):
                 return Woken.DEATH
 
     def changes(self) -> Changes:
-        return ServerChanges(self, self.retried(lambda: Worker(self, self.here().home)))
+        return ServerChanges(self, self.retried(lambda: Worker(self)))
 
     def prune(self, older_than: dict[str, float], limit: int) -> int:
         self.read(lambda run: run(self.sql["forget_sessions"]))

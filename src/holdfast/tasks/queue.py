@@ -25,7 +25,8 @@ from .functions import TaskFunction, call_of
 from .model import STATES, check_seconds, new_task, seconds_of
 from .policy import Retries
 from .schedule import Schedule
-from .store import ENDED, OPEN, WAITING, NewTask, Selection, Store, Task
+from .sql import Store
+from .store import ENDED, OPEN, WAITING, NewTask, Selection, Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

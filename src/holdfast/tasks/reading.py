@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import merge
 from operator import itemgetter
 from typing import Any, TypeVar
 
 from .statements import DELAYED, NUMBERS, PARKED, READY, STATEMENTS, attempt_of, filled, number_of, task_of
-from .store import STATES, Attempt, Store, Task
+from .store import STATES, Attempt, Changes, Registration, Task, Woken
 
 Result = TypeVar("Result")
 Run = Callable[..., Any]  # run(statement, parameters) returns a cursor
@@ -42,13 +42,36 @@ class Transaction:
         return READY
 
 
-class SqlReader(Store):
+class Reader(ABC):
     """The statements of an engine, and the operations that only read."""
+
+    name: str  # for messages: the path, or the URL without a password
+    is_local: bool  # all workers are on this machine, so that a live one never counts as dead
+    patience: float | None = None  # seconds to wait for a server that is away. None: as long as the engine does
 
     def __init__(self, **clauses: str) -> None:
         self.sql = filled(STATEMENTS, **clauses)
 
     # What an engine adds.
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def register(self) -> Registration: ...
+
+    @abstractmethod
+    def orphans(self) -> list[Attempt]:
+        """The running tasks of all dead workers."""
+
+    @abstractmethod
+    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
+        """Wait until there may be a task for this worker, a worker may have died, or one of the descriptors `others`
+        is readable. Call `claim(idle=True)` before."""
+
+    @abstractmethod
+    def changes(self) -> Changes:
+        """Begin to watch for tasks that end."""
 
     @abstractmethod
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
@@ -72,6 +95,7 @@ class SqlReader(Store):
     # Look.
 
     def schedules(self) -> dict[str, tuple[str, float]]:
+        """All schedules: the JSON text, and the last moment that was added. 0: none yet."""
         return self.read(lambda run: {name: (text, last) for name, text, last in run(self.sql["schedules"]).fetchall()})
 
     def running(self, run: Run, worker: str) -> list[Attempt]:
@@ -90,11 +114,13 @@ class SqlReader(Store):
         return bool(run(self.sql["has_task"], (self.now(),)).fetchone()[0])
 
     def get(self, ids: Sequence[str]) -> list[Task | None]:
+        """Tasks by id. None for an id that does not exist."""
         now = self.now()
         rows = self.read(lambda run: [run(*self.by("stored", id)).fetchone() for id in ids])
         return [None if row is None else task_of(row, now) for row in rows]
 
     def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
+        """Tasks in the order in which they were added. Other processes may change them meanwhile."""
         for row in merge(*(self._rows(NUMBERS[state]) for state in states), key=itemgetter(0)):
             yield task_of(row, self.now())
 
@@ -107,6 +133,7 @@ class SqlReader(Store):
             after = rows[-1][0]
 
     def count(self, states: Collection[str] = STATES, at_most: int | None = None) -> dict[str, int]:
+        """How many tasks are in each of the states. at_most: stop counting there."""
         return self.read(lambda run: self._count(run, states, at_most))
 
     def _count(self, run: Run, states: Collection[str], at_most: int | None) -> dict[str, int]:

@@ -52,12 +52,22 @@ _SETTINGS = "; ".join(["set default_transaction_isolation = 'read committed'", *
 class InProcess:
     """The sessions of one process. A forked child makes its own."""
 
-    def __init__(self, store: PostgresStore) -> None:
+    def __init__(self, url: str, prefix: str, locks: str) -> None:
         self.registry = process.registry
-        self.home = Home(store.url, store.prefix, store.sql["locks"])
-        self._url = store.url
+        self._url, self._prefix, self._locks = url, prefix, locks
         self._room = threading.BoundedSemaphore(MAX_SESSIONS)
         self._free: deque[postgres.Session] = deque()
+        self._mutex = threading.RLock()
+        self._home: postgres.Session | None = None
+        self._workers: WeakValueDictionary[int, Worker] = WeakValueDictionary()  # by their number
+        self.collected: deque[int] = deque()  # the numbers of workers that were collected
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._home is not None:
+                self._home.close()
+        while self._free:
+            self._free.pop().close()
 
     @contextmanager
     def session(self) -> Iterator[postgres.Session]:
@@ -76,29 +86,15 @@ class InProcess:
                 raise
             self._free.append(session)
 
-    def close(self) -> None:
-        self.home.close()
-        while self._free:
-            self._free.pop().close()
+    # The home session. It is opened by the first worker, and again after it was lost.
 
-
-class Home:
-    """The home session of a process. It is opened by the first worker, and again after it was lost."""
-
-    def __init__(self, url: str, prefix: str, locks: str) -> None:
-        self._url, self._prefix, self._locks = url, prefix, locks
-        self._mutex = threading.RLock()
-        self._session: postgres.Session | None = None
-        self._workers: WeakValueDictionary[int, Worker] = WeakValueDictionary()  # by their number
-        self.collected: deque[int] = deque()  # the numbers of workers that were collected
-
-    def open(self) -> postgres.Session:
-        """The session, with all notifications handed out that have arrived. Raises ConnectionFailed."""
+    def home(self) -> postgres.Session:
+        """The home session, with all notifications handed out that have arrived. Raises ConnectionFailed."""
         with self._mutex:
-            if self._session is None or not self._receive(self._session):
-                self._session = postgres.explained(self._url, self._connect)
+            if self._home is None or not self._receive(self._home):
+                self._home = postgres.explained(self._url, self._connect)
                 self._ring(f"{self._prefix}all")  # notifications may have been lost
-            return self._session
+            return self._home
 
     def _receive(self, session: postgres.Session) -> bool:
         """False: the session was lost."""
@@ -149,7 +145,7 @@ class Home:
         """Return the number of a new worker, and the start time of the server."""
 
         def work() -> tuple[int, int]:
-            session = self.open()
+            session = self.home()
             query = f"select nextval('{self._prefix}worker'), extract(epoch from pg_postmaster_start_time())::bigint"
             number, boot = session.connection.execute(query).fetchone() or (0, 0)
             self._workers[number] = worker
@@ -162,18 +158,13 @@ class Home:
     def unregister(self, number: int) -> None:
         with self._mutex, suppress(psycopg.OperationalError):  # the session was lost, and the lock with it
             self._workers.pop(number, None)
-            if self._session is not None and self._session.is_open:
-                self._session.connection.execute(f'unlisten "{self._prefix}{number}"')
-                self._call(self._session, "pg_advisory_unlock", number)
+            if self._home is not None and self._home.is_open:
+                self._home.connection.execute(f'unlisten "{self._prefix}{number}"')
+                self._call(self._home, "pg_advisory_unlock", number)
 
     def unregister_collected(self) -> None:
         while self.collected:
             self.unregister(self.collected.popleft())
-
-    def close(self) -> None:
-        with self._mutex:
-            if self._session is not None:
-                self._session.close()
 
 
 class Worker(Registration):
@@ -181,13 +172,13 @@ class Worker(Registration):
 
     number = 0
 
-    def __init__(self, store: PostgresStore, home: Home) -> None:
+    def __init__(self, store: PostgresStore) -> None:
         self._store = store
-        self._home = home
+        self._here = store.here()
         self._reader, self._writer = pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end.fd, False)
-        self.number, boot = home.register(self)
+        self.number, boot = self._here.register(self)
         self.name = f"{process_name()}.{boot}.{self.number}"
 
     @property
@@ -196,7 +187,7 @@ class Worker(Registration):
         return self._reader.is_open
 
     def fileno(self) -> int:
-        return self._home.open().fileno()
+        return self._here.home().fileno()
 
     def ring(self) -> None:
         with suppress(BlockingIOError):  # full of earlier rings
@@ -210,7 +201,7 @@ class Worker(Registration):
         while True:
             left = deadline - monotonic()
             try:
-                session = [self._home.open().fileno()]
+                session = [self._here.home().fileno()]
                 pause = 0.05
             except ConnectionFailed:
                 session, left, pause = [], min(left, pause), min(2 * pause, LOOK_S)
@@ -231,13 +222,13 @@ class Worker(Registration):
         try:
             self.leave()
         finally:
-            self._home.unregister(self.number)
+            self._here.unregister(self.number)
             self._reader.close()
             self._writer.close()
 
     def __del__(self) -> None:
         if self.number and self.is_open:
-            self._home.collected.append(self.number)
+            self._here.collected.append(self.number)
 
 
 class ServerChanges(Changes):

@@ -1,6 +1,6 @@
 """The operations of the port in SQL, for all engines. `statements` has the tables and the statements.
 
-An engine derives from `SqlStore`. It opens connections, runs a function in a transaction, knows which workers are
+An engine derives from `Store`. It opens connections, runs a function in a transaction, knows which workers are
 alive, and wakes those that wait.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from time import time
 from typing import Any
 
-from .reading import PAGE, Run, SqlReader, Transaction
+from ..errors import Unsupported
+from .reading import PAGE, Reader, Result, Run, Transaction
 from .statements import (
     BLOCKED,
     CANCELLED,
@@ -33,7 +34,7 @@ MAX_HISTORY = 20  # earlier attempts that are kept
 _A_DAY_S = 86_400.0
 
 
-class SqlStore(SqlReader):
+class Store(Reader):
     """Operations of the port in SQL."""
 
     least_token = 0  # all new tokens are greater
@@ -63,7 +64,26 @@ class SqlStore(SqlReader):
         """
         return [tx.run(*self.by("attempt", ending.id, ending.token)).fetchone() for ending in endings]
 
+    def transact_on(self, connection: Any, work: Callable[[Transaction], Result]) -> Result:
+        """Run `work` in the transaction of a connection of the caller."""
+        raise Unsupported(f"{self.name}: connection= needs a queue on PostgreSQL, not a directory.", path=self.name)
+
     # Add.
+
+    def add(
+        self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
+    ) -> list[tuple[str, bool]]:
+        """Add tasks. Return the id of each, and whether it is new: a task whose id exists stays as it is.
+
+        max_waiting: add as many as there is room for, in order, and return only these
+        connection: add them in the transaction of this connection of the caller, where the engine can
+        Raises ValueError if a task in `after` does not exist.
+        """
+
+        def work(tx: Transaction) -> list[tuple[str, bool]]:
+            return self.add_in(tx, tasks, max_waiting)
+
+        return self.transact(work) if connection is None else self.transact_on(connection, work)
 
     def add_in(self, tx: Transaction, tasks: Sequence[NewTask], max_waiting: int | None) -> list[tuple[str, bool]]:
         if max_waiting is not None:
@@ -132,6 +152,8 @@ class SqlStore(SqlReader):
         return values, blockers if state == BLOCKED else []
 
     def set_schedule(self, name: str, text: str | None) -> bool:
+        """Store a schedule as JSON text, or remove it. Return whether there was one."""
+
         def work(tx: Transaction) -> bool:
             existed = tx.run(self.sql["last"], (name,)).fetchone() is not None
             if text is None:
@@ -144,6 +166,11 @@ class SqlStore(SqlReader):
         return self.transact(work)
 
     def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
+        """Add the task of one moment of a schedule. False: this moment or a later one was added already.
+
+        A later one that is more than a day ahead does not count: a wrong clock has added it.
+        """
+
         def work(tx: Transaction) -> bool:
             row = tx.run(self.sql["last"], (name,)).fetchone()
             if row is None or moment <= row[0] <= time() + _A_DAY_S:
@@ -165,6 +192,13 @@ class SqlStore(SqlReader):
         reserve: bool = False,
         idle: bool = False,
     ) -> list[Attempt]:
+        """Assign up to `count` ready tasks to a worker: highest priority first, then oldest first.
+
+        endings: settle these before, in the same transaction
+        reserve: the worker begins the tasks one after the other
+        idle: if there is no task, the worker is about to call `wait`, and wants to be woken
+        """
+
         def work(tx: Transaction) -> tuple[list[Attempt], int, float | None]:
             refused = self.settle_in(tx, endings).count(False)
             self.finish(tx)  # a key whose task ended may have a task for this worker
@@ -265,6 +299,7 @@ class SqlStore(SqlReader):
         return True
 
     def settle(self, endings: Sequence[Ending]) -> list[bool]:
+        """End attempts. False for each whose token is old."""
         return self.transact(lambda tx: self.settle_in(tx, endings))
 
     def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
@@ -316,6 +351,11 @@ class SqlStore(SqlReader):
                     tx.run(self.sql["state"], (now_waits, due if now_waits == DELAYED else None, task))
 
     def end(self, workers: Sequence[str], choose: Callable[[list[Attempt]], Sequence[Ending]]) -> list[Ending]:
+        """Call `choose` with the running tasks of these workers, and settle what it returns. Return what was settled.
+
+        `choose` may kill the workers. No other process settles these tasks meanwhile, so none of them is an orphan.
+        """
+
         def work(tx: Transaction) -> list[Ending]:
             endings = choose([attempt for worker in workers for attempt in self.running(tx.run, worker)])
             settled = zip(endings, self.settle_in(tx, endings), strict=True)
@@ -324,6 +364,8 @@ class SqlStore(SqlReader):
         return self.transact(work)
 
     def report(self, id: str, token: int, progress_json: str) -> bool:
+        """Store the progress of an attempt. False: its token is old."""
+
         def work(tx: Transaction) -> bool:
             row = tx.run(*self.by("attempt", id, token)).fetchone()
             if row is not None:
@@ -335,6 +377,8 @@ class SqlStore(SqlReader):
     # Change.
 
     def cancel(self, which: Selection) -> int:
+        """Cancel tasks that have not ended. A running one is only marked, and its worker ends it. Return how many."""
+
         def change(tx: Transaction, row: Any) -> bool:
             seq, id, state, key = row[0], row[1], row[2], row[10]
             if state == RUNNING:
@@ -352,6 +396,8 @@ class SqlStore(SqlReader):
         return self._change(which, [BLOCKED, DELAYED, PARKED, READY, RUNNING], change)
 
     def retry(self, which: Selection) -> int:
+        """Make ended tasks wait again, with all their attempts. Return how many."""
+
         def change(tx: Transaction, row: Any) -> bool:
             seq, state, tried, token, key, worker, error = (row[at] for at in (0, 2, 7, 8, 10, 13, 15))
             started, ended, history = row[20], row[21], row[23]
@@ -363,6 +409,8 @@ class SqlStore(SqlReader):
         return self._change(which, [DONE, FAILED, CANCELLED], change)
 
     def delete(self, which: Selection) -> int:
+        """Delete ended tasks. Return how many. The newest task stays, because its number must not be used again."""
+
         def change(tx: Transaction, row: Any) -> bool:
             if row[0] == self._newest(tx):
                 return False
@@ -427,6 +475,8 @@ class SqlStore(SqlReader):
         return deleted
 
     def set_paused(self, paused: bool) -> None:
+        """While a queue is paused, `claim` returns nothing."""
+
         def work(tx: Transaction) -> None:
             if paused:
                 tx.run(self.sql["set_meta"], ("paused", "1"))

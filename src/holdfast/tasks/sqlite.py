@@ -29,7 +29,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from time import monotonic
@@ -42,9 +42,9 @@ from ..locks.lock import Lock
 from ..wait import RECHECK_S, poll
 from .connection import BUSY_WAIT_S, Connection, check_directory, explain, inside_sqlite
 from .reading import Result, Run, Transaction
-from .sql import SqlStore
+from .sql import Store
 from .statements import SCHEMA
-from .store import Attempt, Changes, NewTask, Registration, Woken, process_name
+from .store import Attempt, Changes, Registration, Woken, process_name
 
 VERSION = 2
 MAX_WAL_BYTES = 4 << 20  # the log is emptied when it is larger
@@ -68,7 +68,7 @@ class InProcess:
         self.synced = 0  # every commit with a smaller number is on disk
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(Store):
     """The engine of a queue in a directory."""
 
     is_local = True
@@ -293,13 +293,6 @@ class SqliteStore(SqlStore):
         self._sync_failed = self._sync_failed and failed
 
     # Operations that differ from other engines.
-
-    def add(
-        self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
-    ) -> list[tuple[str, bool]]:
-        if connection is not None:
-            raise Unsupported(f"{self.name}: connection= needs a queue on PostgreSQL, not a directory.", path=self.path)
-        return self.transact(lambda tx: self.add_in(tx, tasks, max_waiting))
 
     def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
         inserted = (tx.run(self.sql["insert"], row) for row in rows)

@@ -13,7 +13,7 @@ Columns of a task that need explaining:
 
     seq        the number of the task. The id of a task without an `id` is an underscore and this number
     ord        its place in the queue. A task that is tried again gets the next number: the back
-    due        a moment of the engine's clock (`SqlStore.now`), not of the wall clock
+    due        a moment of the engine's clock (`Store.now`), not of the wall clock
     admitted   of a task with a key: it counts towards the limit of its key
     reserved   0: begun. Else the worker begins it after the tasks that it has with smaller numbers
 
