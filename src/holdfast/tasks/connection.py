@@ -20,7 +20,6 @@ from ..locks.hold import Hold
 from ..locks.lock import Lock
 from ..paths import mount_of
 
-_MAX_AHEAD = 8  # times that a writer may acquire the lock before writers that wait in its queue
 BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
 
 # Every thread that is inside SQLite has this mutex, and a fork waits for it. A child would find SQLite's own mutexes
@@ -36,9 +35,9 @@ class Connection:
     its process has on a file. A child that inherits these notes would open the file and believe that it has the locks
     of its parent. Then another process that closes the database would delete the log that the child still writes.
 
-    `acquire` acquires the lock of all writers. A free lock costs one system call: the file stays open. A writer that
-    finds the lock held waits in its queue as `Lock` does. So does every eighth time a writer that finds waiters there.
-    If the file is deleted, writers that have it open and others do not exclude each other. Then SQLite's own locks do.
+    `acquire` acquires the lock of all writers, in order of arrival. A free lock costs two system calls: the file stays
+    open. A writer that finds the lock held or waiters in its queue waits as `Lock` does. If the file is deleted,
+    writers that have it open and others do not exclude each other. Then SQLite's own locks do.
     """
 
     run: Callable[..., Any]
@@ -47,7 +46,6 @@ class Connection:
         self._registry = process.registry
         self._lock = lock
         self._queue = f"{lock.path}.queue"
-        self._turns = 0
         self._writer: OwnedFd | None = None  # the file of the lock
         self.raw: sqlite3.Connection | None = None
         self._log: OwnedFd | None = None
@@ -94,9 +92,6 @@ class Connection:
         if self._writer is None:
             with self._lock.acquire():  # creates the file
                 self._writer = OwnedFd(system.open_fd(self._lock.path, system.O_EXISTING))
-        self._turns += 1
-        if self._turns % _MAX_AHEAD and try_lock(self._writer.fd, system.EX_NB):
-            return None
         if not system.access(self._queue, 0) and try_lock(self._writer.fd, system.EX_NB):
             return None
         return self._lock.acquire()

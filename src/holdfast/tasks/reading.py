@@ -43,7 +43,8 @@ class Transaction:
 
 
 class Reader(ABC):
-    """The statements of an engine, and the operations that only read."""
+    """What an engine adds, and the operations that only read. Any thread may call it. A forked child calls it as if it had
+    opened it itself."""
 
     name: str  # for messages: the path, or the URL without a password
     is_local: bool  # all workers are on this machine, so that a live one never counts as dead

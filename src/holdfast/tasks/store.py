@@ -1,7 +1,7 @@
-"""The port behind `TaskQueue` and `Worker`: what an engine does with tasks.
+"""What the code above the task engines and an engine exchange.
 
-An engine stores tasks and assigns each to one worker at a time. It makes no decisions. The code above the port decides
-how often a task is tried, how long it waits in between, when a schedule is due and how long results are kept.
+An engine (`sql.Store`) stores tasks and assigns each to one worker at a time. It makes no decisions. The code above it
+decides how often a task is tried, how long it waits in between, when a schedule is due and how long results are kept.
 
 The life of a task:
 
