@@ -144,6 +144,15 @@ def test_a_task_with_an_id_is_added_once(store: Store) -> None:
     assert [task.payload for task in store.tasks()] == [1, 2, 5]
 
 
+def test_a_task_whose_id_exists_may_wait_for_a_task_that_was_deleted(store: Store) -> None:
+    store.add([NewTask('"a"', id="a"), NewTask('"b"', id="b", after=("a",))])
+    store.settle([done(claim_one(store, store.register()))])
+    assert store.delete(Selection(ids=["a"])) == 1
+    assert store.add([NewTask('"b"', id="b", after=("a",))]) == [("b", False)]
+    with pytest.raises(ValueError, match="there is no such task"):
+        store.add([NewTask('"c"', id="c", after=("a",))])
+
+
 def test_no_more_tasks_are_added_than_there_is_room_for(store: Store) -> None:
     assert len(store.add(tasks(3), max_waiting=5)) == 3
     store.add([NewTask('"x"', id="a", delay=100)], max_waiting=5)

@@ -438,7 +438,8 @@ def test_adding_tasks_wakes_as_many_idle_workers_as_there_are_tasks(store: Sqlit
         woken = b""
         while len(woken) < 3:
             woken += os.read(reader, 10)
-        store.add(tasks(1))
+        store.add([NewTask("1", id="once")])
+        store.add([NewTask("1", id="once")])
         assert store.read(lambda run: run(idle).fetchone()[0]) == 4
     finally:
         for pid in pids:

@@ -199,11 +199,12 @@ class PostgresStore(Store):
                 result = work(tx)
                 if tx.keys:
                     self.finish(tx)
+                self._set_clock(marked.fetchone(), began)
+                # The server has locked the row of the mark by now. So the next connection waits for this transaction.
                 unsure = (session.number, mark, result)
                 run("commit")
                 if tx.ready or tx.due or tx.ended:
                     run(self.sql["wake"], (min(tx.ready or int(tx.due), 1 << 30),))
-            self._set_clock(marked.fetchone(), began)
             return result
 
         return self._attempt(attempt)
@@ -220,8 +221,7 @@ class PostgresStore(Store):
 
     def retried(self, work: Callable[[], Result], patience: float | None = None) -> Result:
         """Call `work`. Repeat it after a deadlock or a lost connection."""
-        patience = self.patience if patience is None else patience
-        deadline = monotonic() + (RECONNECT_S if patience is None else patience)
+        began = monotonic()
         pause, deadlocks = 0.0, 0
         while True:
             try:
@@ -238,7 +238,9 @@ class PostgresStore(Store):
                 if not isinstance(error, psycopg.OperationalError) or (error.sqlstate or "57P")[:3] != "57P":
                     raise self._explained(error) from error
                 failed = postgres.failure(self.url, error)
-            if monotonic() >= deadline:
+            # Not before the loop: another thread may be about to end the process, and changes `self.patience`.
+            limits = (limit for limit in (patience, self.patience, RECONNECT_S) if limit is not None)
+            if monotonic() - began >= next(limits):
                 raise failed
             sleep(pause * random.uniform(0.5, 1.0))
             pause = min(1.0, 2 * pause or 0.02)

@@ -43,8 +43,10 @@ class Transaction:
 
 
 class Reader(ABC):
-    """What an engine adds, and the operations that only read. Any thread may call it. A forked child calls it as if it had
-    opened it itself."""
+    """What an engine adds, and the operations that only read.
+
+    Any thread may call it. A forked child calls it as if it had opened it itself.
+    """
 
     name: str  # for messages: the path, or the URL without a password
     is_local: bool  # all workers are on this machine, so that a live one never counts as dead

@@ -98,15 +98,8 @@ class InProcess:
 
     def _receive(self, session: postgres.Session) -> bool:
         """False: the session was lost."""
-        if not session.is_open:
-            return False
-        if not poll([session.fileno()], 0):
-            return True
         try:
-            notifications = list(session.connection.notifies(timeout=0))
-            for notification in notifications:
-                self._ring(notification.channel)
-            if not notifications:  # perhaps the last words of the server
+            if session.is_open and poll([session.fileno()], 0):  # a notification, or the last words of the server
                 session.connection.execute("select 1")
         except psycopg.OperationalError:
             session.close()
@@ -121,6 +114,7 @@ class InProcess:
     def _connect(self) -> postgres.Session:
         session = postgres.connect(self._url)
         run = session.connection.execute
+        session.connection.add_notify_handler(lambda notification: self._ring(notification.channel))
         try:
             run(f'listen "{self._prefix}all"')
             numbers = list(self._workers)
@@ -163,8 +157,9 @@ class InProcess:
                 self._call(self._home, "pg_advisory_unlock", number)
 
     def unregister_collected(self) -> None:
-        while self.collected:
-            self.unregister(self.collected.popleft())
+        with self._mutex:
+            while self.collected:
+                self.unregister(self.collected.popleft())
 
 
 class Worker(Registration):

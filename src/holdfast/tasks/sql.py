@@ -89,15 +89,21 @@ class Store(Reader):
         if max_waiting is not None:
             self.lock(tx, "room")
             tasks = self._fitting(tx, tasks, max_waiting - sum(self._count(tx.run, WAITING, max_waiting).values()))
-        if any(task.after for task in tasks):  # one may wait for one before it
-            return [self._add_some(tx, [task])[0] for task in tasks]
-        return self._add_some(tx, tasks)
+        if not any(task.after for task in tasks):
+            return self._add_some(tx, tasks)
+        added = []
+        for task in tasks:  # one by one: a task may wait for one before it
+            added += [(str(task.id), False)] if self._exists(tx, task) else self._add_some(tx, [task])
+        return added
+
+    def _exists(self, tx: Transaction, task: NewTask) -> bool:
+        return task.id is not None and tx.run(*self.by("by", task.id)).fetchone() is not None
 
     def _fitting(self, tx: Transaction, tasks: Sequence[NewTask], room: int) -> list[NewTask]:
         """The first ones that there is room for. A task whose id exists needs none."""
         fitting = []
         for task in tasks:
-            if task.id is None or tx.run(*self.by("by", task.id)).fetchone() is None:
+            if not self._exists(tx, task):
                 room -= 1
             if room < 0:
                 break
@@ -105,20 +111,19 @@ class Store(Reader):
         return fitting
 
     def _add_some(self, tx: Transaction, tasks: Sequence[NewTask]) -> list[tuple[str, bool]]:
-        rows, blockers = [], []
-        for task in tasks:
-            row, blocking = self.row_of(tx, task)
-            rows.append(row)
-            blockers.append(blocking)
+        new = [self._row_of(tx, task) for task in tasks]
+        numbers = self.insert(tx, [row for row, _ in new])
         added = []
-        for task, seq, blocking in zip(tasks, self.insert(tx, rows), blockers, strict=True):
-            if seq is not None:
-                for blocker in blocking:
+        for task, seq, (row, blockers) in zip(tasks, numbers, new, strict=True):
+            if seq is None:
+                tx.ready -= row[1] == READY
+            else:
+                for blocker in blockers:
                     tx.run(self.sql["add_edge"], (blocker, seq))
             added.append((f"_{seq}" if task.id is None else task.id, seq is not None))
         return added
 
-    def row_of(self, tx: Transaction, task: NewTask) -> tuple[tuple[Any, ...], list[int]]:
+    def _row_of(self, tx: Transaction, task: NewTask) -> tuple[tuple[Any, ...], list[int]]:
         """The values to insert for a new task, and the numbers of the tasks that it waits for."""
         state, error, blockers = READY, None, []
         for id in dict.fromkeys(task.after):
