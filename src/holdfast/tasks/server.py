@@ -206,11 +206,6 @@ class Worker(Registration):
                     os.read(self._reader.fd, 4096)
                 return ready
 
-    def leave(self) -> None:
-        if self.is_idle:
-            self.is_idle = False
-            self._store.forget_idle(self.name)
-
     def close(self) -> None:
         if not self.is_open:
             return

@@ -6,7 +6,6 @@ alive, and wakes those that wait.
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from time import time
@@ -27,10 +26,10 @@ from .statements import (
     RUNNING,
     attempt_of,
     id_of,
+    with_attempt,
 )
 from .store import ENDED, NEVER, WAITING, Attempt, Ending, NewTask, Registration, Selection
 
-MAX_HISTORY = 20  # earlier attempts that are kept
 _A_DAY_S = 86_400.0
 
 
@@ -327,7 +326,7 @@ class Store(Reader):
                 tx.ready += 1
             else:
                 due = tx.now + ending.delay if ending.delay > 0 else None
-                past = _with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
+                past = with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
                 waiting = (tx.waiting_state(key, due), due, self._newest(tx) + 1, tried)
                 tx.run(self.sql["again"], (*waiting, ending.error, ending.traceback, ending.output, past, seq))
         self.update_all(tx, "end", ended)
@@ -407,7 +406,7 @@ class Store(Reader):
             seq, state, tried, token, key, worker, error = (row[at] for at in (0, 2, 7, 8, 10, 13, 15))
             started, ended, history = row[20], row[21], row[23]
             if tried:
-                history = _with_attempt(history, token, worker, started, ended, NAMES[state], error)
+                history = with_attempt(history, token, worker, started, ended, NAMES[state], error)
             tx.run(self.sql["reset"], (tx.waiting_state(key), self._newest(tx) + 1, history, seq))
             return True
 
@@ -490,14 +489,3 @@ class Store(Reader):
                 tx.ready += 1 << 30  # wake all idle workers
 
         self.transact(work)
-
-
-def _with_attempt(
-    history: str | None, token: int, worker: str, started: Any, ended: Any, state: str, error: Any
-) -> str:
-    """The history of a task with one more attempt."""
-    past = [] if history is None else json.loads(history)
-    past.append(
-        {"token": token, "worker": worker, "started_at": started, "ended_at": ended, "state": state, "error": error}
-    )
-    return json.dumps(past[-MAX_HISTORY:])

@@ -384,11 +384,6 @@ class Worker(Registration):
     def fileno(self) -> int:
         return self._file.fd
 
-    def leave(self) -> None:
-        if self.is_idle:
-            self.is_idle = False
-            self._store.forget_idle(self.name)
-
     def close(self) -> None:
         if not self._file.is_open:  # also in a forked child
             return

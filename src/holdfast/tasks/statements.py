@@ -39,6 +39,7 @@ from .store import WAITING, Attempt, Task
 READY, RUNNING, DELAYED, PARKED, BLOCKED, DONE, FAILED, CANCELLED = range(8)
 NAMES = ("ready", "running", "delayed", "parked", "blocked", "done", "failed", "cancelled")
 NUMBERS = {name: number for number, name in enumerate(NAMES)}
+_MAX_HISTORY = 20  # earlier attempts that are kept
 
 SCHEMA = """
 create table {p}task (
@@ -183,7 +184,7 @@ def id_of(seq: int, id: str | None) -> str:
 
 
 def attempt_of(row: Sequence[Any]) -> Attempt:
-    return Attempt(f"_{row[0]}" if row[1] is None else row[1], *row[2:10])
+    return Attempt(id_of(row[0], row[1]), *row[2:10])
 
 
 def task_of(row: Sequence[Any], now: float) -> Task:
@@ -215,3 +216,12 @@ def task_of(row: Sequence[Any], now: float) -> Task:
         ended_at=None if row[21] is None else datetime.fromtimestamp(row[21], timezone.utc),
         history=() if history is None else tuple(json.loads(history)),
     )
+
+
+def with_attempt(history: str | None, token: int, worker: str, started: Any, ended: Any, state: str, error: Any) -> str:
+    """The history of a task with one more attempt."""
+    past = [] if history is None else json.loads(history)
+    past.append(
+        {"token": token, "worker": worker, "started_at": started, "ended_at": ended, "state": state, "error": error}
+    )
+    return json.dumps(past[-_MAX_HISTORY:])

@@ -153,6 +153,7 @@ class Changes(ABC):
 class Registration(ABC):
     """A worker that the engine knows to be alive. One thread uses it. One that is collected counts as dead."""
 
+    _store: Any  # its engine
     name: str  # unique, and readable: it begins with `process_name`
     refused = 0  # endings that were settled by `claim`, and whose token was old
     is_idle = False  # its last claim found no task, and asked to be woken
@@ -162,9 +163,11 @@ class Registration(ABC):
     def fileno(self) -> int:
         """A descriptor for a command to inherit. The worker counts as alive as long as the command runs."""
 
-    @abstractmethod
     def leave(self) -> None:
         """The worker does not wait any more, and calls neither `wait` nor `claim` soon."""
+        if self.is_idle:
+            self.is_idle = False
+            self._store.forget_idle(self.name)
 
     @abstractmethod
     def close(self) -> None:
