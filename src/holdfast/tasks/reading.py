@@ -8,8 +8,9 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from ..errors import Unsupported
 from .statements import DELAYED, NUMBERS, PARKED, READY, STATEMENTS, attempt_of, filled, number_of, task_of
-from .store import STATES, Attempt, Changes, Registration, Task, Woken
+from .store import NEVER, STATES, Attempt, Changes, Ending, NewTask, Registration, Task, Woken
 
 Result = TypeVar("Result")
 Run = Callable[..., Any]  # run(statement, parameters) returns a cursor
@@ -88,6 +89,32 @@ class Reader(ABC):
     def now(self) -> float:
         """The clock of due moments, in seconds. It does not jump if the wall clock is set."""
 
+    @abstractmethod
+    def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
+        """Insert tasks and return their numbers. None: another transaction has added a task with that id."""
+
+    def lock(self, tx: Transaction, name: str) -> None:  # noqa: B027
+        """Keep out other transactions that call this. A no-op where transactions run one by one."""
+
+    def prepare_claim(self) -> None:  # noqa: B027
+        """Called before a claim begins."""
+
+    def update_all(self, tx: Transaction, name: str, rows: list[tuple[Any, ...]]) -> None:
+        """Run one of `UPDATES`. A row has the values of its columns, and the number of the task."""
+        for row in rows:
+            tx.run(self.sql[name], row)
+
+    def open_attempts(self, tx: Transaction, endings: Sequence[Ending]) -> list[Any]:
+        """The `OPEN_ATTEMPT` of each ending. None: its token is old.
+
+        Other transactions must not change these tasks from now on, nor add tasks that wait for them.
+        """
+        return [tx.run(*self.by("attempt", ending.id, ending.token)).fetchone() for ending in endings]
+
+    def transact_on(self, connection: Any, work: Callable[[Transaction], Result]) -> Result:
+        """Run `work` in the transaction of a connection of the caller."""
+        raise Unsupported(f"{self.name}: connection= needs a queue on PostgreSQL, not a directory.", path=self.name)
+
     def by(self, statement: str, id: str, *more: object) -> tuple[str, tuple[Any, ...]]:
         """A statement that finds a task by its id: the user's own, or the one with its number."""
         seq = number_of(id)
@@ -96,6 +123,19 @@ class Reader(ABC):
         )
 
     # Look.
+
+    def exists(self, tx: Transaction, task: NewTask) -> bool:
+        return task.id is not None and tx.run(*self.by("by", task.id)).fetchone() is not None
+
+    def newest(self, tx: Transaction) -> int:
+        """The largest number of a task. The next one is the place behind all tasks so far."""
+        seq: int = tx.run(self.sql["newest"]).fetchone()[0]
+        return seq
+
+    def time_to_wake(self, run: Run) -> float:
+        """The next due moment, for an idle worker. NEVER: there is none, or another idle worker wakes then."""
+        due, earliest = run(self.sql["time_to_wake"]).fetchone()
+        return NEVER if due is None or (earliest is not None and earliest <= due) else float(due)
 
     def schedules(self) -> dict[str, tuple[str, float]]:
         """All schedules: the JSON text, and the last moment that was added. 0: none yet."""

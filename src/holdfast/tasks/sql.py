@@ -6,13 +6,11 @@ alive, and wakes those that wait.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from time import time
 from typing import Any
 
-from ..errors import Unsupported
-from .reading import PAGE, Reader, Result, Run, Transaction
+from .reading import PAGE, Reader, Transaction
 from .statements import (
     BLOCKED,
     CANCELLED,
@@ -39,34 +37,6 @@ class Store(Reader):
     least_token = 0  # all new tokens are greater
     _pruned = (0, 0.0)  # where the current pass of `prune` is, and when it began
 
-    # What an engine adds.
-
-    @abstractmethod
-    def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
-        """Insert tasks and return their numbers. None: another transaction has added a task with that id."""
-
-    def lock(self, tx: Transaction, name: str) -> None:
-        """Keep out other transactions that call this. A no-op where transactions run one by one."""
-
-    def prepare_claim(self) -> None:
-        """Called before a claim begins."""
-
-    def update_all(self, tx: Transaction, name: str, rows: list[tuple[Any, ...]]) -> None:
-        """Run one of `UPDATES`. A row has the values of its columns, and the number of the task."""
-        for row in rows:
-            tx.run(self.sql[name], row)
-
-    def open_attempts(self, tx: Transaction, endings: Sequence[Ending]) -> list[Any]:
-        """The `OPEN_ATTEMPT` of each ending. None: its token is old.
-
-        Other transactions must not change these tasks from now on, nor add tasks that wait for them.
-        """
-        return [tx.run(*self.by("attempt", ending.id, ending.token)).fetchone() for ending in endings]
-
-    def transact_on(self, connection: Any, work: Callable[[Transaction], Result]) -> Result:
-        """Run `work` in the transaction of a connection of the caller."""
-        raise Unsupported(f"{self.name}: connection= needs a queue on PostgreSQL, not a directory.", path=self.name)
-
     # Add.
 
     def add(
@@ -92,17 +62,14 @@ class Store(Reader):
             return self._add_some(tx, tasks)
         added = []
         for task in tasks:  # one by one: a task may wait for one before it
-            added += [(str(task.id), False)] if self._exists(tx, task) else self._add_some(tx, [task])
+            added += [(str(task.id), False)] if self.exists(tx, task) else self._add_some(tx, [task])
         return added
-
-    def _exists(self, tx: Transaction, task: NewTask) -> bool:
-        return task.id is not None and tx.run(*self.by("by", task.id)).fetchone() is not None
 
     def _fitting(self, tx: Transaction, tasks: Sequence[NewTask], room: int) -> list[NewTask]:
         """The first ones that there is room for. A task whose id exists needs none."""
         fitting = []
         for task in tasks:
-            if not self._exists(tx, task):
+            if not self.exists(tx, task):
                 room -= 1
             if room < 0:
                 break
@@ -214,7 +181,7 @@ class Store(Reader):
             if attempts:
                 tx.due = tx.due or (worker.is_idle and worker.until < NEVER)  # another one must wake at that moment
             elif idle:
-                until = self._time_to_wake(tx.run)
+                until = self.time_to_wake(tx.run)
                 tx.run(self.sql["ask"], (worker.name, until))
                 tx.due = False
             return attempts, refused, until
@@ -250,22 +217,12 @@ class Store(Reader):
 
     def _promote(self, tx: Transaction, rows: list[Any]) -> bool:
         """Delayed tasks whose moment has come are ready, or wait for the limit of their key."""
-        place = self._newest(tx) + 1 if rows else 0
+        place = self.newest(tx) + 1 if rows else 0
         for seq, key, admitted in rows:
             tx.run(self.sql["back"], (tx.waiting_state(None if admitted else key), place, seq))
             if admitted:
                 tx.keys.add(key)  # another task with this key may get its moment now
         return bool(rows)
-
-    def _newest(self, tx: Transaction) -> int:
-        """The largest number of a task. The next one is the place behind all tasks so far."""
-        seq: int = tx.run(self.sql["newest"]).fetchone()[0]
-        return seq
-
-    def _time_to_wake(self, run: Run) -> float:
-        """The next due moment, for an idle worker. NEVER: there is none, or another idle worker wakes then."""
-        due, earliest = run(self.sql["time_to_wake"]).fetchone()
-        return NEVER if due is None or (earliest is not None and earliest <= due) else float(due)
 
     def forget_idle(self, *workers: str) -> None:
         """These workers do not wait any more. If one was woken for a task, or keeps the time, another one does that."""
@@ -327,7 +284,7 @@ class Store(Reader):
             else:
                 due = tx.now + ending.delay if ending.delay > 0 else None
                 past = with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
-                waiting = (tx.waiting_state(key, due), due, self._newest(tx) + 1, tried)
+                waiting = (tx.waiting_state(key, due), due, self.newest(tx) + 1, tried)
                 tx.run(self.sql["again"], (*waiting, ending.error, ending.traceback, ending.output, past, seq))
         self.update_all(tx, "end", ended)
         tx.ended = tx.ended or bool(ended)
@@ -407,7 +364,7 @@ class Store(Reader):
             started, ended, history = row[20], row[21], row[23]
             if tried:
                 history = with_attempt(history, token, worker, started, ended, NAMES[state], error)
-            tx.run(self.sql["reset"], (tx.waiting_state(key), self._newest(tx) + 1, history, seq))
+            tx.run(self.sql["reset"], (tx.waiting_state(key), self.newest(tx) + 1, history, seq))
             return True
 
         return self._change(which, [DONE, FAILED, CANCELLED], change)
@@ -416,7 +373,7 @@ class Store(Reader):
         """Delete ended tasks. Return how many. The newest task stays, because its number must not be used again."""
 
         def change(tx: Transaction, row: Any) -> bool:
-            if row[0] == self._newest(tx):
+            if row[0] == self.newest(tx):
                 return False
             tx.run(self.sql["delete"], (row[0],))
             return True
@@ -459,7 +416,7 @@ class Store(Reader):
 
         def work(tx: Transaction) -> tuple[int, tuple[int, float]]:
             place, began = self._pruned
-            newest = self._newest(tx)
+            newest = self.newest(tx)
             deleted: list[int] = []
             for seq, state, ended_at in tx.run(self.sql["prunable"], (place, limit)).fetchall():
                 # A moment in the future: the clock was wrong then. It is not in the way of others.
