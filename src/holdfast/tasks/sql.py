@@ -219,9 +219,11 @@ class Store(Reader):
         """Delayed tasks whose moment has come are ready, or wait for the limit of their key."""
         place = self.newest(tx) + 1 if rows else 0
         for seq, key, admitted in rows:
-            tx.run(self.sql["back"], (tx.waiting_state(None if admitted else key), place, seq))
-            if admitted:
+            if admitted:  # it waited for its rate, and keeps its place
+                tx.run(self.sql["state"], (tx.waiting_state(None), None, seq))
                 tx.keys.add(key)  # another task with this key may get its moment now
+            else:
+                tx.run(self.sql["back"], (tx.waiting_state(key), place, seq))
         return bool(rows)
 
     def forget_idle(self, *workers: str) -> None:
