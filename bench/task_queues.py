@@ -60,11 +60,10 @@ class Statements:
     """The statements of Holdfast, by the module sqlite3 behind flock."""
 
     def __init__(self, path: str, durable: bool) -> None:
-        from holdfast.tasks.statements import SCHEMA, STATEMENTS
+        from holdfast.tasks.statements import SCHEMA, STATEMENTS, filled
 
         os.makedirs(path, exist_ok=True)
-        clauses = {"p": "", "lock": "", "skip": "", "share": "", "state": "", "by": "seq = ? and id is null"}
-        self._sql = {name: text.format(**clauses) for name, text in STATEMENTS.items()}
+        self._sql = filled(STATEMENTS, p="", lock="", skip="", share="")
         self._durable = durable
         self._lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT)
         self._claimed: deque[Any] = deque()
@@ -76,7 +75,7 @@ class Statements:
         self._run("pragma journal_mode = wal")
         self._run("pragma synchronous = off")
         if self._run("select count(*) from sqlite_master").fetchone()[0] == 0:
-            self._raw.executescript(SCHEMA.format(p="", serial="integer"))
+            self._raw.executescript(SCHEMA.format(p="", serial="integer", unlogged=""))
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._log = os.open(f"{path}/queue.db-wal", os.O_RDWR)
 
@@ -113,7 +112,7 @@ class Statements:
 
     def _settle(self) -> None:
         for seq, token in self._ended:
-            self._run(self._sql["attempt"], (seq, token)).fetchone()
+            self._run(self._sql["attempt_seq"], (seq, token)).fetchone()
             self._run(self._sql["end"], (5, 0.0, None, None, None, None, seq))
         self._ended.clear()
 

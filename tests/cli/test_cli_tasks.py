@@ -229,7 +229,7 @@ def test_a_queue_of_an_old_version_or_a_damaged_one_is_refused(jobs: Path) -> No
     jobs.mkdir()
     (jobs / "queue.json").write_text("{}")
     for words in (["ls"], ["work", "--", "true"], ["put", "x"]):
-        assert "made by an earlier version of Holdfast" in call(words[0], jobs, *words[1:], status=3)
+        assert "contains something else (queue.json)" in call(words[0], jobs, *words[1:], status=3)
     (jobs / "queue.json").unlink()
     (jobs / "queue.db").write_text("this is not a database " * 100)
     assert "It was left as it is" in call("ls", jobs, status=3)

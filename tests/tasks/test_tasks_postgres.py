@@ -24,12 +24,12 @@ from holdfast import ConnectionFailed, Unsupported
 from holdfast.errors import CorruptStore
 from holdfast.postgres import MAX_SILENCE
 from holdfast.tasks import postgres as engine
-from holdfast.tasks import server_statements, server_transactions
+from holdfast.tasks import sql
 from holdfast.tasks.claimer import Claimer
 from holdfast.tasks.policy import Retries
-from holdfast.tasks.postgres import PostgresStore, open_store
-from holdfast.tasks.server_workers import MAX_SESSIONS
-from holdfast.tasks.store import Attempt, Ending, NewTask, Selection, Woken
+from holdfast.tasks.postgres import PostgresStore
+from holdfast.tasks.server import MAX_SESSIONS
+from holdfast.tasks.store import OPEN, Attempt, Ending, NewTask, Selection, Woken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def store(postgres: str) -> Iterator[PostgresStore]:
-    store = open_store(postgres)
+    store = PostgresStore(postgres)
     yield store
     store.close()
 
@@ -57,10 +57,10 @@ def count(store: PostgresStore) -> dict[str, int]:
 # Lost connections.
 
 CLAIM_ALL = """
-from holdfast.tasks.postgres import open_store
+from holdfast.tasks.postgres import PostgresStore
 from holdfast.tasks.store import Ending
 
-store = open_store(url)
+store = PostgresStore(url)
 worker = store.register()
 
 def claim_all():
@@ -177,7 +177,7 @@ class Proxy:
 @pytest.fixture
 def proxy(postgres: str, postgres_server: servers.Postgres) -> Iterator[tuple[Proxy, PostgresStore]]:
     proxy = Proxy(postgres_server.port)
-    store = open_store(postgres.replace(f":{postgres_server.port}/", f":{proxy.port}/"))
+    store = PostgresStore(postgres.replace(f":{postgres_server.port}/", f":{proxy.port}/"))
     yield proxy, store
     store.close()
     proxy.close()
@@ -213,26 +213,6 @@ def test_an_operation_whose_commit_was_not_answered_is_done_once(proxy: tuple[Pr
     assert store.cancel(Selection()) == 1
     assert cutter.cuts == 7
     assert cutter.cut is None
-    worker.close()
-
-
-def test_a_completion_whose_answer_was_lost_is_done_once(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, losses = engine.send, iter([True])
-
-    def send(connection: psycopg.Connection[Any], statements: Any, cursors: Any) -> None:
-        real(connection, statements, cursors)
-        if next(losses, False):
-            connection.close()
-            raise psycopg.OperationalError("the answer was lost")
-
-    store.add([*tasks(1), NewTask("{}", id="named")])
-    worker = store.register()
-    for attempt in store.claim(worker, 2):
-        monkeypatch.setattr(engine, "send", send)
-        losses = iter([True])
-        assert store.settle(done([attempt])) == [True]
-        assert store.settle(done([attempt])) == [False]
-    assert count(store) == {"done": 2}
     worker.close()
 
 
@@ -299,7 +279,7 @@ def test_a_queue_is_never_empty_while_a_task_changes_its_state(store: PostgresSt
         moving = pool.submit(move)
         try:
             for _ in range(1000):
-                assert not store.is_empty()
+                assert any(store.count(OPEN, at_most=1).values())
                 counts = store.count()
                 assert sum(counts.values()) == 1, counts
         finally:
@@ -314,7 +294,7 @@ def test_a_worker_whose_session_was_ended_keeps_its_tasks_if_nobody_took_them(
     store.add(tasks(2))
     worker = store.register()
     attempts = store.claim(worker, 1)
-    other = open_store(postgres)
+    other = PostgresStore(postgres)
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(
             "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and objsubid = 2"
@@ -335,7 +315,7 @@ def test_a_late_completion_is_refused(store: PostgresStore, postgres: str) -> No
         connection.execute(
             "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and objsubid = 2"
         )
-    other = open_store(postgres)
+    other = PostgresStore(postgres)
     taker = other.register()
     until(other.orphans)
     assert other.settle([Ending(orphan.id, orphan.token, "delayed") for orphan in other.orphans()]) == [True]
@@ -355,16 +335,16 @@ def test_after_a_restart_workers_have_time_to_come_back(
     attempts = store.claim(worker, 2)
     postgres_server.kill()
     postgres_server.restart()
-    other = open_store(postgres)
+    other = PostgresStore(postgres)
     assert other.orphans() == []
     assert store.settle(done(attempts)) == [True, True]
     other.close()
-    monkeypatch.setattr(server_statements, "RESTART_GRACE_S", 0)
+    monkeypatch.setattr(engine, "RESTART_GRACE_S", 0)
     store.add(tasks(1))
     store.claim(worker, 1)
     postgres_server.kill()
     postgres_server.restart()
-    other = open_store(postgres)
+    other = PostgresStore(postgres)
     assert len(other.orphans()) == 1
     other.close()
     worker.close()
@@ -373,7 +353,7 @@ def test_after_a_restart_workers_have_time_to_come_back(
 def test_a_server_that_stays_away_is_reported(
     store: PostgresStore, postgres_server: servers.Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_transactions, "RECONNECT_S", 0.2)
+    monkeypatch.setattr(engine, "RECONNECT_S", 0.2)
     worker = store.register()
     postgres_server.kill()
     try:
@@ -397,7 +377,7 @@ def test_workers_that_are_cut_off_lose_their_tasks_within_the_bound(
     The limit of the wait has a margin for a busy machine. Without keepalives the server would wait for two hours.
     """
     with servers.FarNetwork(postgres_server) as network:
-        store = open_store(postgres)
+        store = PostgresStore(postgres)
         store.add(tasks(8))
         near = [start_peer(url=postgres, number=2) for _ in range(2)]
         far = [start_peer(url=network.url(postgres), number=2) for _ in range(2)]
@@ -424,9 +404,9 @@ def test_workers_that_are_cut_off_lose_their_tasks_within_the_bound(
 
 SETTLE = "store.settle([Ending(attempt.id, attempt.token, 'done') for attempt in attempts])"
 REGISTER = """
-from holdfast.tasks.postgres import open_store
+from holdfast.tasks.postgres import PostgresStore
 from holdfast.tasks.store import Ending
-store = open_store(url)
+store = PostgresStore(url)
 worker = store.register()
 attempts = store.claim(worker, number, reserve=True)
 """
@@ -472,7 +452,7 @@ def test_a_command_that_inherited_the_descriptor_keeps_the_worker_alive(
 
 
 def alive(store: PostgresStore) -> set[int]:
-    return {row[1] for row in store.read(lambda run: run(store.locks).fetchall())}
+    return {row[1] for row in store.read(lambda run: run(store.sql["locks"]).fetchall())}
 
 
 def test_an_idle_worker_is_woken_by_a_new_task(
@@ -561,7 +541,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 def test_many_processes_create_the_tables_together(postgres: str) -> None:
     peers = [Peer(url=postgres) for _ in range(4)]
-    begin_together(peers, "from holdfast.tasks.postgres import open_store; open_store(url).close()")
+    begin_together(peers, "from holdfast.tasks.postgres import PostgresStore; PostgresStore(url).close()")
     for peer in peers:
         peer.answer()
         peer.__exit__(None, None, None)
@@ -635,7 +615,7 @@ def test_cancel_and_claim_at_the_same_time_miss_no_task(store: PostgresStore) ->
     for _ in range(10):
         store.add(tasks(30))
         attempts, cancelled = together(lambda: store.claim(worker, 15), lambda: store.cancel(Selection()))
-        marked = [attempt for attempt in attempts if store.is_cancelling(attempt.id, attempt.token)]
+        marked = [task for task in store.tasks(["running"]) if task.cancelling]
         assert cancelled == 30 - len(attempts) + len(marked)
         store.settle([Ending(attempt.id, attempt.token, "done") for attempt in attempts])
         assert set(count(store)) <= {"done", "cancelled"}
@@ -654,15 +634,15 @@ def test_claims_use_the_indexes_whatever_the_server_knows_about_the_table(store:
     def explain(run: Callable[..., Any]) -> None:
         run("analyze holdfast_task")  # the server believes that the table is small
         run(fill)
-        for name, values in (("claim", ["w", 0.0, True]), ("promote", []), ("look", [])):
-            rows = run(f"explain {store.sql[name].format(count=10)}", values).fetchall()
+        for name, values in (("ready", [10]), ("due", [0.0, 10]), ("has_task", [0.0]), ("running", ["w"])):
+            rows = run(f"explain {store.sql[name]}", values).fetchall()
             plans[name] = "\n".join(row[0] for row in rows)
 
     store.read(explain)
-    assert "Index Scan using holdfast_task_ready" in plans["claim"]
-    assert "Index Scan using holdfast_task_pkey" in plans["claim"]
-    assert "Index Cond: (due <=" in plans["promote"]
-    assert "Index Cond: (due <=" in plans["look"]
+    assert "Index Scan using holdfast_task_ready" in plans["ready"]
+    assert "Index Scan using holdfast_task_running" in plans["running"]
+    assert "Index Cond: (due <=" in plans["due"]
+    assert "Index Cond: (due <=" in plans["has_task"]
     assert "Seq Scan" not in "".join(plans.values())
 
 
@@ -720,11 +700,11 @@ def test_another_kind_of_connection_is_refused(store: PostgresStore) -> None:
 
 
 def test_a_newer_format_is_refused_and_left_as_it_is(postgres: str) -> None:
-    open_store(postgres).close()
+    PostgresStore(postgres).close()
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("update holdfast_meta set value = '99' where name = 'version'; drop table holdfast_idle")
         with pytest.raises(Unsupported, match=r"format 99.*Upgrade"):
-            open_store(postgres)
+            PostgresStore(postgres)
         assert connection.execute("select to_regclass('holdfast_idle')").fetchone() == (None,)
 
 
@@ -733,14 +713,14 @@ def test_tables_of_another_program_are_refused(postgres: str, name: str) -> None
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(f"create table holdfast_{name} (x integer)")
         with pytest.raises(CorruptStore, match=r"Choose another prefix"):
-            open_store(postgres)
+            PostgresStore(postgres)
         (number,) = connection.execute("select count(*) from pg_tables where tablename like 'holdfast%'").fetchone()
         assert number == 1
-    open_store(f"{postgres}?prefix=mine_").close()
+    PostgresStore(f"{postgres}?prefix=mine_").close()
 
 
 def test_two_queues_share_a_database(postgres: str) -> None:
-    one, other = open_store(f"{postgres}?prefix=one_"), open_store(f"{postgres}?prefix=other_")
+    one, other = PostgresStore(f"{postgres}?prefix=one_"), PostgresStore(f"{postgres}?prefix=other_")
     one.add([NewTask("{}", id="a", key="k")])
     worker = one.register()
     assert len(one.claim(worker, 1)) == 1
@@ -755,12 +735,12 @@ def test_two_queues_share_a_database(postgres: str) -> None:
 @pytest.mark.parametrize("prefix", ["", "A", "a-b", "a%22b", "a.b", "1a", "a" * 31, "é"])
 def test_a_prefix_that_is_no_plain_name_is_refused(prefix: str) -> None:
     with pytest.raises(ValueError, match="plain name"):
-        open_store(f"postgresql://127.0.0.1:1/db?prefix={prefix}")
+        PostgresStore(f"postgresql://127.0.0.1:1/db?prefix={prefix}")
 
 
 def test_a_wrong_password_is_not_shown(postgres: str) -> None:
     with pytest.raises(ConnectionFailed, match="Check the user name and the password") as caught:
-        open_store(postgres.replace(servers.PASSWORD, "wrong-one"))
+        PostgresStore(postgres.replace(servers.PASSWORD, "wrong-one"))
     assert "wrong-one" not in str(caught.value) + repr(caught.value)
 
 
@@ -769,7 +749,7 @@ def test_a_user_without_rights_gets_an_error_with_the_remedy(postgres: str, post
         connection.execute(f"create role visitor login password '{servers.PASSWORD}'")
     try:
         with pytest.raises(PermissionError, match="Grant the user the right"):
-            open_store(postgres.replace(f"{servers.USER}:", "visitor:"))
+            PostgresStore(postgres.replace(f"{servers.USER}:", "visitor:"))
     finally:
         with postgres_server.connect("postgres", user="postgres") as connection:
             connection.execute("drop role visitor")
@@ -783,7 +763,7 @@ def test_a_text_with_a_nul_character_is_stored(store: PostgresStore) -> None:
         [Ending(one.id, one.token, "failed", error="a\0b"), Ending(other.id, other.token, "delayed", error="\0")]
     )
     assert [task.error for task in store.get([one.id, other.id]) if task] == ["a\\x00b", "\\x00"]
-    with pytest.raises(ValueError, match="NUL"):
+    with pytest.raises(ValueError, match="u0000"):
         store.add([NewTask("{}", id="a\0")])
     worker.close()
 
@@ -824,7 +804,7 @@ def test_threads_share_a_few_sessions(store: PostgresStore, postgres: str) -> No
 
 
 def test_the_clock_is_the_servers(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "time", lambda: 0.0)
+    monkeypatch.setattr(sql, "time", lambda: 0.0)
     store.add([NewTask("{}", delay=1000)])
     (task,) = store.tasks()
     assert task.due_in is not None and 990 < task.due_in <= 1000

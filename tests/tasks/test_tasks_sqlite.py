@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from time import time
 from typing import Any
 
 import pytest
@@ -21,9 +20,9 @@ from support import PATIENCE, in_child, survives, until
 
 from holdfast import CorruptStore, Lock, Unsupported, WouldDeadlock, owner, paths, system
 from holdfast.tasks import TaskQueue, connection, sqlite
-from holdfast.tasks.rows import Transaction
+from holdfast.tasks.reading import Transaction
 from holdfast.tasks.sqlite import SqliteStore
-from holdfast.tasks.store import Attempt, Ending, NewTask, Woken
+from holdfast.tasks.store import NEVER, Attempt, Ending, NewTask, Woken
 
 
 @pytest.fixture
@@ -84,14 +83,6 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         SqliteStore(str(tmp_path / "x" / "y"))
 
 
-def test_a_queue_of_an_earlier_version_is_refused_and_untouched(tmp_path: Path) -> None:
-    (tmp_path / "queue.json").write_text('{"format": 2}')
-    (tmp_path / "tasks").mkdir()
-    with pytest.raises(Unsupported, match="earlier version"):
-        SqliteStore(str(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == ["queue.json", "tasks"]
-
-
 def test_a_queue_of_a_newer_version_is_refused_and_untouched(store: SqliteStore, where: str) -> None:
     store.add(tasks(3))
     store.close()
@@ -143,7 +134,7 @@ def test_a_process_killed_while_it_creates_a_queue_leaves_nothing_in_the_way(whe
                 os.kill(os.getpid(), signal.SIGKILL)
 
             setattr(system, call, kill)
-            SqliteStore(where)
+            SqliteStore(where).register()
 
         pid = os.fork()
         if pid == 0:
@@ -293,7 +284,7 @@ def test_threads_share_a_sync(where: str, monkeypatch: pytest.MonkeyPatch) -> No
     calls = []
 
     def numbers() -> int:
-        return int(repr(store._in_process.syncer._numbers)[len("count(") : -1])
+        return int(repr(store._in_process.numbers)[len("count(") : -1])
 
     before = numbers()
 
@@ -367,7 +358,6 @@ def test_tokens_after_a_boot_are_greater_than_all_before(where: str, monkeypatch
 
 FORKS = """
 import os, sys
-from holdfast.tasks.rows import Transaction
 from holdfast.tasks.sqlite import SqliteStore
 from holdfast.tasks.store import NewTask
 store = SqliteStore(sys.argv[1])
@@ -448,7 +438,8 @@ def test_adding_tasks_wakes_as_many_idle_workers_as_there_are_tasks(store: Sqlit
         woken = b""
         while len(woken) < 3:
             woken += os.read(reader, 10)
-        store.add(tasks(1))
+        store.add([NewTask("1", id="once")])
+        store.add([NewTask("1", id="once")])
         assert store.read(lambda run: run(idle).fetchone()[0]) == 4
     finally:
         for pid in pids:
@@ -500,7 +491,7 @@ def test_an_idle_worker_takes_a_due_task_for_which_a_stopped_one_would_wake(stor
 
 
 def test_many_idle_workers_that_were_killed_do_not_break_a_put(store: SqliteStore) -> None:
-    rows = [(f"{number}@here.dead", sqlite.NEVER) for number in range(1000)]
+    rows = [(f"{number}@here.dead", NEVER) for number in range(1000)]
     store.transact(lambda tx: [tx.run("insert into idle values (?, ?)", row) for row in rows])
     store.add(tasks(1))
     assert store.read(lambda run: run("select count(*) from idle").fetchone()[0]) == 0
@@ -526,6 +517,7 @@ def test_without_inotify_a_waiter_still_looks_for_dead_workers(
 
 @pytest.mark.parametrize("folder", ["workers", "bells"])
 def test_a_folder_that_a_copy_left_out_is_made_again(store: SqliteStore, where: str, folder: str) -> None:
+    store.register().close()
     os.rmdir(f"{where}/{folder}")
     assert store.orphans() == []
     assert store.claim(store.register(), 1, idle=True) == []
@@ -541,7 +533,7 @@ def test_errors_name_what_is_wrong(where: str) -> None:
 
     assert in_child(open_again) is None
     locked = sqlite3.OperationalError("database is locked")
-    assert isinstance(store._explain(locked), OSError)
+    assert isinstance(connection.explain(locked, where), OSError)
     store.close()
 
 
@@ -554,7 +546,7 @@ def test_a_process_has_one_inotify_instance(store: SqliteStore) -> None:
     before = instances()
     for thread in threads:
         thread.start()
-    until(lambda: store._in_process._watcher is not None)
+    until(lambda: store._in_process.watch is not None)
     assert instances() - before <= 1
     store.add(tasks(4))
     for thread in threads:
@@ -572,7 +564,7 @@ def test_one_idle_worker_keeps_the_time_of_delayed_tasks_and_passes_it_on(store:
     assert store.claim(keeper, 1, idle=True) == store.claim(other, 1, idle=True) == []
     untils = "select until from idle order by until"
     first, second = [row[0] for row in store.read(lambda run: run(untils).fetchall())]
-    assert first < sqlite.NEVER == second
+    assert first < NEVER == second
     store.add(tasks(1))
     names = [row[0] for row in store.read(lambda run: run("select worker from idle").fetchall())]
     woken = keeper if keeper.name not in names else other
@@ -583,7 +575,7 @@ def test_one_idle_worker_keeps_the_time_of_delayed_tasks_and_passes_it_on(store:
             pass
         assert store.claim(rest, 1, idle=True) == []
     ((only,),) = store.read(lambda run: run(untils).fetchall())
-    assert only < sqlite.NEVER
+    assert only < NEVER
 
 
 # Garbage, and the end of the interpreter.
@@ -693,18 +685,3 @@ def test_a_task_is_not_lost_if_an_interrupt_comes_after_it_was_claimed(
     kept.complete()
     found.complete()
     queue.close()
-
-
-def test_a_task_that_ended_while_the_clock_was_wrong_does_not_keep_others_from_being_pruned(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.add(tasks(3))
-    worker = store.register()
-    first, second, _ = store.claim(worker, 3)
-    with monkeypatch.context() as patch:
-        patch.setattr("holdfast.tasks.sql.time", lambda: time() + 1e8)
-        store.settle([done(first)])
-        store.prune({"done": time() + 1e8 - 1000}, 10)  # a pass that begins in the future
-    store.settle([done(second)])
-    until(lambda: store.prune({"done": time() - 0.01}, 10) == 1)
-    assert [task is None for task in store.get([first.id, second.id])] == [False, True]

@@ -22,7 +22,7 @@ import servers
 from support import Child, descriptors, in_child, is_alive, processor_ticks, state_of, unpacked, until, until_asleep
 
 from holdfast import Lock, NotLocked
-from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, local_workers, sqlite
+from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, sqlite
 from holdfast.tasks import worker as supervisor
 from holdfast.tasks.sqlite import SqliteStore
 
@@ -204,8 +204,7 @@ def test_a_second_sigterm_gives_running_tasks_back(each_queue: TaskQueue, in_mem
 def test_a_killed_child_is_replaced_at_once(queue: TaskQueue, in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an event: the periodic looks of the supervisor and of idle workers are disabled."""
     monkeypatch.setattr(supervisor, "_TICK_S", 600.0)
-    for module in (local_workers, sqlite):
-        monkeypatch.setattr(module, "RECHECK_S", 600.0)
+    monkeypatch.setattr(sqlite, "RECHECK_S", 600.0)
 
     def handle(task: Claim) -> None:
         if task.token == 1:
@@ -383,8 +382,7 @@ def test_buffered_output_is_printed_once(jobs: Path) -> None:
 
 def test_a_put_wakes_an_idle_worker(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an event: the look every second is put off."""
-    for module in (local_workers, sqlite):
-        monkeypatch.setattr(module, "RECHECK_S", 600.0)
+    monkeypatch.setattr(sqlite, "RECHECK_S", 600.0)
     worker = Running(lambda: Worker(queue, lambda task: None, concurrency=2))
     for _ in range(21):
         queue.wait(queue.put("x"), timeout=30)

@@ -13,7 +13,7 @@ from ..errors import HoldfastError, LockLost, NotLocked
 from .errors import TaskError
 from .model import to_json
 from .policy import given_back, outcome_of
-from .store import Attempt, Ending
+from .store import Attempt, Ending, Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,13 +105,19 @@ class Claim:
     def check(self) -> None:
         """Raise LockLost if another worker has the task now."""
         self._check_open()
-        if self._claimer.store.is_cancelling(self.id, self.token) is None:
+        if self._current() is None:
             self._lost()
 
     @property
     def cancelled(self) -> bool:
         """Was the task cancelled while it runs? A `Worker` ends it. Code that claims by hand checks this itself."""
-        return bool(self._claimer.store.is_cancelling(self.id, self.token))
+        task = self._current()
+        return task is not None and task.cancelling
+
+    def _current(self) -> Task | None:
+        """The task, if this is its current attempt."""
+        (task,) = self._claimer.store.get([self.id])
+        return task if task is not None and (task.token, task.state) == (self.token, "running") else None
 
     def fileno(self) -> int:
         """A descriptor for a command to inherit. As long as the command runs, no other worker gets the task."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -29,7 +28,8 @@ from .. import process
 from ..errors import HoldfastError
 from .claim import Claim
 from .policy import Retries, given_back, outcome_of
-from .store import Attempt, Ending, Registration, Store, Woken
+from .sql import Store
+from .store import Attempt, Ending, Registration, Woken
 
 _RESERVE_S = 0.005
 _RESERVE_ON_SERVER_S = 0.020  # a transaction takes a millisecond there
@@ -103,8 +103,10 @@ class Claimer:
         """An interrupt may have come when a task was claimed, and before its `Claim` existed."""
         known = {*self._open.items(), *((ending.id, ending.token) for ending in self._unwritten())}
         known.update((attempt.id, attempt.token) for attempt in self._reserved)
-        running = self.store.running(self.worker.name)
-        self.store.settle([given_back(one) for one in running if (one.id, one.token) not in known])
+        self.store.end(
+            [self.worker.name],
+            lambda running: [given_back(one) for one in running if (one.id, one.token) not in known],
+        )
         self._is_unsure = False
 
     def wait(self, deadline: float | None, *others: int) -> Claim | None:
@@ -214,17 +216,6 @@ class Claimer:
             if self._worker is not None:
                 self._worker.close()
                 self._worker = None
-
-    def __del__(self) -> None:
-        """Called while garbage is collected, perhaps in a transaction of this thread. Nothing is in memory any more:
-        `_Guard` keeps a claimer until then."""
-        try:
-            if sys.is_finalizing():
-                return  # its tasks become orphans
-            if self._worker is not None and self.registry is process.registry and not self._worker.drop():
-                self.close()
-        except (HoldfastError, OSError, AttributeError, TypeError):
-            pass
 
 
 class _Guard:

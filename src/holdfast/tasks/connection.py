@@ -6,11 +6,9 @@ import errno
 import os
 import sqlite3
 import sys
-import threading
 from _thread import RLock
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from typing import Any
 from urllib.request import pathname2url
 from weakref import WeakSet
@@ -22,7 +20,6 @@ from ..locks.hold import Hold
 from ..locks.lock import Lock
 from ..paths import mount_of
 
-_OLD_FORMAT = "queue.json"
 BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
 
 # Every thread that is inside SQLite has this mutex, and a fork waits for it. A child would find SQLite's own mutexes
@@ -37,81 +34,87 @@ class Connection:
     A fork closes all connections before, and the next `open` opens them again. SQLite notes in memory which POSIX locks
     its process has on a file. A child that inherits these notes would open the file and believe that it has the locks
     of its parent. Then another process that closes the database would delete the log that the child still writes.
+
+    `acquire` acquires the lock of all writers, in order of arrival. A free lock costs two system calls: the file stays
+    open. A writer that finds the lock held or waiters in its queue waits as `Lock` does. If the file is deleted,
+    writers that have it open and others do not exclude each other. Then SQLite's own locks do.
     """
 
     run: Callable[..., Any]
 
-    def __init__(self, file: str) -> None:
-        self.wal = f"{file}-wal"
-        self.registry = process.registry
-        self.writer: OwnedFd | None = None  # the file of `WriterLock`
+    def __init__(self, directory: str, lock: Lock) -> None:
+        self._registry = process.registry
+        self._lock = lock
+        self._queue = f"{lock.path}.queue"
+        self._writer: OwnedFd | None = None  # the file of the lock
         self.raw: sqlite3.Connection | None = None
         self._log: OwnedFd | None = None
-        self._log_may_be_old = False
-        self._uri = f"file:{pathname2url(file)}?mode=rw"
+        self._file = f"{directory}/queue.db"
         with inside_sqlite:
             self.open()
             _all.add(self)
 
     def open(self) -> None:
         """Open it, unless it is open. The caller has `inside_sqlite`."""
-        if self.raw is None:
-            self._open()
-
-    def _open(self) -> None:
+        if self.raw is not None:
+            return
         # The store gives it to one thread. The check would also refuse that another thread closes it.
         raw = sqlite3.connect(
-            self._uri,
+            f"file:{pathname2url(self._file)}?mode=rw",
             uri=True,
             timeout=BUSY_WAIT_S,
             isolation_level=None,
             cached_statements=256,
             check_same_thread=False,
         )
-        # The log is synced by `Syncer`, and by SQLite itself before each checkpoint.
+        # The log is synced by `sync`, and by SQLite itself before each checkpoint.
         raw.execute("pragma synchronous = normal")
         raw.execute("pragma wal_autocheckpoint = 0")
         raw.execute("select count(*) from sqlite_master").fetchone()  # creates the log
         self.raw, self.run = raw, raw.execute
 
     def before_fork(self) -> None:
-        if self.raw is not None and self.registry is process.registry:
-            self._log_may_be_old = True  # SQLite deletes the log if this was the last connection of all processes
+        if self.raw is not None and self._registry is process.registry:
             self.raw.close()
-            self.raw = None
+            self.raw = self._log = None  # SQLite deletes the log if this was the last connection of all processes
 
     def sync(self) -> None:
         """Wait until the log is on disk. It is not deleted as long as this connection is open."""
-        if self._log is None or self._log_may_be_old:
-            self._log_may_be_old = False
+        if self._log is None:
             try:
-                self._log = OwnedFd(system.open_fd(self.wal, system.O_READ))
+                self._log = OwnedFd(system.open_fd(f"{self._file}-wal", system.O_READ))
             except FileNotFoundError:  # deleted before a fork, when all of it was in the database and on disk
-                self._log_may_be_old = True
                 return
         system.fdatasync(self._log.fd)
 
+    def acquire(self) -> Hold | None:
+        """Acquire the lock of all writers. None: it is held with the open file."""
+        if self._writer is None:
+            with self._lock.acquire():  # creates the file
+                self._writer = OwnedFd(system.open_fd(self._lock.path, system.O_EXISTING))
+        if not system.access(self._queue, 0) and try_lock(self._writer.fd, system.EX_NB):
+            return None
+        return self._lock.acquire()
+
+    def release(self, hold: Hold | None) -> None:
+        if hold is not None:
+            with suppress(LockLost):
+                hold.release()
+        elif self._writer is not None:
+            system.lock(self._writer.fd, system.UN)
+
     def close(self) -> None:
-        for file in (self._log, self.writer):
-            if file is not None:
-                file.close()
-        self._log = self.writer = None
-        if self.registry is process.registry and self.raw is not None:
+        self._log = self._writer = None
+        if self._registry is process.registry and self.raw is not None:
             with inside_sqlite:
                 self.raw.close()
                 self.raw = None
 
     def __del__(self) -> None:
         try:
-            if sys.is_finalizing():
-                return  # a daemon thread may have ended with the mutex
-            if self.registry is process.registry:
+            if not sys.is_finalizing():  # else a daemon thread may have ended with the mutex
                 self.close()
-            elif self.raw is not None:  # a child that was not forked by Python must not finalise it
-                import ctypes
-
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.raw))
-        except (AttributeError, TypeError, ImportError):
+        except (AttributeError, TypeError):
             pass  # never opened, or the interpreter is going down
 
 
@@ -123,57 +126,6 @@ def _before_fork() -> None:
 process.hold_during_fork(inside_sqlite, _before_fork)
 
 
-class Syncer:
-    """Threads of one process share a sync: one that begins after the commits of all of them serves all of them."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._numbers = count(1)
-        self._synced = 0  # every commit with a smaller number is on disk
-
-    def sync(self, connection: Connection) -> None:
-        mine = next(self._numbers)
-        with self._mutex:
-            if self._synced < mine:
-                target = next(self._numbers)
-                connection.sync()
-                self._synced = target
-
-
-class WriterLock:
-    """The lock of all writers of a queue, in order of arrival.
-
-    A free lock costs two system calls: the file stays open. A writer that finds the lock held or waiters in its queue
-    waits as `Lock` does. If the file is deleted, writers that have it open and others do not exclude each other. Then
-    SQLite's own locks do.
-    """
-
-    def __init__(self, path: str, mode: int) -> None:
-        self._lock = Lock(path, keep=True, mode=mode)
-        self._queue = f"{path}.queue"
-
-    def creating(self) -> Lock:
-        """The lock itself, for a process that has no connection yet."""
-        return self._lock
-
-    def acquire(self, connection: Connection) -> Hold | None:
-        """None: the lock is held with the file of the connection."""
-        file = connection.writer
-        if file is None:
-            with self._lock.acquire():  # creates the file
-                file = connection.writer = OwnedFd(system.open_fd(self._lock.path, system.O_EXISTING))
-        if not system.access(self._queue, 0) and try_lock(file.fd, system.EX_NB):
-            return None
-        return self._lock.acquire()
-
-    def release(self, connection: Connection, hold: Hold | None) -> None:
-        if hold is not None:
-            with suppress(LockLost):
-                hold.release()
-        elif connection.writer is not None:
-            system.lock(connection.writer.fd, system.UN)
-
-
 def check_directory(path: str) -> None:
     """Create the directory. Refuse one that is used for something else, or is on a network file system."""
     try:
@@ -182,16 +134,9 @@ def check_directory(path: str) -> None:
         os.makedirs(path, exist_ok=True)
         names = []
     except NotADirectoryError:
-        raise NotADirectoryError(
-            errno.ENOTDIR, "a queue is a directory, and this is a file or below one", path
-        ) from None
-    if _OLD_FORMAT in names and "queue.db" not in names:
-        raise Unsupported(
-            f"{path}: this queue was made by an earlier version of Holdfast. It was left as it is. Finish its tasks "
-            "with that version, and give the new queue another directory.",
-            path=path,
-        )
-    foreign = sorted(name for name in names if not name.startswith(("queue.", "workers", "bells")))
+        text = "a queue is a directory, and this is a file or below one"
+        raise NotADirectoryError(errno.ENOTDIR, text, path) from None
+    foreign = sorted(name for name in names if not name.startswith(("queue.db", "queue.lock", "workers", "bells")))
     if foreign and "queue.db" not in names:
         text = f"this directory contains something else ({foreign[0]}). Give the queue a directory of its own"
         raise FileExistsError(errno.EEXIST, text, path)
@@ -204,9 +149,9 @@ def check_directory(path: str) -> None:
         )
 
 
-def explain(error: sqlite3.Error, path: str, file: str) -> Exception:
+def explain(error: sqlite3.Error, path: str) -> Exception:
     """The error of this package or of the operating system that an SQLite error stands for."""
-    text = str(error)
+    text, file = str(error), f"{path}/queue.db"
     if not isinstance(error, sqlite3.OperationalError):
         return CorruptStore(
             f"{file} is damaged ({text}). It was left as it is. Restore it from a backup, or read what is left with "

@@ -91,7 +91,9 @@ class Loop:
                     self._claimer.recover()
                 if self._busy and monotonic() - cancelled_at > CHECK_CANCELLED_S:
                     cancelled_at = monotonic()
-                    self._loop.call_soon_threadsafe(self._cancel_all, self._store.cancelling())
+                    running = self._store.tasks(["running"])
+                    cancelled = [(task.id, task.token) for task in running if task.cancelling]
+                    self._loop.call_soon_threadsafe(self._cancel_all, cancelled)
             except OSError as error:
                 wait_for_space(error)
                 continue

@@ -25,7 +25,8 @@ from .functions import TaskFunction, call_of
 from .model import STATES, check_seconds, new_task, seconds_of
 from .policy import Retries
 from .schedule import Schedule
-from .store import ENDED, WAITING, NewTask, Selection, Store, Task
+from .sql import Store
+from .store import ENDED, OPEN, WAITING, NewTask, Selection, Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -328,7 +329,7 @@ class TaskQueue:
     def is_empty(self) -> bool:
         """Is no task pending or running?"""
         self._write()
-        return self.store.is_empty()
+        return not any(self.store.count(OPEN, at_most=1).values())
 
     def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
         """Wait until these tasks have ended, and return them. Raises Timeout and NoSuchTask."""

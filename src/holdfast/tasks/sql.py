@@ -1,23 +1,16 @@
-"""The SQL that all engines share: what a task is in a database, and what each operation of the port does to it.
+"""The operations of the port in SQL, for all engines. `statements` has the tables and the statements.
 
-An engine derives from `SqlStore`. It opens connections, runs a function in a transaction, claims, knows which workers
-are alive, and wakes those that wait. The statements are written for SQLite and work in PostgreSQL, too: there `?`
-becomes `%s`, and these become clauses that lock the rows which a statement returns:
-
-    {lock}     the transaction is about to end the task, or to make another worker run it
-    {skip}     the same, without the rows that another transaction has locked
-    {share}    the task must not end before this transaction does
+An engine derives from `Store`. It opens connections, runs a function in a transaction, knows which workers are
+alive, and wakes those that wait.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import time
 from typing import Any
 
-from .reading import PAGE, SqlReader
-from .rows import Transaction, attempt_of, ended_before, id_of, number_of, with_attempt
+from .reading import PAGE, Reader, Transaction
 from .statements import (
     BLOCKED,
     CANCELLED,
@@ -29,49 +22,78 @@ from .statements import (
     PARKED,
     READY,
     RUNNING,
+    attempt_of,
+    id_of,
+    with_attempt,
 )
-from .store import ENDED, Attempt, Ending, NewTask, Selection
+from .store import ENDED, NEVER, WAITING, Attempt, Ending, NewTask, Registration, Selection
 
 _A_DAY_S = 86_400.0
 
 
-class SqlStore(SqlReader):
+class Store(Reader):
     """Operations of the port in SQL."""
+
+    least_token = 0  # all new tokens are greater
+    _pruned = (0, 0.0)  # where the current pass of `prune` is, and when it began
 
     # Add.
 
+    def add(
+        self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
+    ) -> list[tuple[str, bool]]:
+        """Add tasks. Return the id of each, and whether it is new: a task whose id exists stays as it is.
+
+        max_waiting: add as many as there is room for, in order, and return only these
+        connection: add them in the transaction of this connection of the caller, where the engine can
+        Raises ValueError if a task in `after` does not exist.
+        """
+
+        def work(tx: Transaction) -> list[tuple[str, bool]]:
+            return self.add_in(tx, tasks, max_waiting)
+
+        return self.transact(work) if connection is None else self.transact_on(connection, work)
+
     def add_in(self, tx: Transaction, tasks: Sequence[NewTask], max_waiting: int | None) -> list[tuple[str, bool]]:
-        room = None if max_waiting is None else max_waiting - self.count_waiting(tx, max_waiting)
+        if max_waiting is not None:
+            self.lock(tx, "room")
+            tasks = self._fitting(tx, tasks, max_waiting - sum(self._count(tx.run, WAITING, max_waiting).values()))
+        if not any(task.after for task in tasks):
+            return self._add_some(tx, tasks)
         added = []
-        for task in tasks:
-            if task.id is not None and self.find(tx.run, task.id, "by") is not None:
-                added.append((task.id, False))
-                continue
-            if room is not None:
-                if room <= 0:
-                    break
-                room -= 1
-            added.append(self._add_one(tx, task))
+        for task in tasks:  # one by one: a task may wait for one before it
+            added += [(str(task.id), False)] if self.exists(tx, task) else self._add_some(tx, [task])
         return added
 
-    def count_waiting(self, tx: Transaction, limit: int) -> int:
-        """How many tasks wait. An engine may stop counting at `limit`."""
-        return sum(tx.run(self.sql["count"].format(state=state)).fetchone()[0] for state in (0, 2, 3, 4))
+    def _fitting(self, tx: Transaction, tasks: Sequence[NewTask], room: int) -> list[NewTask]:
+        """The first ones that there is room for. A task whose id exists needs none."""
+        fitting = []
+        for task in tasks:
+            if not self.exists(tx, task):
+                room -= 1
+            if room < 0:
+                break
+            fitting.append(task)
+        return fitting
 
-    def _add_one(self, tx: Transaction, task: NewTask) -> tuple[str, bool]:
-        values, blockers = self.row_of(tx, task)
-        seq = self.insert(tx, values)
-        if seq is None:
-            return str(task.id), False
-        for blocker in blockers:
-            tx.run(self.sql["add_edge"], (blocker, seq))
-        return task.id if task.id is not None else f"_{seq}", True
+    def _add_some(self, tx: Transaction, tasks: Sequence[NewTask]) -> list[tuple[str, bool]]:
+        new = [self._row_of(tx, task) for task in tasks]
+        numbers = self.insert(tx, [row for row, _ in new])
+        added = []
+        for task, seq, (row, blockers) in zip(tasks, numbers, new, strict=True):
+            if seq is None:
+                tx.ready -= row[1] == READY
+            else:
+                for blocker in blockers:
+                    tx.run(self.sql["add_edge"], (blocker, seq))
+            added.append((f"_{seq}" if task.id is None else task.id, seq is not None))
+        return added
 
-    def row_of(self, tx: Transaction, task: NewTask) -> tuple[tuple[Any, ...], list[int]]:
+    def _row_of(self, tx: Transaction, task: NewTask) -> tuple[tuple[Any, ...], list[int]]:
         """The values to insert for a new task, and the numbers of the tasks that it waits for."""
         state, error, blockers = READY, None, []
-        for id in task.after:
-            found = self.find(tx.run, id, "by")
+        for id in dict.fromkeys(task.after):
+            found = tx.run(*self.by("by", id)).fetchone()
             if found is None:
                 raise ValueError(f"{self.name}: after={id!r}: there is no such task")
             if found[1] in (FAILED, CANCELLED):
@@ -81,6 +103,7 @@ class SqlStore(SqlReader):
         due = tx.now + task.delay if task.delay else None
         if state == READY:
             state = BLOCKED if blockers else tx.waiting_state(task.key, due)
+        now = time()
         values = (
             task.id,
             state,
@@ -93,21 +116,20 @@ class SqlStore(SqlReader):
             task.key,
             task.limit,
             task.interval,
-            time(),
+            now,
             error,
-            time() if state == CANCELLED else None,
+            now if state == CANCELLED else None,
         )
-        return values, list(dict.fromkeys(blockers)) if state == BLOCKED else []
-
-    def insert(self, tx: Transaction, values: tuple[Any, ...]) -> int | None:
-        """Insert a task and return its number. None: another transaction has added a task with its id."""
-        seq: int = tx.run(self.sql["insert"], values).lastrowid
-        return seq
+        return values, blockers if state == BLOCKED else []
 
     def set_schedule(self, name: str, text: str | None) -> bool:
+        """Store a schedule as JSON text, or remove it. Return whether there was one."""
+
         def work(tx: Transaction) -> bool:
-            existed: bool = tx.run(self.sql["unset_schedule"], (name,)).rowcount > 0
-            if text is not None:
+            existed = tx.run(self.sql["last"], (name,)).fetchone() is not None
+            if text is None:
+                tx.run(self.sql["unset_schedule"], (name,))
+            else:
                 tx.run(self.sql["set_schedule"], (name, text))
             tx.due = True  # idle workers look again when the next moment is
             return existed
@@ -115,9 +137,16 @@ class SqlStore(SqlReader):
         return self.transact(work)
 
     def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
+        """Add the task of one moment of a schedule. False: this moment or a later one was added already.
+
+        A later one that is more than a day ahead does not count: a wrong clock has added it.
+        """
+
         def work(tx: Transaction) -> bool:
-            if tx.run(self.sql["set_last"], (moment, name, moment, time() + _A_DAY_S)).rowcount == 0:
+            row = tx.run(self.sql["last"], (name,)).fetchone()
+            if row is None or moment <= row[0] <= time() + _A_DAY_S:
                 return False
+            tx.run(self.sql["set_last"], (moment, name))
             self.add_in(tx, [task], None)
             return True
 
@@ -125,37 +154,92 @@ class SqlStore(SqlReader):
 
     # Work.
 
-    def claim_in(self, tx: Transaction, worker: str, count: int, *, reserve: bool) -> list[Attempt]:
-        self.promote_due(tx)
-        rows = tx.run(self.sql["ready"], (count,)).fetchall()
+    def claim(
+        self,
+        worker: Registration,
+        count: int,
+        *,
+        endings: Sequence[Ending] = (),
+        reserve: bool = False,
+        idle: bool = False,
+    ) -> list[Attempt]:
+        """Assign up to `count` ready tasks to a worker: highest priority first, then oldest first.
+
+        endings: settle these before, in the same transaction
+        reserve: the worker begins the tasks one after the other
+        idle: if there is no task, the worker is about to call `wait`, and wants to be woken
+        """
+
+        def work(tx: Transaction) -> tuple[list[Attempt], int, float | None]:
+            refused = self.settle_in(tx, endings).count(False)
+            self.finish(tx)  # a key whose task ended may have a task for this worker
+            if worker.is_idle:
+                tx.run(self.sql["forget"], (worker.name,))
+            attempts = self._claim_in(tx, worker.name, count, reserve)
+            tx.ready = max(0, tx.ready - len(attempts))  # these need no other worker
+            until = None
+            if attempts:
+                tx.due = tx.due or (worker.is_idle and worker.until < NEVER)  # another one must wake at that moment
+            elif idle:
+                until = self.time_to_wake(tx.run)
+                tx.run(self.sql["ask"], (worker.name, until))
+                tx.due = False
+            return attempts, refused, until
+
+        self.prepare_claim()
+        for _ in range(1 if self.is_local else 3):
+            # A claim that a power failure of this machine undoes is no loss.
+            attempts, refused, until = self.transact(work, sync=bool(endings) or not self.is_local)
+            endings = ()
+            worker.refused += refused
+            worker.is_idle = until is not None
+            worker.until = NEVER if until is None else until
+            # Where transactions run at the same time, one may have added a task before the worker was seen to be idle.
+            if self.is_local or not worker.is_idle or not self.read(self.has_task):
+                break
+        return attempts
+
+    def _claim_in(self, tx: Transaction, worker: str, count: int, reserve: bool) -> list[Attempt]:
+        due = tx.run(self.sql["due"], (tx.now, PAGE))
+        ready = tx.run(self.sql["ready"], (count,))
+        if self._promote(tx, due.fetchall()):
+            ready = tx.run(self.sql["ready"], (count,))
+        rows = ready.fetchall()
         now = time()
         attempts = [attempt_of(row) for row in rows]
+        begun = []
         for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
             attempt.token = max(attempt.token, self.least_token) + 1
             attempt.tried += 1
-            tx.run(self.sql["begin"], (attempt.token, worker, place if reserve else 0, now, row[0]))
+            begun.append((attempt.token, worker, place if reserve else 0, now, row[0]))
+        self.update_all(tx, "begin", begun)
         return attempts
 
-    def promote_due(self, tx: Transaction) -> None:
+    def _promote(self, tx: Transaction, rows: list[Any]) -> bool:
         """Delayed tasks whose moment has come are ready, or wait for the limit of their key."""
-        rows = tx.run(self.sql["due"], (tx.now, PAGE)).fetchall()
-        if not rows:
-            return
-        place = self._newest(tx) + 1
+        place = self.newest(tx) + 1 if rows else 0
         for seq, key, admitted in rows:
-            tx.run(self.sql["back"], (tx.waiting_state(None if admitted else key), place, seq))
-            if admitted:
+            if admitted:  # it waited for its rate, and keeps its place
+                tx.run(self.sql["state"], (tx.waiting_state(None), None, seq))
                 tx.keys.add(key)  # another task with this key may get its moment now
+            else:
+                tx.run(self.sql["back"], (tx.waiting_state(key), place, seq))
+        return bool(rows)
 
-    def _newest(self, tx: Transaction) -> int:
-        """The largest number of a task. The next one is the place behind all tasks so far."""
-        seq: int = tx.run(self.sql["newest"]).fetchone()[0]
-        return seq
+    def forget_idle(self, *workers: str) -> None:
+        """These workers do not wait any more. If one was woken for a task, or keeps the time, another one does that."""
+
+        def work(tx: Transaction) -> None:
+            for worker in workers:
+                tx.run(self.sql["forget"], (worker,))
+            tx.ready = 1
+
+        self.transact(work, sync=False)
 
     def finish(self, tx: Transaction) -> None:
         """The last step of a transaction: admit parked tasks of the keys that it touched."""
         for key in sorted(tx.keys):
-            self.lock_key(tx, key)
+            self.lock(tx, f"key {key}")
             while self._admit_next(tx, key):
                 pass
         tx.keys.clear()
@@ -173,39 +257,40 @@ class SqlStore(SqlReader):
             found = tx.run(self.sql["next_at"], (key,)).fetchone()
             starts = max(tx.now, found[0]) if found else tx.now
             tx.run(self.sql["set_next_at"], (key, starts + interval))
-        if starts > tx.now:
-            tx.run(self.sql["admit"], (DELAYED, starts, seq))
-            tx.due = True
-        else:
-            tx.run(self.sql["admit"], (READY, None, seq))
-            tx.ready += 1
+        state = tx.waiting_state(None, starts)
+        tx.run(self.sql["admit"], (state, starts if state == DELAYED else None, seq))
         return True
 
     def settle(self, endings: Sequence[Ending]) -> list[bool]:
-        return self.transact(lambda tx: [self.settle_in(tx, ending) for ending in endings])
+        """End attempts. False for each whose token is old."""
+        return self.transact(lambda tx: self.settle_in(tx, endings))
 
-    def settle_in(self, tx: Transaction, ending: Ending) -> bool:
-        row = self.find(tx.run, ending.id, "attempt", ending.token)
-        if row is None:
-            return False
-        seq, key, tried, worker, started_at, history, cancelling, has_dependents = row
-        if key is not None:
-            tx.keys.add(key)
-        if ending.state in ENDED or cancelling:
-            state = NUMBERS["cancelled" if cancelling and ending.state != "done" else ending.state]
-            texts = (ending.result_json, ending.error, ending.traceback, ending.output)
-            tx.run(self.sql["end"], (state, time(), *texts, seq))
-            if has_dependents:
-                self._release_dependents(tx, seq, ending.id, state)
-        elif not ending.counts:
-            tx.run(self.sql["give_back"], (seq,))  # it stays admitted: else a rate would make it wait again
-            tx.ready += 1
-        else:
-            due = tx.now + ending.delay if ending.delay > 0 else None
-            past = with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
-            waiting = (tx.waiting_state(key, due), due, self._newest(tx) + 1, tried)
-            tx.run(self.sql["again"], (*waiting, ending.error, ending.traceback, ending.output, past, seq))
-        return True
+    def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
+        rows = self.open_attempts(tx, endings) if endings else []
+        ended = []
+        for ending, row in zip(endings, rows, strict=True):
+            if row is None:
+                continue
+            seq, key, tried, worker, started_at, history, cancelling, has_dependents = row
+            if key is not None:
+                tx.keys.add(key)
+            if ending.state in ENDED or cancelling:
+                state = NUMBERS["cancelled" if cancelling and ending.state != "done" else ending.state]
+                texts = (ending.result_json, ending.error, ending.traceback, ending.output)
+                ended.append((state, time(), *texts, seq))
+                if has_dependents:
+                    self._release_dependents(tx, seq, ending.id, state)
+            elif not ending.counts:
+                tx.run(self.sql["give_back"], (seq,))  # it stays admitted: else a rate would make it wait again
+                tx.ready += 1
+            else:
+                due = tx.now + ending.delay if ending.delay > 0 else None
+                past = with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
+                waiting = (tx.waiting_state(key, due), due, self.newest(tx) + 1, tried)
+                tx.run(self.sql["again"], (*waiting, ending.error, ending.traceback, ending.output, past, seq))
+        self.update_all(tx, "end", ended)
+        tx.ended = tx.ended or bool(ended)
+        return [row is not None for row in rows]
 
     def _release_dependents(self, tx: Transaction, seq: int, id: str, state: int) -> None:
         """Tasks that wait for an ended task start, or are cancelled if it was not done."""
@@ -228,121 +313,112 @@ class SqlStore(SqlReader):
                     now_waits = tx.waiting_state(key, due)
                     tx.run(self.sql["state"], (now_waits, due if now_waits == DELAYED else None, task))
 
-    def report(self, id: str, token: int, progress_json: str) -> bool:
-        seq = number_of(id)
-        name, key = ("report_id", id) if seq is None else ("report_seq", seq)
-        statement = self.sql[name], (progress_json, key, token)
-        done: bool = self.transact(lambda tx: tx.run(*statement).rowcount > 0, sync=False)
-        return done
-
-    def running(self, worker: str) -> list[Attempt]:
-        return self.read(lambda run: self._running(run, worker))
-
     def end(self, workers: Sequence[str], choose: Callable[[list[Attempt]], Sequence[Ending]]) -> list[Ending]:
+        """Call `choose` with the running tasks of these workers, and settle what it returns. Return what was settled.
+
+        `choose` may kill the workers. No other process settles these tasks meanwhile, so none of them is an orphan.
+        """
+
         def work(tx: Transaction) -> list[Ending]:
-            attempts = [attempt for worker in workers for attempt in self._running(tx.run, worker, "running_locked")]
-            return [ending for ending in choose(attempts) if self.settle_in(tx, ending)]
+            endings = choose([attempt for worker in workers for attempt in self.running(tx.run, worker)])
+            settled = zip(endings, self.settle_in(tx, endings), strict=True)
+            return [ending for ending, was_open in settled if was_open]
 
         return self.transact(work)
 
-    def _running(self, run: Callable[..., Any], worker: str, statement: str = "running") -> list[Attempt]:
-        """The first one, and all that are not reserved, have begun."""
-        rows = run(self.sql[statement], (worker,)).fetchall()
-        attempts = [attempt_of(row) for row in rows]
-        for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
-            attempt.begun = place == 0 or row[-1] == 0
-        return attempts
+    def report(self, id: str, token: int, progress_json: str) -> bool:
+        """Store the progress of an attempt. False: its token is old."""
+
+        def work(tx: Transaction) -> bool:
+            row = tx.run(*self.by("attempt", id, token)).fetchone()
+            if row is not None:
+                tx.run(self.sql["report"], (progress_json, row[0], token))
+            return row is not None
+
+        return self.transact(work, sync=False)
 
     # Change.
 
     def cancel(self, which: Selection) -> int:
-        def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
+        """Cancel tasks that have not ended. A running one is only marked, and its worker ends it. Return how many."""
+
+        def change(tx: Transaction, row: Any) -> bool:
+            seq, id, state, key = row[0], row[1], row[2], row[10]
             if state == RUNNING:
                 tx.run(self.sql["mark_cancelling"], (seq,))
                 return True
-            key = tx.run(self.sql["waits"], (seq,)).fetchone()[1]
             if key is not None:
                 tx.keys.add(key)
+            tx.ended = True
             tx.run(self.sql["cut_task"], (seq,))
             tx.run(self.sql["cancel"], (time(), "cancelled", seq))
-            self._release_dependents(tx, seq, id, CANCELLED)
+            self._release_dependents(tx, seq, id_of(seq, id), CANCELLED)
             return True
 
         # In the order of a task's life, so that a task that becomes ready meanwhile is not missed.
         return self._change(which, [BLOCKED, DELAYED, PARKED, READY, RUNNING], change)
 
     def retry(self, which: Selection) -> int:
-        def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
-            key, tried, token, worker, started, ended, error, history = tx.run(self.sql["ended"], (seq,)).fetchone()
+        """Make ended tasks wait again, with all their attempts. Return how many."""
+
+        def change(tx: Transaction, row: Any) -> bool:
+            seq, state, tried, token, key, worker, error = (row[at] for at in (0, 2, 7, 8, 10, 13, 15))
+            started, ended, history = row[20], row[21], row[23]
             if tried:
                 history = with_attempt(history, token, worker, started, ended, NAMES[state], error)
-            tx.run(self.sql["reset"], (tx.waiting_state(key), self._newest(tx) + 1, history, seq))
+            tx.run(self.sql["reset"], (tx.waiting_state(key), self.newest(tx) + 1, history, seq))
             return True
 
         return self._change(which, [DONE, FAILED, CANCELLED], change)
 
     def delete(self, which: Selection) -> int:
-        def change(tx: Transaction, seq: int, id: str, state: int) -> bool:
-            if seq == self._newest(tx):
+        """Delete ended tasks. Return how many. The newest task stays, because its number must not be used again."""
+
+        def change(tx: Transaction, row: Any) -> bool:
+            if row[0] == self.newest(tx):
                 return False
-            self.delete_in(tx, [seq])
+            tx.run(self.sql["delete"], (row[0],))
             return True
 
         return self._change(which, [DONE, FAILED, CANCELLED], change)
 
-    def delete_in(self, tx: Transaction, numbers: list[int]) -> None:
-        for seq in numbers:
-            tx.run(self.sql["delete"], (seq,))
-
-    def _change(
-        self,
-        which: Selection,
-        states: list[int],
-        change: Callable[[Transaction, int, str, int], bool],
-    ) -> int:
+    def _change(self, which: Selection, states: list[int], change: Callable[[Transaction, Any], bool]) -> int:
         """Call `change` for each selected task that is in one of the states, a page in each transaction."""
         wanted = [state for state in states if NAMES[state] in which.states]
+        before = NEVER if which.ended_before is None else which.ended_before
+
+        def change_all(tx: Transaction, rows: Iterable[Any]) -> int:
+            return sum(change(tx, row) for row in rows if row and row[2] in wanted and (row[21] or 0.0) < before)
+
         changed = 0
         if which.ids is not None:
             ids = list(which.ids)
             for at in range(0, len(ids), PAGE):
-                changed += self.transact(lambda tx: self._change_ids(tx, ids[at : at + PAGE], wanted, change, which))  # noqa: B023
+                some = [self.by("locked_stored", id) for id in ids[at : at + PAGE]]
+                changed += self.transact(lambda tx: change_all(tx, (tx.run(*one).fetchone() for one in some)))  # noqa: B023
             return changed
+
+        def change_page(tx: Transaction, state: int, after: int) -> tuple[int, int]:
+            rows = tx.run(self.sql["locked_page"].format(state=state), (after, PAGE)).fetchall()
+            return change_all(tx, rows), rows[-1][0] if rows else 0
+
         for state in wanted:
-            after: int | None = 0
-            while after is not None:
-                number, after = self.transact(lambda tx: self._change_page(tx, state, after, change, which))  # noqa: B023
+            after = -1
+            while after:
+                number, after = self.transact(lambda tx: change_page(tx, state, after))  # noqa: B023
                 changed += number
         return changed
 
-    def _change_ids(self, tx: Transaction, ids: list[str], wanted: list[int], change: Any, which: Selection) -> int:
-        changed = 0
-        for id in ids:
-            row = self.find(tx.run, id, "locked_stored")
-            if row is not None and row[2] in wanted and ended_before(row, which):
-                changed += change(tx, row[0], id, row[2])
-        return changed
-
-    def _change_page(
-        self, tx: Transaction, state: int, after: int | None, change: Any, which: Selection
-    ) -> tuple[int, int | None]:
-        rows = tx.run(self.sql["locked_page"].format(state=state), (after, PAGE)).fetchall()
-        changed = sum(change(tx, row[0], id_of(row[0], row[1]), state) for row in rows if ended_before(row, which))
-        return changed, rows[-1][0] if rows else None
-
     def prune(self, older_than: dict[str, float], limit: int) -> int:
-        """A pass goes through all tasks by their number, and stops where one ended too recently. Its place is kept in
-        `meta`. The next pass begins at the first task, because tasks that were passed over may have ended: a day after
-        this one began, or sooner if tasks are kept for less."""
+        """A pass goes through all tasks by their number, and stops where one ended too recently. The next pass begins
+        at the first task, because tasks that were passed over may have ended: a day after this one began, or sooner if
+        tasks are kept for less."""
         moments = {NUMBERS[state]: moment for state, moment in older_than.items()}
         interval = min(_A_DAY_S, time() - max(older_than.values()))
 
-        def work(tx: Transaction) -> int:
-            if not self.may_prune(tx):
-                return 0
-            row = tx.run(self.sql["meta"], ("prune",)).fetchone()
-            place, began = json.loads(row[0]) if row else (0, time())
-            newest = self._newest(tx)
+        def work(tx: Transaction) -> tuple[int, tuple[int, float]]:
+            place, began = self._pruned
+            newest = self.newest(tx)
             deleted: list[int] = []
             for seq, state, ended_at in tx.run(self.sql["prunable"], (place, limit)).fetchall():
                 # A moment in the future: the clock was wrong then. It is not in the way of others.
@@ -354,15 +430,16 @@ class SqlStore(SqlReader):
                 place = seq
                 if state in moments and ended_at < moments[state]:
                     deleted.append(seq)
-            self.delete_in(tx, deleted)
-            text = json.dumps([place, began])
-            if row is None or row[0] != text:
-                tx.run(self.sql["set_meta"], ("prune", text))
-            return len(deleted)
+            for seq in deleted:
+                tx.run(self.sql["delete"], (seq,))
+            return len(deleted), (place, began)
 
-        return self.transact(work)
+        deleted, self._pruned = self.transact(work)
+        return deleted
 
     def set_paused(self, paused: bool) -> None:
+        """While a queue is paused, `claim` returns nothing."""
+
         def work(tx: Transaction) -> None:
             if paused:
                 tx.run(self.sql["set_meta"], ("paused", "1"))

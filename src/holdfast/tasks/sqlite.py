@@ -27,58 +27,75 @@ import errno
 import json
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from time import monotonic
 from typing import Any
 
 from .. import owner, process, system
 from ..errors import CorruptStore, Unsupported, WouldDeadlock
-from ..files import OwnedFd, remove, sync_directory, try_lock
+from ..files import OwnedFd, inode_of, named, remove, sync_directory, try_lock
+from ..locks.lock import Lock
 from ..wait import RECHECK_S, poll
-from .connection import BUSY_WAIT_S, Connection, WriterLock, check_directory, explain, inside_sqlite
-from .local_workers import SOON_S, InProcess, LogChanges, Worker, make_folders, ring
-from .reading import Result
-from .rows import NEVER, Transaction
-from .sql import SqlStore
-from .statements import DONE, NUMBERS, SCHEMA
-from .store import Attempt, Changes, Ending, NewTask, Registration, Woken
+from .connection import BUSY_WAIT_S, Connection, check_directory, explain, inside_sqlite
+from .reading import Result, Run, Transaction
+from .sql import Store
+from .statements import SCHEMA
+from .store import Attempt, Changes, Registration, Woken, process_name
 
-VERSION = 1
+VERSION = 2
 MAX_WAL_BYTES = 4 << 20  # the log is emptied when it is larger
 _APPLICATION = 0x48467471  # "HFtq", in the header of the database
 _CHECK_WAL_EVERY = 16  # commits
 _CHECKPOINT_WAIT_MS = 200  # for readers. After a wait in vain, the log may grow to twice its size before the next one
-
-_IDLE = "create table idle (worker text primary key, until double precision not null)"
+_SOON_S = 0.001
 _TOKENS_OF_A_BOOT = 1_000_000
 _clock = getattr(time, "CLOCK_BOOTTIME", None)
 
 
-class SqliteStore(SqlStore):
+class InProcess:
+    """What one process has open. A forked child makes its own."""
+
+    def __init__(self) -> None:
+        self.registry = process.registry
+        self.local = threading.local()  # its `connection`
+        self.watch: system.Watch | None = None  # for dead workers. All idle workers of the process share it
+        self.syncing = threading.Lock()
+        self.numbers = count(1)  # of commits and syncs
+        self.synced = 0  # every commit with a smaller number is on disk
+
+
+class SqliteStore(Store):
     """The engine of a queue in a directory."""
 
     is_local = True
 
     def __init__(self, directory: str, *, durable: bool = True, mode: int = 0o644) -> None:
-        super().__init__(prefix="", mark="?", lock="", skip="", share="")
-        self.sql["idle"] = "select worker from idle"
+        super().__init__(p="", lock="", skip="", share="")
         self.name = self.path = os.path.abspath(directory)
         self.durable = durable
         self._mode = mode
         self._file = f"{self.path}/queue.db"
+        self._lock = Lock(f"{self.path}/queue.lock", keep=True, mode=mode)
         self._in_process = InProcess()
         self._wal_limit = MAX_WAL_BYTES
         self._commits = 0
         self._sync_failed = False
-        check_directory(self.path)
-        self._lock = WriterLock(f"{self.path}/queue.lock", mode)
         self._offset = 0.0  # of the clock
+        check_directory(self.path)
         self._open()
 
     def close(self) -> None:
-        self._in_process.close()
+        here = self._in_process
+        if here.watch is not None:
+            here.watch.close()
+            here.watch = None
+        connection = here.local.__dict__.pop("connection", None)
+        if connection is not None:
+            connection.close()
 
     # Opening.
 
@@ -91,17 +108,17 @@ class SqliteStore(SqlStore):
         )
         if application != _APPLICATION:
             raise CorruptStore(f"{self._file} is not a task queue of Holdfast. It was left as it is.", path=self.path)
-        if version > VERSION:
+        if version != VERSION:
             raise Unsupported(
                 f"{self.path}: this queue has format {version}, and this version of Holdfast knows {VERSION}. Upgrade "
-                "Holdfast.",
+                "Holdfast, or finish the tasks with the version that made the queue.",
                 path=self.path,
             )
         self._learn_boot()
 
     def _create(self) -> None:
         """In one transaction, under the lock. A process that is killed before its end leaves no `queue.db`."""
-        with self._lock.creating():
+        with self._lock:
             if system.access(self._file, os.F_OK):
                 return
             private = f"{self._file}.new"
@@ -112,7 +129,7 @@ class SqliteStore(SqlStore):
             try:
                 raw.execute("pragma page_size = 2048")  # small pages: a commit writes a few of them to the log
                 raw.execute("pragma journal_mode = wal")
-                raw.executescript("begin;" + SCHEMA.format(p="", serial="integer") + _IDLE + "; commit")
+                raw.executescript("begin;" + SCHEMA.format(p="", serial="integer", unlogged="") + "commit")
                 raw.execute(f"pragma application_id = {_APPLICATION}")
                 raw.execute(f"pragma user_version = {VERSION}")
             finally:
@@ -120,7 +137,6 @@ class SqliteStore(SqlStore):
             system.rename(private, self._file)
             sync_directory(self.path)
             sync_directory(os.path.dirname(self.path))
-        make_folders(self.path)
 
     def _learn_boot(self) -> None:
         """Read what belongs to this boot of the machine: what to add to its clock, and how many boots there were.
@@ -132,7 +148,7 @@ class SqliteStore(SqlStore):
         if boot is None or _clock is None:
             return
 
-        def stored(run: Callable[..., Any]) -> list[Any]:
+        def stored(run: Run) -> list[Any]:
             row = run(self.sql["meta"], ("boot",)).fetchone()
             return ["", 0.0, -1] if row is None else json.loads(row[0])
 
@@ -166,83 +182,98 @@ class SqliteStore(SqlStore):
             connection: Connection = local.connection
         except AttributeError:
             try:
-                connection = local.connection = Connection(self._file)
+                connection = local.connection = Connection(self.path, self._lock)
             except sqlite3.Error as error:
-                raise self._explain(error) from error
+                raise explain(error, self.path) from error
         return connection
 
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
         connection = self._connection()
-        if connection.raw is not None and connection.raw.in_transaction:  # a signal handler, or garbage is collected
+        if connection.raw is not None and connection.raw.in_transaction:  # a signal handler
             raise WouldDeadlock(f"{self.name}: this thread is in the middle of a transaction", path=self.path)
-        result, woken = self._transact(connection, work)
-        while missed := ring(f"{self.path}/bells", woken):  # they are dead: wake others
-            _, woken = self._transact(connection, lambda tx: setattr(tx, "ready", missed))
-        if self.durable and sync:
+        result, woken, has_changed = self._transact(connection, work)
+        while woken and (missed := _ring(f"{self.path}/bells", woken)):  # they are dead: wake others
+            _, woken, _ = self._transact(connection, lambda tx: setattr(tx, "ready", missed))
+        if self.durable and sync and has_changed:
             self._sync(connection)
         return result
 
     def _sync(self, connection: Connection) -> None:
-        """Wait until the log is on disk.
+        """Wait until the log is on disk. Threads share a sync: one that begins after their commits serves all of them.
 
         After a failure, a later sync may succeed although the disk does not have what was written before. So the next
         transaction copies the log into the database, which is synced, too. Until then nothing is acknowledged.
         """
         if self._sync_failed:
             raise OSError(errno.EIO, "an earlier sync failed, and a reader keeps the log from being copied", self.path)
-        try:
-            self._here().syncer.sync(connection)
-        except OSError:
-            self._sync_failed = True
-            raise
+        here = self._here()
+        mine = next(here.numbers)
+        with here.syncing:
+            if here.synced > mine:
+                return
+            target = next(here.numbers)
+            try:
+                connection.sync()
+            except OSError:
+                self._sync_failed = True
+                raise
+            here.synced = target
 
-    def _transact(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
+    def _transact(
+        self, connection: Connection, work: Callable[[Transaction], Result]
+    ) -> tuple[Result, list[str], bool]:
         hold = None
         try:
-            hold = self._lock.acquire(connection)
+            hold = connection.acquire()
             with inside_sqlite:
                 connection.open()
                 return self._commit(connection, work)
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise explain(error, self.path) from error
         finally:  # also if an interrupt came before `hold` was known
             try:
-                self._lock.release(connection, hold)
+                connection.release(hold)
             except BaseException:  # an interrupt. Else all other writers would wait until the next write of this thread
-                self._lock.release(connection, hold)
+                connection.release(hold)
                 raise
 
-    def _commit(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str]]:
-        """Return the result of `work`, and the idle workers to wake."""
-        run = connection.run
+    def _commit(self, connection: Connection, work: Callable[[Transaction], Result]) -> tuple[Result, list[str], bool]:
+        """Return the result of `work`, the idle workers to wake, and whether a row was changed.
+
+        One worker is woken for each task that became ready, or one to learn of a new due moment.
+        """
+        run, raw = connection.run, connection.raw
+        assert raw is not None
+        changes = raw.total_changes
+        woken: list[str] = []
         try:
             run("begin immediate")
             tx = Transaction(run, self.now())
             result = work(tx)
             if tx.keys:
                 self.finish(tx)
-            woken = self._choose_idle(tx) if tx.ready or tx.due else []
+            if tx.ready or tx.due:
+                woken = [row[0] for row in run("select worker from idle limit ?", (tx.ready or 1,)).fetchall()]
+                for name in woken:
+                    run(self.sql["forget"], (name,))
             run("commit")
         except BaseException:
-            if connection.raw is not None and connection.raw.in_transaction:
+            if raw.in_transaction:
                 run("rollback")
             raise
         self._commits += 1
         if self._commits % _CHECK_WAL_EVERY == 0 or self._sync_failed:
             self._checkpoint_if_large(connection)
-        return result, woken
+        return result, woken, raw.total_changes != changes
 
-    def read(self, work: Callable[[Callable[..., Any]], Result]) -> Result:
+    def read(self, work: Callable[[Run], Result]) -> Result:
         connection = self._connection()
         try:
             with inside_sqlite:
                 connection.open()
                 return work(connection.run)
         except sqlite3.Error as error:
-            raise self._explain(error) from error
-
-    def _explain(self, error: sqlite3.Error) -> Exception:
-        return explain(error, self.path, self._file)
+            raise explain(error, self.path) from error
 
     def _checkpoint_if_large(self, connection: Connection) -> None:
         """Empty the write-ahead log, unless a reader still needs it."""
@@ -263,109 +294,33 @@ class SqliteStore(SqlStore):
 
     # Operations that differ from other engines.
 
-    def add(
-        self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
-    ) -> list[tuple[str, bool]]:
-        if connection is not None:
-            raise Unsupported(f"{self.name}: connection= needs a queue on PostgreSQL, not a directory.", path=self.path)
-        known = [task.id for task in tasks if task.id is not None]
-        if known and len(known) == len(tasks):
-            found = self.read(lambda run: [self.find(run, id, "by") for id in known])
-            if all(found):
-                return [(id, False) for id in known]  # nothing to write, and nothing to sync
-        return self.transact(lambda tx: self.add_in(tx, tasks, max_waiting))
-
-    def claim(
-        self,
-        worker: Registration,
-        count: int,
-        *,
-        endings: Sequence[Ending] = (),
-        reserve: bool = False,
-        idle: bool = False,
-    ) -> list[Attempt]:
-        assert isinstance(worker, Worker)
-
-        def work(tx: Transaction) -> list[Attempt]:
-            for ending in endings:
-                self.settle_in(tx, ending)
-            self.finish(tx)  # a key whose task ended may have a task for this worker
-            if worker.is_idle:
-                tx.run("delete from idle where worker = ?", name)
-            attempts = self.claim_in(tx, worker.name, count, reserve=reserve)
-            tx.ready = max(0, tx.ready - len(attempts))  # these need no other worker
-            if attempts:
-                tx.due = tx.due or keeps_time
-                worker.next_is_idle = False
-            elif idle:
-                worker.until = self.time_to_wake(tx.run)
-                tx.run("insert into idle (worker, until) values (?, ?)", (worker.name, worker.until))
-                worker.next_is_idle = True
-                tx.due = False
-            return attempts
-
-        name = (worker.name,)
-        keeps_time = worker.is_idle and worker.until < NEVER
-        if idle:
-            worker.prepare(self)
-        worker.next_is_idle = False
-        attempts = self.transact(work, sync=bool(endings))  # a claim that a power failure undoes is no loss
-        worker.is_idle = worker.next_is_idle
-        return attempts
-
-    def _choose_idle(self, tx: Transaction) -> list[str]:
-        """Idle workers to wake: one for each task that became ready, or one to learn of a new due moment."""
-        found = tx.run("select worker from idle limit ?", (tx.ready or 1,)).fetchall()
-        for row in found:
-            tx.run("delete from idle where worker = ?", row)
-        return [row[0] for row in found]
+    def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
+        inserted = (tx.run(self.sql["insert"], row) for row in rows)
+        return [cursor.lastrowid if cursor.rowcount else None for cursor in inserted]
 
     def register(self) -> Registration:
         return Worker(self)
 
-    def forget_idle(self, worker: Worker) -> None:
-        """A worker does not wait any more. If it was woken for a task, or keeps the time, another one does that."""
-
-        def work(tx: Transaction) -> None:
-            tx.run("delete from idle where worker = ?", (worker.name,))
-            tx.ready = 1
-            tx.due = True
-
-        if worker.is_idle:
-            worker.is_idle = False
-            self.transact(work, sync=False)
-
     def orphans(self) -> list[Attempt]:
         """The running tasks of workers whose kernel lock is free. What else is left of dead workers is removed."""
         workers, idle = self.read(
-            lambda run: [{row[0] for row in run(self.sql[name]).fetchall()} for name in ("workers", "idle")]
+            lambda run: [
+                {row[0] for row in run(query).fetchall()} for query in (self.sql["workers"], "select worker from idle")
+            ]
         )
         try:
             names = set(system.listdir(f"{self.path}/workers"))
         except FileNotFoundError:
             names = set()
-        dead = [name for name in names | idle | workers if not self._is_alive(name)]
-        for name in dead:
-            if name not in workers:
-                remove(f"{self.path}/workers/{name}")
-                remove(f"{self.path}/bells/{name}")
+        dead = {name for name in names | idle | workers if not self._is_alive(name)}
+        for name in dead - workers:
+            remove(f"{self.path}/workers/{name}")
+            remove(f"{self.path}/bells/{name}")
         if not idle.isdisjoint(dead):
-            self._forget_dead(idle.intersection(dead))
-        return [attempt for name in dead if name in workers for attempt in self.running(name)]
-
-    def _forget_dead(self, workers: set[str]) -> None:
-        """One of them may have been the one that wakes at the next due moment."""
-
-        def work(tx: Transaction) -> None:
-            for name in workers:
-                tx.run("delete from idle where worker = ?", (name,))
-            tx.due = True
-
-        self.transact(work, sync=False)
+            self.forget_idle(*idle & dead)
+        return self.read(lambda run: [one for name in sorted(dead & workers) for one in self.running(run, name)])
 
     def _is_alive(self, name: str) -> bool:
-        if name in self._here().workers:
-            return True
         try:
             # Read-only: closing a file that could be written wakes all idle workers.
             file = OwnedFd(system.open_fd(f"{self.path}/workers/{name}", system.O_READ))
@@ -377,56 +332,101 @@ class SqliteStore(SqlStore):
     def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
         assert isinstance(worker, Worker)
         deadline = monotonic() + seconds
+        here, bell = self._here(), worker.bell.fd
+        if here.watch is None:
+            with suppress(OSError):  # too many watches: the waiter looks again every second
+                here.watch = system.Watch(f"{self.path}/workers", OwnedFd, system.WATCH_CLOSING)
+                worker.look = _SOON_S  # a worker may have died before
+        watch = here.watch
         while True:
-            with self._here().watching(f"{self.path}/workers", worker) as watch:
-                left = min(deadline - monotonic(), worker.look, max(0.0, worker.until - self.now()))
-                ready = poll([worker.bell.fd, *others, *([watch.fd] if watch is not None else [])], left)
+            left = min(deadline - monotonic(), worker.look, max(0.0, worker.until - self.now()))
+            ready = poll([bell, *others, *([watch.fd] if watch is not None else [])], left)
             if ready.intersection(others):
                 return Woken.OTHER
-            if worker.bell.fd in ready:
+            if bell in ready:
                 with suppress(BlockingIOError):
-                    system.read(worker.bell.fd, 4096)
+                    system.read(bell, 4096)
                 return Woken.TASK
-            if watch is not None and watch.fd in ready:
-                watch.drain()
-                worker.look = SOON_S  # the kernel reports the close before it drops the lock
+            if watch is not None and watch.fd in ready and watch.drain():  # one of the threads drains it
+                worker.look = _SOON_S  # the kernel reports the close before it drops the lock
                 return Woken.DEATH
-            if worker.look < RECHECK_S or not self._here().is_watching:
+            if not ready and (worker.look < RECHECK_S or watch is None):
                 worker.look = min(worker.look * 10, RECHECK_S)
                 return Woken.DEATH
             if monotonic() >= deadline:
                 return Woken.TIME
-            if self.read(self._has_task):  # the worker that was woken for it may be stopped
+            if self.read(self.has_task):  # the worker that was woken for it may be stopped
                 return Woken.TASK
-
-    def _has_task(self, run: Callable[..., Any]) -> bool:
-        due = run(self.sql["time_to_wake"]).fetchone()[0]
-        return (due is not None and due <= self.now()) or run(self.sql["ready"], (1,)).fetchone() is not None
 
     def changes(self) -> Changes:
         return LogChanges(self._connection(), f"{self._file}-wal")
 
-    def delete_in(self, tx: Transaction, numbers: list[int]) -> None:
-        super().delete_in(tx, numbers)
-        if numbers:
-            row = tx.run(self.sql["meta"], ("deleted",)).fetchone()
-            tx.run(self.sql["set_meta"], ("deleted", str(int(row[0] if row else 0) + len(numbers))))
 
-    def count(self) -> dict[str, int]:
-        """Done tasks are what is left of all numbers: counting them would take as long as the history is."""
+class Worker(Registration):
+    """A worker of this process. Its file is locked until the process and all commands that inherited it have ended."""
 
-        def work(run: Callable[..., Any]) -> dict[str, int]:
-            run("begin")
-            try:
-                counts = {
-                    name: run(self.sql["count"].format(state=state)).fetchone()[0]
-                    for name, state in NUMBERS.items()
-                    if state != DONE
-                }
-                deleted = run(self.sql["meta"], ("deleted",)).fetchone()
-                newest = run(self.sql["newest"]).fetchone()[0]
-            finally:
-                run("rollback")
-            return counts | {"done": newest - int(deleted[0] if deleted else 0) - sum(counts.values())}
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self.look = RECHECK_S  # how long `wait` sleeps at most
+        for folder in ("workers", "bells"):  # a copy may have left out empty ones
+            with suppress(FileExistsError):
+                system.mkdir(f"{store.path}/{folder}", 0o777)
+        while True:
+            self.name = f"{process_name()}.{os.urandom(4).hex()}"
+            path, bell = f"{store.path}/workers/{self.name}", f"{store.path}/bells/{self.name}"
+            self._file = OwnedFd(system.open_fd(path, system.O_NEW, 0o666))
+            # Another process may have found the file before it was locked, and removed it.
+            if try_lock(self._file.fd, system.EX_NB) and named(path, inode_of(system.fstat(self._file.fd))):
+                system.mkfifo(bell, 0o622)
+                self.bell = OwnedFd(system.open_fd(bell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+                return
 
-        return self.read(work)
+    def fileno(self) -> int:
+        return self._file.fd
+
+    def close(self) -> None:
+        if not self._file.is_open:  # also in a forked child
+            return
+        try:
+            self.leave()
+        finally:
+            for folder in ("bells", "workers"):
+                remove(f"{self._store.path}/{folder}/{self.name}")
+            self._file.close()
+            self.bell.close()
+
+
+def _ring(bells: str, workers: list[str]) -> int:
+    """Wake workers. Return how many are dead."""
+    missed = 0
+    for name in workers:
+        try:
+            with OwnedFd(system.open_fd(f"{bells}/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as bell:
+                system.write(bell.fd, b"!")
+        except BlockingIOError:
+            pass  # the pipe is full of earlier rings
+        except OSError:
+            missed += 1
+    return missed
+
+
+class LogChanges(Changes):
+    """Watches the write-ahead log, which the connection keeps from being deleted."""
+
+    def __init__(self, connection: Connection, path: str) -> None:
+        self._connection = connection
+        self._watch: system.Watch | None = None
+        with suppress(OSError):
+            self._watch = system.Watch(path, OwnedFd, system.WATCH_WRITING)
+
+    def wait(self, seconds: float) -> None:
+        if self._watch is None:
+            time.sleep(min(seconds, 0.05))
+        elif poll([self._watch.fd], seconds):
+            time.sleep(_SOON_S)  # so that a waiter beside busy workers looks a thousand times a second at most
+            self._watch.drain()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close(reuse=True)
+            self._watch = None

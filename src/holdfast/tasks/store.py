@@ -1,7 +1,7 @@
-"""The port behind `TaskQueue` and `Worker`: what an engine does with tasks.
+"""What the code above the task engines and an engine exchange.
 
-An engine stores tasks and assigns each to one worker at a time. It makes no decisions. The code above the port decides
-how often a task is tried, how long it waits in between, when a schedule is due and how long results are kept.
+An engine (`sql.Store`) stores tasks and assigns each to one worker at a time. It makes no decisions. The code above it
+decides how often a task is tried, how long it waits in between, when a schedule is due and how long results are kept.
 
 The life of a task:
 
@@ -25,7 +25,7 @@ Every operation is atomic. A process that is killed in it has done all of it or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -37,6 +37,8 @@ WAITING = ("ready", "delayed", "parked", "blocked")
 ENDED = ("done", "failed", "cancelled")
 OPEN = (*WAITING, "running")
 STATES = (*OPEN, *ENDED)
+
+NEVER = 1e300  # a moment
 
 
 @dataclass(slots=True)
@@ -149,27 +151,27 @@ class Changes(ABC):
 
 
 class Registration(ABC):
-    """A worker that the engine knows to be alive. One thread uses it."""
+    """A worker that the engine knows to be alive. One thread uses it. One that is collected counts as dead."""
 
+    _store: Any  # its engine
     name: str  # unique, and readable: it begins with `process_name`
     refused = 0  # endings that were settled by `claim`, and whose token was old
+    is_idle = False  # its last claim found no task, and asked to be woken
+    until = NEVER  # an idle worker wakes at this moment of the engine's clock
 
     @abstractmethod
     def fileno(self) -> int:
-        """A descriptor for a command to inherit. The worker counts as alive as long as the command runs. -1: none."""
+        """A descriptor for a command to inherit. The worker counts as alive as long as the command runs."""
 
-    @abstractmethod
     def leave(self) -> None:
         """The worker does not wait any more, and calls neither `wait` nor `claim` soon."""
+        if self.is_idle:
+            self.is_idle = False
+            self._store.forget_idle(self.name)
 
     @abstractmethod
     def close(self) -> None:
         """The worker has no running task any more."""
-
-    def drop(self) -> bool:
-        """Called while garbage is collected, in any place of the program. True: the worker counts as dead now. False:
-        the engine has no way to do that, and `close` may be called there."""
-        return False
 
 
 def process_name() -> str:
@@ -177,148 +179,3 @@ def process_name() -> str:
     me = owner.me()
     host = "".join(char if char.isalnum() or char in "-." else "-" for char in me.host)[:60]
     return f"{me.pid}@{host}"
-
-
-class Store(ABC):
-    """Tasks on one engine. Any thread may call it. A forked child calls it as if it had opened it itself."""
-
-    name: str  # for messages: the path, or the URL without a password
-    is_local: bool  # all workers are on this machine, so that a live one never counts as dead
-    patience: float | None = None  # seconds to wait for a server that is away. None: as long as the engine does
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    # Add.
-
-    @abstractmethod
-    def add(
-        self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
-    ) -> list[tuple[str, bool]]:
-        """Add tasks. Return the id of each, and whether it is new: a task whose id exists stays as it is.
-
-        max_waiting: add as many as there is room for, in order, and return only these
-        connection: add them in the transaction of this connection of the caller, where the engine can
-        Raises ValueError if a task in `after` does not exist.
-        """
-
-    @abstractmethod
-    def set_schedule(self, name: str, text: str | None) -> bool:
-        """Store a schedule as JSON text, or remove it. Return whether there was one."""
-
-    @abstractmethod
-    def schedules(self) -> dict[str, tuple[str, float]]:
-        """All schedules: the JSON text, and the last moment that was added. 0: none yet."""
-
-    @abstractmethod
-    def add_moment(self, name: str, moment: float, task: NewTask) -> bool:
-        """Add the task of one moment of a schedule. False: this moment or a later one was added already.
-
-        A later one that is more than a day ahead does not count: a wrong clock has added it.
-        """
-
-    # Work.
-
-    @abstractmethod
-    def register(self) -> Registration: ...
-
-    @abstractmethod
-    def claim(
-        self,
-        worker: Registration,
-        count: int,
-        *,
-        endings: Sequence[Ending] = (),
-        reserve: bool = False,
-        idle: bool = False,
-    ) -> list[Attempt]:
-        """Assign up to `count` ready tasks to a worker: highest priority first, then oldest first.
-
-        endings: settle these before, in the same transaction
-        reserve: the worker begins the tasks one after the other
-        idle: if there is no task, the worker is about to call `wait`, and wants to be woken
-        """
-
-    @abstractmethod
-    def settle(self, endings: Sequence[Ending]) -> list[bool]:
-        """End attempts. False for each whose token is old."""
-
-    @abstractmethod
-    def end(self, workers: Sequence[str], choose: Callable[[list[Attempt]], Sequence[Ending]]) -> list[Ending]:
-        """Call `choose` with the running tasks of these workers, and settle what it returns. Return what was settled.
-
-        `choose` may kill the workers. No other process settles these tasks meanwhile, so none of them is an orphan.
-        """
-
-    @abstractmethod
-    def report(self, id: str, token: int, progress_json: str) -> bool:
-        """Store the progress of an attempt. False: its token is old."""
-
-    @abstractmethod
-    def is_cancelling(self, id: str, token: int) -> bool | None:
-        """Was this attempt cancelled while it runs? None: its token is old."""
-
-    @abstractmethod
-    def cancelling(self) -> list[tuple[str, int]]:
-        """The id and token of every running task that was cancelled."""
-
-    @abstractmethod
-    def running(self, worker: str) -> list[Attempt]:
-        """The running tasks of a worker, in the order in which it begins them."""
-
-    @abstractmethod
-    def orphans(self) -> list[Attempt]:
-        """The running tasks of all dead workers."""
-
-    @abstractmethod
-    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
-        """Wait until there may be a task for this worker, a worker may have died, or one of the descriptors `others`
-        is readable. Call `claim(idle=True)` before."""
-
-    @abstractmethod
-    def changes(self) -> Changes:
-        """Begin to watch for tasks that end."""
-
-    # Change.
-
-    @abstractmethod
-    def cancel(self, which: Selection) -> int:
-        """Cancel tasks that have not ended. A running one is only marked, and its worker ends it. Return how many."""
-
-    @abstractmethod
-    def retry(self, which: Selection) -> int:
-        """Make ended tasks wait again, with all their attempts. Return how many."""
-
-    @abstractmethod
-    def delete(self, which: Selection) -> int:
-        """Delete ended tasks. Return how many. The newest task stays, because its number must not be used again."""
-
-    @abstractmethod
-    def prune(self, older_than: dict[str, float], limit: int) -> int:
-        """Look at the next `limit` tasks, and delete those that ended before the moment for their state. Return how
-        many were deleted."""
-
-    @abstractmethod
-    def set_paused(self, paused: bool) -> None:
-        """While a queue is paused, `claim` returns nothing."""
-
-    # Look.
-
-    @abstractmethod
-    def is_paused(self) -> bool: ...
-
-    @abstractmethod
-    def get(self, ids: Sequence[str]) -> list[Task | None]:
-        """Tasks by id. None for an id that does not exist."""
-
-    @abstractmethod
-    def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
-        """Tasks in the order in which they were added. Other processes may change them meanwhile."""
-
-    @abstractmethod
-    def is_empty(self) -> bool:
-        """Is no task waiting or running? Takes the same time, however many tasks have ended."""
-
-    @abstractmethod
-    def count(self) -> dict[str, int]:
-        """How many tasks are in each of the states."""

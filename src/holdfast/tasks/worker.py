@@ -289,7 +289,8 @@ class Worker:
     def _end_cancelled(self, now: float) -> None:
         """Kill children that run cancelled tasks. Not at once: a child may have ended the task without having written
         it, and an event loop cancels its coroutines itself."""
-        cancelled = self.queue.store.cancelling()
+        running = list(self.queue.store.tasks(["running"]))
+        cancelled = [(task.id, task.token) for task in running if task.cancelling]
         self._cancelled_since = {key: self._cancelled_since.get(key, now) for key in cancelled}
         patience = _SOON_S if self._mode[1] else GRACE_S
         due = {key for key, since in self._cancelled_since.items() if now - since >= patience}
@@ -297,8 +298,7 @@ class Worker:
             [self._tick_at, *(self._cancelled_since[key] + patience for key in cancelled if key not in due)]
         )
         for child in list(self._children) if due else ():
-            attempts = [attempt for name in child.workers for attempt in self.queue.store.running(name)]
-            if any((attempt.id, attempt.token) in due for attempt in attempts):
+            if any((task.id, task.token) in due for task in running if task.worker in child.workers):
                 self._end(child, due)
 
     def _end(self, child: Child, cancelled: set[Key] | None = None, *, always: bool = False) -> None:
