@@ -238,11 +238,11 @@ class TaskQueue:
                 due = schedule.due(last, now)
                 if due is not None:
                     self.store.add_moment(name, due, schedule.task(due))
-                after = schedule.when().after(now)
+                after = schedule.next_after(now)
             except (TypeError, ValueError) as error:  # such as a time zone that this machine does not know
                 wrong.append(ValueError(f"{self.name}: schedule {name!r} cannot be used: {error}"))
                 continue
-            following += [] if after is None else [after]
+            following += [] if after is None else [after.timestamp()]
         if wrong:
             raise wrong[0]  # the other schedules are not in its way
         return min(following, default=None)
