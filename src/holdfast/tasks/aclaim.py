@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from time import monotonic
 
 import anyio
@@ -52,12 +53,12 @@ async def aclaim(queue: TaskQueue, timeout: float | None) -> Claim | None:
     return claimed
 
 
-async def await_done(queue: TaskQueue, ids: list[str], timeout: float | None) -> list[Task]:
+async def await_done(queue: TaskQueue, ids: str | Iterable[str], timeout: float | None) -> list[Task]:
     """If the task that calls this is cancelled, the thread that waits is left alone. It ends within a second."""
     cancelled = threading.Event()
     try:
         return await run_sync(
-            lambda: queue.wait_for(ids, timeout, cancelled), abandon_on_cancel=True, limiter=CapacityLimiter(1)
+            lambda: queue.wait(ids, timeout, cancelled=cancelled), abandon_on_cancel=True, limiter=CapacityLimiter(1)
         )
     finally:
         cancelled.set()

@@ -20,9 +20,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from socket import socket
 from time import monotonic, sleep
 from typing import Any
@@ -33,10 +34,9 @@ from ..files import OwnedFd
 from ..wait import poll
 from .claim import Claim
 from .claimer import Claimer, log
-from .errors import Cancelled
-from .handler import GRACE_S, Runner
+from .errors import Cancelled, TaskError
+from .handler import GRACE_S, Command, is_async
 from .queue import TaskQueue
-from .store import Ending
 
 OUTCOMES = ("done", "failed", "retried", "given back", "cancelled")
 COUNTERS = (*OUTCOMES, "begun", "finished")  # a handler may end its process with status 0: then it is not finished
@@ -97,41 +97,47 @@ class Link:
 
 
 @dataclass
-class Hooks:
-    """Functions of the user. What they raise is logged."""
+class Work:
+    """What a child does. size: how many threads, or how many tasks of the event loop"""
 
-    start: Hook = None
-    done: Hook = None
-    failed: Hook = None
+    queue: TaskQueue
+    handler: Callable[..., Any] | None
+    on_start: Hook
+    on_done: Hook
+    on_failed: Hook
+    is_loop: bool
+    size: int
+    drain: bool = False
 
-    def call(self, hook: Hook, claim: Claim, *more: object) -> None:
+    def find(self, claim: Claim) -> partial[Any]:
+        """The call to make. Raises TaskError if there is none."""
+        if claim.function is None:
+            if self.handler is None:
+                raise TaskError(
+                    "this task names no function, and the worker has no handler. Start it as Worker(queue, handler)."
+                )
+            return partial(self.handler, claim)
+        function = self.queue.functions.get(claim.function)
+        if function is None:
+            raise TaskError(
+                f"function {claim.function} is not registered in this worker. Decorate it with @queue.task in a module "
+                "that the worker imports."
+            )
+        return partial(function.function, *claim.payload["args"], **claim.payload["kwargs"])
+
+    def call_hook(self, hook: Hook, claim: Claim, *more: object) -> None:
+        """What the hook raises is logged."""
         try:
             if hook is not None:
                 hook(claim, *more)
         except Exception as error:
             log.warning("%s: hook %s: %r", claim, getattr(hook, "__name__", hook), error, exc_info=error)
 
-    def call_at_end(self, claim: Claim, failure: BaseException | None) -> None:
-        if claim.outcome == "done":
-            self.call(self.done, claim)
-        elif failure is not None:
-            self.call(self.failed, claim, failure)
-
-
-@dataclass
-class Work:
-    """What a child does. size: how many threads, or how many tasks of the event loop"""
-
-    queue: TaskQueue
-    runner: Runner
-    hooks: Hooks
-    size: int
-    is_loop: bool
-    drain: bool = False
-
     def claimer(self, link: Link) -> Claimer:
         claimer = self.queue.new_claimer()
         claimer.count = link.count
+        if self.on_done is None and (self.is_loop or not self.queue.store.is_local):
+            claimer.buffered = True  # else the end of a task is written before that hook is called
         link.tell("worker", claimer.worker.name)
         return claimer
 
@@ -144,7 +150,7 @@ class Work:
         if self.is_loop:
             from .loop import Loop
 
-            run_or_leave(Loop(self, link).work)
+            run_or_leave(_run, Loop(self, link).run())
         elif self.size == 1:
             run_or_leave(self._work, link)
         else:
@@ -159,12 +165,39 @@ class Work:
         link.count("finished")
         leave(0)
 
+    def is_drained(self) -> bool:
+        return self.drain and self.queue.is_empty()
+
+    def finish(self, claim: Claim, result: object, failure: BaseException | None, link: Link) -> None:
+        """Settle a task whose handler has returned a result, or has failed."""
+        if isinstance(failure, MemoryError):
+            import traceback
+
+            traceback.clear_frames(failure.__traceback__)  # frees the memory of the handler: this process goes on
+        while claim.outcome is None:  # else the handler has settled the task itself
+            try:
+                if failure is None:
+                    claim.complete(result)
+                elif isinstance(failure, Cancelled):
+                    claim.cancel()
+                else:
+                    claim.fail(failure)
+            except HoldfastError as error:
+                log.warning("%s", error)  # another worker has the task
+            except OSError as error:
+                wait_for_space(error)
+            except (TypeError, ValueError, RecursionError) as error:  # JSON cannot express the result
+                failure = error
+        link.count(claim.outcome)
+        if claim.outcome == "done":
+            self.call_hook(self.on_done, claim)
+        elif failure is not None:
+            self.call_hook(self.on_failed, claim, failure)
+
     # A thread that runs one task after the other.
 
     def _work(self, link: Link) -> None:
         claimer = self.claimer(link)
-        if not self.queue.store.is_local and self.hooks.done is None:  # that hook is called when the end is written
-            claimer.buffered = True
         checked_at = 0.0
         while True:
             try:
@@ -174,7 +207,7 @@ class Work:
                     if link.is_stopping:
                         break
                 claim = claimer.next()
-                if claim is None and self.drain and self.queue.is_empty():
+                if claim is None and self.is_drained():
                     break
                 claim = claim or claimer.wait(None, link.fd)
                 if claim is None:
@@ -186,44 +219,21 @@ class Work:
 
     def _do(self, claim: Claim, link: Link) -> None:
         result, failure = None, None
-        link.begin(claim, GRACE_S if self.runner.is_command and claim.function is None else 0.0)
+        link.begin(claim, GRACE_S if isinstance(self.handler, Command) and claim.function is None else 0.0)
         try:
-            self.hooks.call(self.hooks.start, claim)
-            result = self.runner.run(claim)
+            self.call_hook(self.on_start, claim)
+            call = self.find(claim)
+            result = _run(call()) if is_async(call.func) else call()
         except BaseException as error:  # also SystemExit: the task wants to end, not the worker
             failure = error
         link.end(claim)
-        if claim.outcome is None:
-            ending, failure = ending_of(claim, result, failure)
-            _settle(claim, ending)
-        link.count(claim.outcome)
-        self.hooks.call_at_end(claim, failure)
+        self.finish(claim, result, failure, link)
 
 
-def _settle(claim: Claim, ending: Ending) -> None:
-    while claim.outcome is None:
-        try:
-            claim.settle(ending)
-        except HoldfastError as error:
-            log.warning("%s", error)  # another worker has the task
-        except OSError as error:
-            wait_for_space(error)
+def _run(coroutine: Coroutine[Any, Any, object]) -> object:
+    import asyncio
 
-
-def ending_of(claim: Claim, result: object, error: BaseException | None) -> tuple[Ending, BaseException | None]:
-    """How an attempt ends whose handler returned a result or raised an error."""
-    if error is None:
-        try:
-            return claim.done(result), None
-        except (TypeError, ValueError, RecursionError) as unfit:  # JSON cannot express the result
-            error = unfit
-    if isinstance(error, Cancelled):
-        return Ending(claim.id, claim.token, "cancelled", error="cancelled"), error
-    if isinstance(error, MemoryError):
-        import traceback
-
-        traceback.clear_frames(error.__traceback__)  # frees the memory of the handler, so that this process can go on
-    return claim.failed(error), error
+    return asyncio.run(coroutine)
 
 
 def wait_for_space(error: OSError) -> None:

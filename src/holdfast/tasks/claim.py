@@ -91,12 +91,6 @@ class Claim:
                 if not self._claimer.store.report(self.id, self.token, text):
                     self._lost()
 
-    def write_progress(self) -> None:
-        """Write the last report before the attempt ends. A report that fails is no reason not to end."""
-        if self._unreported is not None:
-            with suppress(HoldfastError, OSError):
-                self._claimer.store.report(self.id, self.token, self._unreported)
-
     def check(self) -> None:
         """Raise LockLost if another worker has the task now."""
         self._check_open()
@@ -121,30 +115,15 @@ class Claim:
     # How it ends.
 
     def complete(self, result: object = None) -> None:
-        """The task is done. With `durable`, that is on disk when this returns."""
-        self.settle(self.done(result))
+        """The task is done. With `durable`, that is on disk when this returns.
+
+        Raises TypeError or ValueError if JSON cannot express the result. Then the task is still open.
+        """
+        text = None if result is None else to_json(result, "result")
+        self._settle(Ending(self.id, self.token, "done", result_json=text))
 
     def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
         """The attempt failed. True: the task is tried again, after `delay` seconds."""
-        ending = self.failed(error, delay)
-        self.settle(ending)
-        return ending.state != "failed"
-
-    def give_back(self) -> None:
-        """Another worker is to do the task. This does not count as an attempt."""
-        self.settle(given_back(self.attempt))
-
-    def cancel(self) -> None:
-        """The task is not to be done."""
-        self.settle(Ending(self.id, self.token, "cancelled", error="cancelled"))
-
-    def done(self, result: object) -> Ending:
-        """The ending that `complete` writes. Raises TypeError or ValueError if JSON cannot express the result."""
-        text = None if result is None else to_json(result, "result")
-        return Ending(self.id, self.token, "done", result_json=text)
-
-    def failed(self, error: BaseException | str, delay: float | None = None) -> Ending:
-        """The ending that `fail` writes."""
         more = {}
         text = str(error)
         if isinstance(error, TaskError):
@@ -154,13 +133,25 @@ class Claim:
 
             text = "".join(format_exception_only(type(error), error)).strip()
             more["traceback"] = "".join(format_exception(type(error), error, error.__traceback__))
-        return self._claimer.retries.failed(self.attempt, text, delay, **more)
+        ending = self._claimer.retries.failed(self.attempt, text, delay, **more)
+        self._settle(ending)
+        return ending.state != "failed"
 
-    def settle(self, ending: Ending) -> None:
-        """Write an ending. If the disk is full, the claim stays open, and this can be called again."""
+    def give_back(self) -> None:
+        """Another worker is to do the task. This does not count as an attempt."""
+        self._settle(given_back(self.attempt))
+
+    def cancel(self) -> None:
+        """The task is not to be done."""
+        self._settle(Ending(self.id, self.token, "cancelled", error="cancelled"))
+
+    def _settle(self, ending: Ending) -> None:
+        """If the disk is full, the claim stays open, and this can be called again."""
         with self._claimer.mutex:  # a thread of the handler may report progress while the task ends
             self._check_open()
-            self.write_progress()
+            if self._unreported is not None:
+                with suppress(HoldfastError, OSError):  # that is no reason not to end
+                    self._claimer.store.report(self.id, self.token, self._unreported)
             if not self._claimer.settle(ending):
                 self._lost()
             self.outcome = outcome_of(ending)

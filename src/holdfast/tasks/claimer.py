@@ -36,7 +36,7 @@ _RESERVE_ON_SERVER_S = 0.020  # a transaction takes a millisecond there
 _MAX_RESERVED = 64
 _GUARD_S = 0.010
 _RETRY_S = 0.1  # after an error
-RECOVER_EVERY_S = 1.0
+_RECOVER_EVERY_S = 1.0
 _LONG_S = 3600.0
 
 log = logging.getLogger("holdfast")
@@ -59,7 +59,7 @@ class Claimer:
         self._reserved: deque[Attempt] = deque()
         self._endings: list[Ending] = []
         self._open: dict[str, int] = {}  # the tokens of claims that have not ended, by id
-        self._is_unsure = False  # an error or an interrupt has ended `next`
+        self._is_unsure = False  # an error or an interrupt has ended `Store.claim`
         self._batch = 1
         self._begun_before = 0
         self._claimed_at = self._recovered_at = 0.0
@@ -74,20 +74,26 @@ class Claimer:
 
     def next(self, *, idle: bool = False) -> Claim | None:
         """The next task. None: no task is ready. idle: `wait` is called then."""
-        try:
-            with self.mutex:
-                if not self._reserved:
-                    self._claim(idle)
-                    if not self._reserved:
-                        return None
-                attempt = self._reserved.popleft()
-                self.begun += 1
-                claim = Claim(self, attempt)
-                self._open[claim.id] = claim.token
-                return claim
-        except BaseException:
-            self._is_unsure = True
-            raise
+        with self.mutex:
+            if not self._reserved:
+                now = monotonic()
+                per_second = (self.begun - self._begun_before) / max(now - self._claimed_at, 1e-9)
+                self._batch = max(1, min(self._max_batch, 2 * self._batch, int(per_second * self._reserve_s)))
+                self._begun_before, self._claimed_at = self.begun, now
+                self._reserved.extend(self._take(self._batch, reserve=True, idle=idle))
+                if len(self._reserved) > 1 and not self.is_guarded:
+                    _guard(self)
+            return self._begin(self._reserved.popleft()) if self._reserved else None
+
+    def next_ones(self, count: int) -> list[Claim]:
+        """Up to `count` tasks, which all begin now. If there is none, `Store.wait` is called then."""
+        with self.mutex:
+            return [self._begin(attempt) for attempt in self._take(count, reserve=False, idle=True)]
+
+    def _begin(self, attempt: Attempt) -> Claim:
+        self.begun += 1
+        self._open[attempt.id] = attempt.token
+        return Claim(self, attempt)
 
     def wait(self, deadline: float | None, *others: int) -> Claim | None:
         """The next task. None: the deadline has passed, or one of the descriptors `others` is readable."""
@@ -103,27 +109,26 @@ class Claimer:
                 self.worker.leave()
                 return None
 
-    def _claim(self, idle: bool) -> None:
-        now = monotonic()
-        per_second = (self.begun - self._begun_before) / max(now - self._claimed_at, 1e-9)
-        self._batch = max(1, min(self._max_batch, 2 * self._batch, int(per_second * self._reserve_s)))
-        self._begun_before, self._claimed_at = self.begun, now
-        if now - self._recovered_at > RECOVER_EVERY_S:
-            self._recovered_at = now
+    def _take(self, count: int, *, reserve: bool, idle: bool) -> list[Attempt]:
+        if monotonic() - self._recovered_at > _RECOVER_EVERY_S:
+            self._recovered_at = monotonic()
             self.recover()
         if self._is_unsure:
             self._give_lost_back()
         endings = list(self._endings)
-        self._reserved.extend(self.store.claim(self.worker, self._batch, endings=endings, reserve=True, idle=idle))
+        try:
+            attempts = self.store.claim(self.worker, count, endings=endings, reserve=reserve, idle=idle)
+        except BaseException:
+            self._is_unsure = True
+            raise
         del self._endings[: len(endings)]
-        if len(self._reserved) > 1 and not self.is_guarded:
-            _guard(self)
         if self.worker.refused:
             self._refused(self.worker.refused)
             self.worker.refused = 0
+        return attempts
 
     def _give_lost_back(self) -> None:
-        """An interrupt may have come when a task was claimed, and before its `Claim` existed."""
+        """An error or an interrupt may have come when tasks were claimed."""
         known = {*self._open.items(), *((ending.id, ending.token) for ending in self._endings)}
         self.store.end(
             [self.worker.name], lambda running: [given_back(one) for one in running if (one.id, one.token) not in known]

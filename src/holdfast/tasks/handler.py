@@ -9,14 +9,11 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from time import monotonic
-from typing import Any
 
 from ..wait import poll
 from .claim import Claim
 from .errors import TaskError
-from .functions import TaskFunction
 
 Handler = Callable[[Claim], object] | Sequence[str]
 
@@ -31,48 +28,6 @@ def late_text(seconds: float | None, errors: str = "") -> str:
 
 def is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-class Runner:
-    """Finds the function for each task."""
-
-    def __init__(self, functions: dict[str, TaskFunction], handler: Handler | None) -> None:
-        if handler is not None and not callable(handler):
-            handler = Command(handler)
-        if handler is None and not functions:
-            raise TypeError(
-                "a handler is missing. Pass a function, a coroutine function or a list of words, or register functions "
-                "with @queue.task before."
-            )
-        self.functions = functions
-        self.handler = handler
-        self.is_command = isinstance(handler, Command)
-        self.has_coroutines = any(map(is_async, (handler, *(one.function for one in functions.values()))))
-
-    def find(self, claim: Claim) -> partial[Any]:
-        """The call to make. Raises TaskError if there is none."""
-        if claim.function is None:
-            if self.handler is None:
-                raise TaskError(
-                    "this task names no function, and the worker has no handler. Start it as Worker(queue, handler)."
-                )
-            return partial(self.handler, claim)
-        function = self.functions.get(claim.function)
-        if function is None:
-            raise TaskError(
-                f"function {claim.function} is not registered in this worker. Decorate it with @queue.task in a module "
-                "that the worker imports."
-            )
-        return partial(function.function, *claim.payload["args"], **claim.payload["kwargs"])
-
-    def run(self, claim: Claim) -> object:
-        """Make the call in this thread."""
-        call = self.find(claim)
-        if not is_async(call.func):
-            return call()
-        import asyncio
-
-        return asyncio.run(call())
 
 
 class Command:

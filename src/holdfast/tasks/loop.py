@@ -1,8 +1,7 @@
 """The child process of a worker for coroutines: one event loop runs many tasks at a time.
 
-The loop never waits for the queue. A second thread does: it settles the tasks that have ended, several in one
-transaction, and claims as many as there is room for. It sleeps until a task ends, a task may be ready, or the child is
-to stop. It also calls the hooks.
+The loop never waits for the queue. A second thread does: it settles the tasks that have ended, and claims as many as
+there is room for. It sleeps until a task ends, a task may be ready, or the child is to stop. It also calls the hooks.
 
 A coroutine is cancelled when its timeout has passed or when its task was cancelled. A plain function runs in a thread,
 which cannot be ended: the supervisor kills this process, and the other tasks go back.
@@ -21,13 +20,12 @@ from time import monotonic
 
 from ..files import pipe
 from ..wait import poll
-from .child import Link, Work, ending_of, run_or_leave, wait_for_space
+from .child import Link, Work, run_or_leave, wait_for_space
 from .claim import Claim
-from .claimer import log
+from .claimer import Claimer
 from .errors import Cancelled, TaskError
 from .handler import GRACE_S, is_async, late_text
-from .policy import outcome_of
-from .store import Ending, Woken
+from .store import Woken
 
 _LOOK_S = 0.25  # between two looks at cancelled tasks and dead workers, while tasks run
 
@@ -36,12 +34,12 @@ class Loop:
     """Runs up to `work.size` tasks at a time."""
 
     def __init__(self, work: Work, link: Link) -> None:
-        self._link, self._child = link, work
-        self._queue, self._runner, self._hooks = work.queue, work.runner, work.hooks
+        self._work, self._link = work, link
         self._reader, self._writer = pipe()
         os.set_blocking(self._writer.fd, False)
-        self._ended: deque[tuple[Claim, Ending | None, BaseException | None]] = deque()
-        self._busy = 0  # tasks that are not settled. Only the queue's thread changes it
+        self._ended: deque[tuple[Claim, object, BaseException | None]] = deque()  # with the result, or the failure
+        # Only the queue's thread uses these:
+        self._busy = 0
         self._looked_at = 0.0
         self._executor = ThreadPoolExecutor(work.size, "holdfast-task")
         # Only the loop's thread uses these:
@@ -49,10 +47,7 @@ class Loop:
         self._coroutines: dict[tuple[str, int], asyncio.Task[None] | None] = {}
         self._reasons: dict[tuple[str, int], TaskError] = {}  # why they were cancelled
 
-    def work(self) -> None:
-        asyncio.run(self._main())
-
-    async def _main(self) -> None:
+    async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         finished = asyncio.Event()
 
@@ -66,66 +61,44 @@ class Loop:
     # The thread of the queue.
 
     def _serve(self) -> None:
-        self._claimer = self._child.claimer(self._link)
+        claimer = self._work.claimer(self._link)
         while True:
             is_stopping = self._link.is_stopping
             try:
-                self._settle()
-                free = 0 if is_stopping else self._child.size - self._busy
-                claimed = self._claim(free) if free else False
-                self._look()
+                while self._ended:
+                    self._busy -= 1
+                    self._work.finish(*self._ended.popleft(), self._link)
+                free = 0 if is_stopping else self._work.size - self._busy
+                claims = claimer.next_ones(free) if free else []
+                if self._busy and monotonic() - self._looked_at > _LOOK_S:
+                    self._cancel_all()
             except OSError as error:
                 wait_for_space(error)
                 continue
-            if not self._busy and (is_stopping or (self._child.drain and self._queue.is_empty())):
+            self._busy += len(claims)
+            for claim in claims:
+                self._work.call_hook(self._work.on_start, claim)
+                self._loop.call_soon_threadsafe(self._start, claim)
+            if not self._busy and (is_stopping or self._work.is_drained()):
                 break
             if is_stopping:
-                self._claimer.worker.leave()
-            if not claimed:
-                self._wait(free > 0, is_stopping)
-        self._claimer.close()
+                claimer.worker.leave()
+            if not claims:
+                self._wait(claimer, free > 0, is_stopping)
+        claimer.close()
 
-    def _settle(self) -> None:
-        """Write how tasks have ended. If that fails, they are written later."""
-        ended = list(self._ended)
-        for claim, _, _ in ended:
-            claim.write_progress()
-        endings = [ending for _, ending, _ in ended if ending is not None]
-        settled = iter(self._queue.store.settle(endings) if endings else ())
-        for claim, ending, failure in ended:
-            self._ended.popleft()
-            self._busy -= 1
-            if ending is not None and next(settled):
-                claim.outcome = outcome_of(ending)
-            elif ending is not None:
-                log.warning("task %r was given to another worker. Its result is refused.", claim.id)
-                claim.outcome = "lost"
-            self._link.count(claim.outcome)
-            self._hooks.call_at_end(claim, failure)
+    def _cancel_all(self) -> None:
+        self._looked_at = monotonic()
+        for key in self._work.queue.cancelling():
+            self._loop.call_soon_threadsafe(self._cancel, key, Cancelled("cancelled"))
 
-    def _claim(self, free: int) -> bool:
-        attempts = self._queue.store.claim(self._claimer.worker, free, idle=True)
-        self._busy += len(attempts)
-        for attempt in attempts:
-            claim = Claim(self._claimer, attempt)
-            self._hooks.call(self._hooks.start, claim)
-            self._loop.call_soon_threadsafe(self._start, claim)
-        return bool(attempts)
-
-    def _look(self) -> None:
-        if self._busy and monotonic() - self._looked_at > _LOOK_S:
-            self._looked_at = monotonic()
-            self._claimer.recover()
-            for key in self._queue.cancelling():
-                self._loop.call_soon_threadsafe(self._cancel, key, Cancelled("cancelled"))
-
-    def _wait(self, has_room: bool, is_stopping: bool) -> None:
+    def _wait(self, claimer: Claimer, has_room: bool, is_stopping: bool) -> None:
         fds = [self._reader.fd] if is_stopping else [self._reader.fd, self._link.fd]
         seconds = _LOOK_S if self._busy else 3600.0
         if not has_room:
             poll(fds, seconds)
-        elif self._queue.store.wait(self._claimer.worker, seconds, *fds) is Woken.DEATH:
-            self._claimer.recover()
+        elif claimer.store.wait(claimer.worker, seconds, *fds) is Woken.DEATH:
+            claimer.recover()
         if poll([self._reader.fd], 0):
             os.read(self._reader.fd, 4096)
 
@@ -139,10 +112,10 @@ class Loop:
     async def _do(self, claim: Claim) -> None:
         result: object = None
         failure: BaseException | None = None
-        ending = timer = None
+        timer = None
         key = (claim.id, claim.token)
         try:
-            call = self._runner.find(claim)
+            call = self._work.find(claim)
             if is_async(call.func):
                 self._link.begin(claim, GRACE_S)
                 self._coroutines[key] = asyncio.current_task()
@@ -161,9 +134,7 @@ class Loop:
         if reason is not None and isinstance(failure, asyncio.CancelledError):
             failure = reason
         self._link.end(claim)
-        if claim.outcome is None:  # else the handler has settled the task itself
-            ending, failure = ending_of(claim, result, failure)
-        self._ended.append((claim, ending, failure))
+        self._ended.append((claim, result, failure))
         with suppress(BlockingIOError):
             os.write(self._writer.fd, b"!")
 

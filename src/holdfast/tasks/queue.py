@@ -224,7 +224,7 @@ class TaskQueue:
         """Add the tasks of all schedules that are due. Return the next moment. Workers call this."""
         now = time()
         following: list[float] = []
-        wrong: list[Exception] = []
+        wrong: Exception | None = None
         for name, (text, last) in self.store.schedules().items():
             try:
                 schedule = Schedule.from_json(name, text)
@@ -232,12 +232,11 @@ class TaskQueue:
                 if due is not None:
                     self.store.add_moment(name, due, schedule.task(due))
                 after = schedule.next_after(now)
+                following += [] if after is None else [after.timestamp()]
             except (TypeError, ValueError) as error:  # such as a time zone that this machine does not know
-                wrong.append(ValueError(f"{self.name}: schedule {name!r} cannot be used: {error}"))
-                continue
-            following += [] if after is None else [after.timestamp()]
-        if wrong:
-            raise wrong[0]  # the other schedules are not in its way
+                wrong = ValueError(f"{self.name}: schedule {name!r} cannot be used: {error}")
+        if wrong is not None:
+            raise wrong  # the other schedules are not in its way
         return min(following, default=None)
 
     def next_scheduled(self, name: str) -> datetime | None:
@@ -327,28 +326,30 @@ class TaskQueue:
         """The workers of running tasks that were cancelled, by id and token. Workers call this."""
         return {(task.id, task.token): task.worker for task in self.store.tasks(["running"]) if task.cancelling}
 
-    def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
-        """Wait until these tasks have ended, and return them. Raises Timeout and NoSuchTask."""
-        return self.wait_for([ids] if isinstance(ids, str) else list(ids), timeout, threading.Event())
+    def wait(
+        self, ids: str | Iterable[str], timeout: float | None = None, *, cancelled: threading.Event | None = None
+    ) -> list[Task]:
+        """Wait until these tasks have ended, and return them. Raises Timeout and NoSuchTask.
 
-    async def await_done(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
-        """`wait` for asyncio and trio."""
-        from .aclaim import await_done
-
-        return await await_done(self, [ids] if isinstance(ids, str) else list(ids), timeout)
-
-    def wait_for(self, ids: list[str], timeout: float | None, cancelled: threading.Event) -> list[Task]:
-        """`wait`, until another thread sets `cancelled`."""
+        cancelled: when another thread sets it, the wait ends within a second
+        """
+        wanted = [ids] if isinstance(ids, str) else list(ids)
         tasks: list[Task] = []
         with closing(self._changes(timeout)) as changes:
             for _ in changes:
-                tasks = self._get(ids)
-                if cancelled.is_set() or all(task.state in ENDED for task in tasks):
+                tasks = self._get(wanted)
+                if all(task.state in ENDED for task in tasks) or (cancelled is not None and cancelled.is_set()):
                     return tasks
         first = next(task for task in tasks if task.state not in ENDED)
         raise Timeout(
             f"{self.name}: task {first.id!r} is still {first.state}. Wait longer with timeout=…", path=self.name
         )
+
+    async def await_done(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
+        """`wait` for asyncio and trio."""
+        from .aclaim import await_done
+
+        return await await_done(self, ids, timeout)
 
     # Change.
 

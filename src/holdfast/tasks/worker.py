@@ -27,10 +27,10 @@ from typing import Any, Protocol
 from ..errors import HoldfastError, Unsupported
 from ..files import OwnedFd, pipe
 from ..wait import poll
-from .child import LATER, OUTCOMES, Hooks, Work
+from .child import LATER, OUTCOMES, Work
 from .claimer import log
 from .errors import WorkerFailed
-from .handler import GRACE_S, Handler, Runner, late_text
+from .handler import GRACE_S, Command, Handler, is_async, late_text
 from .policy import given_back, outcome_of
 from .queue import TaskQueue
 from .store import Attempt, Ending
@@ -96,12 +96,18 @@ class Worker:
             raise ValueError(f"start must be 'fork' or 'spawn', not {start!r}")
         self.queue = queue if isinstance(queue, TaskQueue) else TaskQueue(queue)
         self.is_ending = False  # it begins no other task
-        runner = Runner(self.queue.functions, handler)
-        is_loop = runner.has_coroutines and not runner.is_command
-        is_shared = is_loop or (threads and not runner.is_command)
-        self._processes = 1 if is_shared else concurrency
-        hooks = Hooks(on_start, on_done, on_failed)
-        self._work = Work(self.queue, runner, hooks, concurrency if is_shared else 1, is_loop)
+        if handler is not None and not callable(handler):
+            handler = Command(handler)
+        functions = [one.function for one in self.queue.functions.values()]
+        if handler is None and not functions:
+            raise TypeError(
+                "a handler is missing. Pass a function, a coroutine function or a list of words, or register functions "
+                "with @queue.task before."
+            )
+        is_command = isinstance(handler, Command)
+        is_loop = not is_command and any(map(is_async, (handler, *functions)))
+        self._processes = concurrency if is_command or not (is_loop or threads) else 1
+        self._work = Work(self.queue, handler, on_start, on_done, on_failed, is_loop, concurrency // self._processes)
         self._context = multiprocessing.get_context(start)
         self._observer = observer
         self._wake: OwnedFd | None = None
