@@ -151,16 +151,13 @@ class Work:
             from .loop import Loop
 
             run_or_leave(_run, Loop(self, link).run())
-        elif self.size == 1:
-            run_or_leave(self._work, link)
         else:
             self.queue.is_paused  # noqa: B018  # opens the queue, so that the threads need not
-            threads = [
-                threading.Thread(target=run_or_leave, args=(self._work, link), daemon=True) for _ in range(self.size)
-            ]
-            for thread in threads:
+            more = [threading.Thread(target=run_or_leave, args=(self._work, link)) for _ in range(self.size - 1)]
+            for thread in more:
                 thread.start()
-            for thread in threads:
+            run_or_leave(self._work, link)
+            for thread in more:
                 thread.join()
         link.count("finished")
         leave(0)

@@ -16,8 +16,6 @@ from .store import Attempt, Ending, Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from .claimer import Claimer
 
 _PROGRESS_EVERY_S = 0.1
@@ -58,9 +56,7 @@ class Claim:
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.is_open:
             return
         if error is None:

@@ -8,10 +8,11 @@ import signal
 from contextlib import suppress
 from multiprocessing.context import BaseContext
 from socket import socketpair
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 from ..files import OwnedFd
+from ..wait import poll
 from .child import COUNTERS, Work
 
 _SIGNAL_WAIT_S = 1.0  # until a process has died. Only a process that waits for a broken disk takes longer
@@ -27,7 +28,6 @@ class Child:
         self._counters = context.RawArray("Q", len(COUNTERS))
         self.workers: set[str] = set()  # their names in the queue
         self.was_killed = False
-        self.started_at = monotonic()
         self._deadlines: dict[tuple[str, int], float] = {}
         self._rest = b""
         self._code: int | None = None
@@ -97,7 +97,7 @@ class Child:
 
     def exit_code(self) -> int | None:
         """None: it is alive. If it is dead, all processes that it started are killed, too."""
-        if self._code is None and self._is_dead():
+        if self._code is None and poll([self._death.fd], 0):
             self._kill()  # before the process is reaped: until then no other group has this number
             self._code = self._process.exitcode
             if self._code is None:
@@ -111,21 +111,10 @@ class Child:
             return True
         self.was_killed = True
         self._kill()
-        deadline = monotonic() + _SIGNAL_WAIT_S
-        while not self._is_dead():
-            if monotonic() > deadline:
-                return False
-            sleep(0.0005)
-        return True
+        return bool(poll([self._death.fd], _SIGNAL_WAIT_S))
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # it may not be in its group yet, or not be there for a moment
-
-    def _is_dead(self) -> bool:
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # other code has waited for it
-            return True
