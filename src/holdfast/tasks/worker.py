@@ -118,10 +118,9 @@ class Worker:
     def stop(self) -> None:
         """Let running tasks finish, and begin no other. The second call gives running tasks back. From any thread."""
         self._asked += 1
-        wake = self._wake
-        if wake is not None:
-            with suppress(BlockingIOError):
-                os.write(wake.fd, b"!")
+        if self._wake is not None:
+            with suppress(OSError):  # the pipe is full, or `run` has returned
+                os.write(self._wake.fd, b"!")
 
     def run(self, drain: bool = False) -> Summary:
         """Work until it is stopped (SIGTERM, SIGINT, `stop`), or with `drain` until no task is pending or running."""
