@@ -27,7 +27,7 @@ from .errors import Cancelled, TaskError
 from .handler import GRACE_S, is_async, late_text
 from .store import Woken
 
-_LOOK_S = 0.25  # between two looks at cancelled tasks and dead workers, while tasks run
+_LOOK_S = 0.25  # between two looks at cancelled tasks, while tasks run
 
 
 class Loop:
@@ -68,10 +68,10 @@ class Loop:
                 while self._ended:
                     self._busy -= 1
                     self._work.finish(*self._ended.popleft(), self._link)
-                free = 0 if is_stopping else self._work.size - self._busy
-                claims = claimer.next_ones(free) if free else []
                 if self._busy and monotonic() - self._looked_at > _LOOK_S:
                     self._cancel_all()
+                free = 0 if is_stopping else self._work.size - self._busy
+                claims = claimer.next_ones(free) if free else []
             except OSError as error:
                 wait_for_space(error)
                 continue

@@ -226,7 +226,7 @@ class Worker:
         """An error, such as a full disk or a wrong schedule, does not stop the worker. It is logged once in a row."""
         try:
             action()
-        except (OSError, TypeError, ValueError, HoldfastError) as error:
+        except (OSError, ValueError, HoldfastError) as error:
             if isinstance(error, WorkerFailed):
                 raise
             if str(error) != self._last_warning:
@@ -264,7 +264,7 @@ class Worker:
         self._cancelled_since = {key: self._cancelled_since.get(key, now) for key in cancelled}
         patience = GRACE_S if self._work.is_loop else _SOON_S
         due = {key for key, since in self._cancelled_since.items() if now - since >= patience}
-        if cancelled:
+        if len(due) < len(cancelled):
             self._tick_at = now + _SOON_S
         for child in list(self._children):
             if any(cancelled[key] in child.workers for key in due):
