@@ -187,7 +187,7 @@ def test_a_schedule_follows_its_time_zone(jobs: Path) -> None:
     [
         (["x"], "either --every T or --cron"),
         (["x", "--every", "1m", "--cron", "* * * * *"], "either --every T or --cron"),
-        (["x", "--cron", "61 * * * *"], "is not a minute of cron"),
+        (["x", "--cron", "61 * * * *"], "Bad minute"),
         (["x", "--every", "0.1s"], "at least 1"),
         (["x", "--parse", "{", "--every", "1m"], "is not JSON"),
         (["x", "--cron", "0 3 * * *", "--tz", "Mars/Base"], "there is no time zone 'Mars/Base'"),

@@ -219,16 +219,16 @@ def test_an_operation_whose_commit_was_not_answered_is_done_once(proxy: tuple[Pr
 def test_a_worker_learns_that_the_end_of_a_short_task_was_refused(store: PostgresStore) -> None:
     store.add(tasks(3))
     claimer = Claimer(store, Retries(1.0, 1.0), buffered=True, reserves=False)
-    refused: list[int] = []
-    claimer.on_refused = refused.append
+    counted: list[tuple[str, int]] = []
+    claimer.count = lambda outcome, number: counted.append((outcome, number))
     for write in (claimer.next, claimer.flush):
         claim = claimer.next()
         assert claim is not None
-        with claimer._mutex:  # the guard must not write it before
+        with claimer.mutex:  # the guard must not write it before
             claim.complete()
             assert store.settle([Ending(claim.id, claim.token, "delayed", delay=1000.0)]) == [True]
             write()
-    assert refused == [1, 1]
+    assert counted == [("done", -1), ("done", -1)]
     claimer.close()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import servers
-from support import Child, descriptors, in_child, is_alive, processor_ticks, state_of, unpacked, until, until_asleep
+from support import Child, in_child, is_alive, processor_ticks, state_of, unpacked, until, until_asleep
 
 from holdfast import Lock, NotLocked
 from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, sqlite
@@ -55,24 +55,34 @@ class Running(Child):
     """A worker in a process of its own."""
 
     def __init__(self, worker: Callable[[], Worker], *, drain: bool = False) -> None:
-        super().__init__(lambda _: worker().run(drain=drain))
-        os.close(self._readable)
+        super().__init__(lambda say: self._work(worker(), drain, say))
+
+    @staticmethod
+    def _work(worker: Worker, drain: bool, say: Callable[[str], None]) -> None:
+        stop_children = worker._stop_children
+
+        def stop() -> None:
+            is_first = not worker.is_ending
+            stop_children()
+            if is_first:
+                say("told its children to stop")
+
+        worker._stop_children = stop  # type: ignore[method-assign]
+        worker.run(drain=drain)
 
     def kill(self, number: int) -> None:
         os.kill(self.pid, number)
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM, and wait until it was heard: the pipe that tells its children so is closed then."""
-        before = self._pipes()
+        """Send SIGTERM, and wait until the children were told."""
         self.kill(signal.SIGTERM)
-        until(lambda: self._pipes() < before)
-
-    def _pipes(self) -> int:
-        return sum(target.startswith("pipe:") for target in descriptors(self.pid).values())
+        assert os.read(self._readable, 100)
 
     def end(self) -> int:  # type: ignore[override]
         """Its exit code. Not what it said: its own children may live on."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self._readable)
+        return code
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -643,12 +653,12 @@ class LateSupervisor(Worker):
 
     flag: Path
 
-    def _look_after_tasks(self, pipes: Any) -> None:
+    def _look_after_tasks(self) -> None:
         if self.flag.exists():
             self.flag.unlink()
             for one in self._children:
                 one._deadlines["another", 1] = 0.0
-        super()._look_after_tasks(pipes)
+        super()._look_after_tasks()
         if all(not one._deadlines for one in self._children):
             self.flag.with_suffix(".looked").touch()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterable
 from time import monotonic
 
 import anyio
@@ -10,9 +12,8 @@ from anyio import CancelScope, CapacityLimiter
 from anyio.to_thread import run_sync
 
 from .. import process
-from ..errors import Timeout
 from ..files import pipe
-from ..wait import RECHECK_S, Run, in_thread
+from ..wait import Run, in_thread
 from .claim import Claim
 from .claimer import Claimer
 from .queue import TaskQueue
@@ -24,15 +25,10 @@ async def aclaim(queue: TaskQueue, timeout: float | None) -> Claim | None:
     deadline = None if timeout is None else monotonic() + timeout
     idle = queue.async_claimers
     claimer = idle.pop() if idle else None
+    if claimer is None or claimer.registry is not process.registry:
+        claimer = Claimer(queue.store, queue.retries, buffered=False, reserves=False)
     reader, writer = pipe()
-
-    def claim() -> Claim | None:
-        nonlocal claimer
-        if claimer is None or claimer.registry is not process.registry:
-            claimer = Claimer(queue.store, queue.retries, buffered=False, reserves=False)
-        return claimer.next() if timeout == 0 else claimer.wait(deadline, reader.fd)
-
-    step = Run(claim, Claim.give_back)
+    step = Run(lambda: claimer.wait(deadline, reader.fd) if timeout != 0 else claimer.next(), Claim.give_back)
     try:
         async with anyio.create_task_group() as group:
 
@@ -52,27 +48,17 @@ async def aclaim(queue: TaskQueue, timeout: float | None) -> Claim | None:
     finally:
         reader.close()
         writer.close()
-        if claimer is not None:
-            idle.append(claimer)
+        idle.append(claimer)
     claimed: Claim | None = step.outcome()
     return claimed
 
 
-async def await_done(queue: TaskQueue, ids: list[str], timeout: float | None) -> list[Task]:
+async def await_done(queue: TaskQueue, ids: str | Iterable[str], timeout: float | None) -> list[Task]:
     """If the task that calls this is cancelled, the thread that waits is left alone. It ends within a second."""
-    deadline = None if timeout is None else monotonic() + timeout
-    limiter = CapacityLimiter(1)
-
-    def wait() -> list[Task] | None:
-        left = RECHECK_S if deadline is None else deadline - monotonic()
-        try:
-            return queue.wait(ids, max(0.0, min(left, RECHECK_S)))
-        except Timeout:
-            if left <= RECHECK_S and deadline is not None:
-                raise
-            return None
-
-    while True:
-        tasks = await run_sync(wait, abandon_on_cancel=True, limiter=limiter)
-        if tasks is not None:
-            return tasks
+    cancelled = threading.Event()
+    try:
+        return await run_sync(
+            lambda: queue.wait(ids, timeout, cancelled=cancelled), abandon_on_cancel=True, limiter=CapacityLimiter(1)
+        )
+    finally:
+        cancelled.set()

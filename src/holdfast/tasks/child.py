@@ -3,28 +3,28 @@
 A child reports to its supervisor in two ways:
 
     counters    in shared memory, which survives the child: how many tasks ended in which way
-    messages    lines of JSON in a pipe:
+    messages    lines of JSON in a socket:
                 ["worker", name]                        the name of a worker in the queue, before its first claim
                 ["begin", id, token, seconds]           a task with a timeout. The supervisor ends it after `seconds`
                 ["end", id, token]                      its handler has returned
-                ["idle"]                                no task is ready. Only if the worker is to end then
 
-Another pipe is closed when the child is to stop. That also happens if the supervisor is killed. Then the kernel ends a
-child whose task takes too long, with SIGALRM.
+The socket becomes readable when the child is to stop. That also happens if the supervisor is killed. Then the kernel
+ends a child whose task takes too long, with SIGALRM.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from socket import socket
 from time import monotonic, sleep
 from typing import Any
 
@@ -33,52 +33,41 @@ from ..errors import HoldfastError
 from ..files import OwnedFd
 from ..wait import poll
 from .claim import Claim
-from .handler import GRACE_S, Runner
+from .claimer import Claimer, log
+from .errors import Cancelled, TaskError
+from .handler import GRACE_S, Command, is_async
 from .queue import TaskQueue
-from .store import Ending
 
 OUTCOMES = ("done", "failed", "retried", "given back", "cancelled")
 COUNTERS = (*OUTCOMES, "begun", "finished")  # a handler may end its process with status 0: then it is not finished
 LATER = 75  # the exit status of a child that cannot go on for a reason that passes
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_PASSING = DISK_FULL | {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PASSING = _DISK_FULL | {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 FULL_PAUSE_S = 1.0
 _CHECK_STOP_S = 0.001
 _SUPERVISOR_LATE_S = 2.0  # then it is dead, and the kernel ends this process
 
-log = logging.getLogger("holdfast")
 Hook = Callable[..., object] | None
 
 
 class Link:
     """The connection of a child to its supervisor."""
 
-    def __init__(self, stop: OwnedFd, messages: OwnedFd, counters: Any, *, drain: bool) -> None:
-        # Owned by this process: a process that the handler forks has neither.
-        self._stop = OwnedFd(stop.detach())
-        self._messages = OwnedFd(messages.detach())
+    def __init__(self, channel: socket, counters: Any) -> None:
+        self._channel = OwnedFd(channel.detach())  # a process that the handler forks does not have it
+        self.fd = self._channel.fd  # readable when the child is to stop
         self._counters = counters
-        self._drain = drain
         self._mutex = threading.Lock()
         self._deadlines: dict[tuple[str, int], float] = {}
         self._registry = process.registry
 
     @property
-    def stop(self) -> int:
-        """Readable when the child is to stop."""
-        return self._stop.fd
-
-    @property
     def is_stopping(self) -> bool:
-        return bool(poll([self.stop], 0))
+        return bool(poll([self.fd], 0))
 
     def tell(self, *message: object) -> None:
-        with self._mutex, suppress(OSError):  # the handler has closed the pipe, or the supervisor is dead
-            os.write(self._messages.fd, json.dumps(message, ensure_ascii=False).encode() + b"\n")
-
-    def tell_idle(self) -> None:
-        if self._drain:
-            self.tell("idle")
+        with self._mutex, suppress(OSError):  # the handler has closed the socket, or the supervisor is dead
+            os.write(self._channel.fd, json.dumps(message, ensure_ascii=False).encode() + b"\n")
 
     def count(self, kind: str | None, number: int = 1) -> None:
         if kind in COUNTERS:
@@ -108,55 +97,104 @@ class Link:
 
 
 @dataclass
-class Hooks:
-    """Functions of the user. What they raise is logged."""
+class Work:
+    """What a child does. size: how many threads, or how many tasks of the event loop"""
 
-    start: Hook = None
-    done: Hook = None
-    failed: Hook = None
+    queue: TaskQueue
+    handler: Callable[..., Any] | None
+    on_start: Hook
+    on_done: Hook
+    on_failed: Hook
+    is_loop: bool
+    size: int
+    drain: bool = False
 
-    def call(self, hook: Hook, claim: Claim, *more: object) -> None:
+    def find(self, claim: Claim) -> partial[Any]:
+        """The call to make. Raises TaskError if there is none."""
+        if claim.function is None:
+            if self.handler is None:
+                raise TaskError(
+                    "this task names no function, and the worker has no handler. Start it as Worker(queue, handler)."
+                )
+            return partial(self.handler, claim)
+        function = self.queue.functions.get(claim.function)
+        if function is None:
+            raise TaskError(
+                f"function {claim.function} is not registered in this worker. Decorate it with @queue.task in a module "
+                "that the worker imports."
+            )
+        return partial(function.function, *claim.payload["args"], **claim.payload["kwargs"])
+
+    def call_hook(self, hook: Hook, claim: Claim, *more: object) -> None:
+        """What the hook raises is logged."""
         try:
             if hook is not None:
                 hook(claim, *more)
         except Exception as error:
             log.warning("%s: hook %s: %r", claim, getattr(hook, "__name__", hook), error, exc_info=error)
 
-    def call_at_end(self, claim: Claim, failure: BaseException | None) -> None:
-        if claim.outcome == "done":
-            self.call(self.done, claim)
-        elif failure is not None:
-            self.call(self.failed, claim, failure)
-
-
-def ending_of(claim: Claim, result: object, error: BaseException | None) -> tuple[Ending, BaseException | None]:
-    """How an attempt ends whose handler returned a result or raised an error."""
-    if error is None:
-        try:
-            return claim.done(result), None
-        except (TypeError, ValueError, RecursionError) as unfit:  # JSON cannot express the result
-            error = unfit
-    if isinstance(error, MemoryError):
-        import traceback
-
-        traceback.clear_frames(error.__traceback__)  # frees the memory of the handler, so that this process can go on
-    return claim.failed(error), error
-
-
-class Thread:
-    """One thread of a child: it runs one task after the other."""
-
-    def __init__(self, queue: TaskQueue, runner: Runner, hooks: Hooks, link: Link) -> None:
-        self._runner, self._hooks, self._link = runner, hooks, link
-        self._claimer = queue.new_claimer()
-        self._claimer.on_recovered = link.count
-        self._claimer.on_refused = lambda number: link.count("done", -number)
-        if not queue.store.is_local and hooks.done is None:  # that hook is called when the task is written as done
-            self._claimer.buffered = True
-
-    def work(self) -> None:
-        claimer, link = self._claimer, self._link
+    def claimer(self, link: Link) -> Claimer:
+        claimer = self.queue.new_claimer()
+        claimer.count = link.count
+        if self.on_done is None and (self.is_loop or not self.queue.store.is_local):
+            claimer.buffered = True  # else the end of a task is written before that hook is called
         link.tell("worker", claimer.worker.name)
+        return claimer
+
+    def run(self, channel: socket, counters: Any) -> None:
+        os.setpgid(0, 0)
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(kind, lambda number, frame: None)  # the supervisor decides. Commands do not inherit this
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        link = Link(channel, counters)
+        if self.is_loop:
+            from .loop import Loop
+
+            run_or_leave(_run, Loop(self, link).run())
+        else:
+            self.queue.is_paused  # noqa: B018  # opens the queue, so that the threads need not
+            more = [threading.Thread(target=run_or_leave, args=(self._work, link)) for _ in range(self.size - 1)]
+            for thread in more:
+                thread.start()
+            run_or_leave(self._work, link)
+            for thread in more:
+                thread.join()
+        link.count("finished")
+        leave(0)
+
+    def is_drained(self) -> bool:
+        return self.drain and self.queue.is_empty()
+
+    def finish(self, claim: Claim, result: object, failure: BaseException | None, link: Link) -> None:
+        """Settle a task whose handler has returned a result, or has failed."""
+        if isinstance(failure, MemoryError):
+            import traceback
+
+            traceback.clear_frames(failure.__traceback__)  # frees the memory of the handler: this process goes on
+        while claim.outcome is None:  # else the handler has settled the task itself
+            try:
+                if failure is None:
+                    claim.complete(result)
+                elif isinstance(failure, Cancelled):
+                    claim.cancel()
+                else:
+                    claim.fail(failure)
+            except HoldfastError as error:
+                log.warning("%s", error)  # another worker has the task
+            except OSError as error:
+                wait_for_space(error)
+            except (TypeError, ValueError, RecursionError) as error:  # JSON cannot express the result
+                failure = error
+        link.count(claim.outcome)
+        if claim.outcome == "done":
+            self.call_hook(self.on_done, claim)
+        elif failure is not None:
+            self.call_hook(self.on_failed, claim, failure)
+
+    # A thread that runs one task after the other.
+
+    def _work(self, link: Link) -> None:
+        claimer = self.claimer(link)
         checked_at = 0.0
         while True:
             try:
@@ -166,93 +204,41 @@ class Thread:
                     if link.is_stopping:
                         break
                 claim = claimer.next()
-                if claim is None:
-                    link.tell_idle()
-                    claim = claimer.wait(None, link.stop)
+                if claim is None and self.is_drained():
+                    break
+                claim = claim or claimer.wait(None, link.fd)
                 if claim is None:
                     break
-                self._do(claim)
+                self._do(claim, link)
             except OSError as error:
                 wait_for_space(error)
         claimer.close()
 
-    def _do(self, claim: Claim) -> None:
-        hooks, result, failure = self._hooks, None, None
-        self._link.begin(claim, GRACE_S if self._runner.is_command and claim.function is None else 0.0)
+    def _do(self, claim: Claim, link: Link) -> None:
+        result, failure = None, None
+        link.begin(claim, GRACE_S if isinstance(self.handler, Command) and claim.function is None else 0.0)
         try:
-            if hooks.start is not None:
-                hooks.call(hooks.start, claim)
-            result = self._runner.run(claim)
+            self.call_hook(self.on_start, claim)
+            call = self.find(claim)
+            result = _run(call()) if is_async(call.func) else call()
         except BaseException as error:  # also SystemExit: the task wants to end, not the worker
             failure = error
-        self._link.end(claim)
-        if claim.outcome is None:
-            ending, failure = ending_of(claim, result, failure)
-            if not self._settle(claim, ending):
-                return
-        self._link.count(claim.outcome)
-        hooks.call_at_end(claim, failure)
+        link.end(claim)
+        self.finish(claim, result, failure, link)
 
-    def _settle(self, claim: Claim, ending: Ending) -> bool:
-        while True:
-            try:
-                if ending.state != "done" and claim.cancelled:
-                    claim.cancel()
-                else:
-                    claim.settle(ending)
-                return True
-            except HoldfastError as error:
-                log.warning("%s", error)  # another worker has the task
-                return False
-            except OSError as error:
-                wait_for_space(error)
+
+def _run(coroutine: Coroutine[Any, Any, object]) -> object:
+    import asyncio
+
+    return asyncio.run(coroutine)
 
 
 def wait_for_space(error: OSError) -> None:
     """Pause if the disk is full. Raise any other error."""
-    if error.errno not in DISK_FULL:
+    if error.errno not in _DISK_FULL:
         raise error
     log.warning("%s", error)
     sleep(FULL_PAUSE_S)
-
-
-def work(
-    queue: TaskQueue,
-    runner: Runner,
-    hooks: Hooks,
-    stop: OwnedFd,
-    messages: OwnedFd,
-    counters: Any,
-    *,
-    threads: int,
-    tasks: int,
-    drain: bool,
-) -> None:
-    """All that a child does. threads: how many, or 0 for an event loop that runs `tasks` tasks at a time."""
-    os.setpgid(0, 0)
-    for kind in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(kind, _do_nothing)  # the supervisor decides. Commands do not inherit a function
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    run_or_leave(_work, queue, runner, hooks, Link(stop, messages, counters, drain=drain), threads, tasks)
-
-
-def _work(queue: TaskQueue, runner: Runner, hooks: Hooks, link: Link, threads: int, tasks: int) -> None:
-    if threads == 1:
-        Thread(queue, runner, hooks, link).work()
-    elif threads:
-        queue.is_paused  # noqa: B018  # opens the queue, so that the threads need not
-        workers = [Thread(queue, runner, hooks, link) for _ in range(threads)]
-        running = [threading.Thread(target=run_or_leave, args=(worker.work,), daemon=True) for worker in workers]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-    else:
-        from .loop import Loop
-
-        Loop(queue, runner, hooks, link, tasks).work()
-    link.count("finished")
-    leave(0)
 
 
 def run_or_leave(function: Callable[..., object], *arguments: object) -> None:
@@ -275,7 +261,3 @@ def leave(status: int) -> None:
         with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
             stream.flush()
     os._exit(status)
-
-
-def _do_nothing(number: int, frame: object) -> None:
-    pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from threading import RLock
 from time import monotonic
 from typing import Any
 
@@ -17,8 +16,6 @@ from .store import Attempt, Ending, Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from .claimer import Claimer
 
 _PROGRESS_EVERY_S = 0.1
@@ -45,8 +42,6 @@ class Claim:
         self.timeout = attempt.timeout
         self.key = attempt.key
         self._claimer = claimer
-        self._registry = process.registry
-        self._mutex = RLock()  # a thread of the handler may report progress while the task ends
         self._reported_at = 0.0
         self._unreported: str | None = None
 
@@ -56,14 +51,12 @@ class Claim:
     @property
     def is_open(self) -> bool:
         """Has the attempt not ended yet?"""
-        return self.outcome is None and self._registry is process.registry
+        return self.outcome is None and self._claimer.registry is process.registry
 
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.is_open:
             return
         if error is None:
@@ -75,8 +68,9 @@ class Claim:
 
     def __del__(self) -> None:
         """A claim that is dropped counts as a failed attempt. The next claim of this thread settles it."""
-        if getattr(self, "outcome", "") is None and self._registry is process.registry:
-            self._claimer.drop(self.attempt)
+        with suppress(AttributeError):  # an interrupt came in __init__
+            if self.is_open:
+                self._claimer.drop(self.attempt)
 
     # While it runs.
 
@@ -84,23 +78,14 @@ class Claim:
         """Report progress, which `queue.get(id).progress` shows. Reports within 0.1 s of another one are left out,
         except the last one."""
         text = to_json([done, total, note], "progress")
-        with self._mutex:
+        with self._claimer.mutex:
             self._check_open()
             self._unreported = text
             if monotonic() - self._reported_at >= _PROGRESS_EVERY_S:
                 self._reported_at = monotonic()
-                self._report()
-
-    def _report(self) -> None:
-        text, self._unreported = self._unreported, None
-        if text is not None and not self._claimer.store.report(self.id, self.token, text):
-            self._lost()
-
-    def write_progress(self) -> None:
-        """Write the last report before the attempt ends. A report that fails is no reason not to end."""
-        if self._unreported is not None:
-            with suppress(HoldfastError, OSError):
-                self._report()
+                self._unreported = None
+                if not self._claimer.store.report(self.id, self.token, text):
+                    self._lost()
 
     def check(self) -> None:
         """Raise LockLost if another worker has the task now."""
@@ -115,59 +100,64 @@ class Claim:
         return task is not None and task.cancelling
 
     def _current(self) -> Task | None:
-        """The task, if this is its current attempt."""
+        """The task. None: this is not its current attempt."""
         (task,) = self._claimer.store.get([self.id])
         return task if task is not None and (task.token, task.state) == (self.token, "running") else None
 
     def fileno(self) -> int:
         """A descriptor for a command to inherit. As long as the command runs, no other worker gets the task."""
-        return self._claimer.fileno()
+        return self._claimer.worker.fileno()
 
     # How it ends.
 
     def complete(self, result: object = None) -> None:
-        """The task is done. With `durable`, that is on disk when this returns."""
-        self.settle(self.done(result))
+        """The task is done. With `durable`, that is on disk when this returns.
+
+        Raises TypeError or ValueError if JSON cannot express the result. Then the task is still open.
+        """
+        text = None if result is None else to_json(result, "result")
+        self._settle(Ending(self.id, self.token, "done", result_json=text))
 
     def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
         """The attempt failed. True: the task is tried again, after `delay` seconds."""
-        ending = self.failed(error, delay=delay)
-        self.settle(ending)
+        more = {}
+        text = str(error)
+        if isinstance(error, TaskError):
+            more["output"] = error.output or None
+        elif not isinstance(error, str):
+            from traceback import format_exception, format_exception_only
+
+            text = "".join(format_exception_only(type(error), error)).strip()
+            more["traceback"] = "".join(format_exception(type(error), error, error.__traceback__))
+        ending = self._claimer.retries.failed(self.attempt, text, delay, **more)
+        self._settle(ending)
         return ending.state != "failed"
 
     def give_back(self) -> None:
         """Another worker is to do the task. This does not count as an attempt."""
-        self.settle(given_back(self.attempt))
+        self._settle(given_back(self.attempt))
 
     def cancel(self) -> None:
         """The task is not to be done."""
-        self.settle(Ending(self.id, self.token, "cancelled", error="cancelled"))
+        self._settle(Ending(self.id, self.token, "cancelled", error="cancelled"))
 
-    def done(self, result: object) -> Ending:
-        """The ending that `complete` writes. Raises TypeError or ValueError if JSON cannot express the result."""
-        text = None if result is None else to_json(result, "result")
-        return Ending(self.id, self.token, "done", result_json=text)
-
-    def failed(self, error: BaseException | str, *, delay: float | None = None) -> Ending:
-        """The ending that `fail` writes."""
-        text, traceback, output = _describe(error)
-        return self._claimer.retries.failed(self.attempt, text, traceback=traceback, output=output, delay=delay)
-
-    def settle(self, ending: Ending) -> None:
-        """Write an ending. If the disk is full, the claim stays open, and this can be called again."""
-        with self._mutex:
+    def _settle(self, ending: Ending) -> None:
+        """If the disk is full, the claim stays open, and this can be called again."""
+        with self._claimer.mutex:  # a thread of the handler may report progress while the task ends
             self._check_open()
-            self.write_progress()
-            if self.outcome is None:
-                if not self._claimer.settle(ending):
-                    self._lost()
-                self.outcome = outcome_of(ending)
+            if self._unreported is not None:
+                with suppress(HoldfastError, OSError):  # that is no reason not to end
+                    self._claimer.store.report(self.id, self.token, self._unreported)
+            if not self._claimer.settle(ending):
+                self._lost()
+            self.outcome = outcome_of(ending)
 
     def _check_open(self) -> None:
-        if self._registry is not process.registry:
-            raise NotLocked(f"task {self.id!r} is claimed by the parent of this process", path=self._claimer.store.name)
-        if self.outcome is not None:
-            raise NotLocked(f"task {self.id!r} has ended already: {self.outcome}", path=self._claimer.store.name)
+        if not self.is_open:
+            why = "is claimed by the parent of this process"
+            if self.outcome is not None:
+                why = f"has ended already: {self.outcome}"
+            raise NotLocked(f"task {self.id!r} {why}", path=self._claimer.store.name)
 
     def _lost(self) -> None:
         self.outcome = "lost"
@@ -175,15 +165,3 @@ class Claim:
             f"task {self.id!r} was given to another worker, because this one counted as dead. Its result is refused.",
             path=self._claimer.store.name,
         )
-
-
-def _describe(error: BaseException | str) -> tuple[str, str | None, str | None]:
-    """Its text, its traceback and its output."""
-    if isinstance(error, str):
-        return error, None, None
-    if isinstance(error, TaskError):
-        return str(error), None, error.output or None
-    from traceback import format_exception, format_exception_only
-
-    text = "".join(format_exception_only(type(error), error)).strip()
-    return text, "".join(format_exception(type(error), error, error.__traceback__)), None

@@ -20,9 +20,9 @@ import atexit
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 
 from .. import process
 from ..errors import HoldfastError
@@ -35,7 +35,7 @@ _RESERVE_S = 0.005
 _RESERVE_ON_SERVER_S = 0.020  # a transaction takes a millisecond there
 _MAX_RESERVED = 64
 _GUARD_S = 0.010
-_MAX_PAUSE_S = 1.0  # after errors
+_RETRY_S = 0.1  # after an error
 _RECOVER_EVERY_S = 1.0
 _LONG_S = 3600.0
 
@@ -46,26 +46,22 @@ class Claimer:
     """Takes tasks for one thread. `wait` and `next` are called by that thread, all else by any thread."""
 
     def __init__(self, store: Store, retries: Retries, *, buffered: bool, reserves: bool) -> None:
-        self.store = store
-        self.retries = retries
+        self.store, self.retries, self.buffered = store, retries, buffered
         self.registry = process.registry
+        self.mutex = threading.RLock()
         self.begun = 0  # changes with every task
-        # Called with the outcome of each task of a dead worker.
-        self.on_recovered: Callable[[str], object] | None = None
-        # Called with the number of buffered endings that were refused, because other workers have the tasks.
-        self.on_refused: Callable[[int], object] | None = None
-        self.buffered = buffered
+        self.is_guarded = False
+        # Called with an outcome and a number: tasks of dead workers, and -n "done" if n buffered endings are refused.
+        self.count: Callable[[str, int], object] = lambda outcome, number: None
         self._max_batch = _MAX_RESERVED if reserves else 1
         self._reserve_s = _RESERVE_S if store.is_local else _RESERVE_ON_SERVER_S
         self._worker: Registration | None = None
-        self._mutex = threading.RLock()
         self._reserved: deque[Attempt] = deque()
         self._endings: list[Ending] = []
-        self._dropped: deque[Attempt] = deque()
         self._open: dict[str, int] = {}  # the tokens of claims that have not ended, by id
-        self._is_unsure = False  # an error or an interrupt has ended `next`
+        self._is_unsure = False  # an error or an interrupt has ended `Store.claim`
         self._batch = 1
-        self._taken = 0  # from the last batch
+        self._begun_before = 0
         self._claimed_at = self._recovered_at = 0.0
 
     @property
@@ -76,38 +72,28 @@ class Claimer:
                 _guard(self)  # now: if a task uses up the memory, a thread that starts later may never begin
         return self._worker
 
-    def fileno(self) -> int:
-        return self.worker.fileno()
-
     def next(self, *, idle: bool = False) -> Claim | None:
         """The next task. None: no task is ready. idle: `wait` is called then."""
-        try:
-            with self._mutex:
-                if not self._reserved:
-                    self._claim(idle)
-                if not self._reserved:
-                    return None
-                attempt = self._reserved.popleft()
-                self.begun += 1
-                self._taken += 1
-            if self._reserved or self._endings:
-                _guard(self)
-            claim = Claim(self, attempt)
-            self._open[claim.id] = claim.token
-            return claim
-        except BaseException:
-            self._is_unsure = True
-            raise
+        with self.mutex:
+            if not self._reserved:
+                now = monotonic()
+                per_second = (self.begun - self._begun_before) / max(now - self._claimed_at, 1e-9)
+                self._batch = max(1, min(self._max_batch, 2 * self._batch, int(per_second * self._reserve_s)))
+                self._begun_before, self._claimed_at = self.begun, now
+                self._reserved.extend(self._take(self._batch, reserve=True, idle=idle))
+                if len(self._reserved) > 1 and not self.is_guarded:
+                    _guard(self)
+            return self._begin(self._reserved.popleft()) if self._reserved else None
 
-    def _give_lost_back(self) -> None:
-        """An interrupt may have come when a task was claimed, and before its `Claim` existed."""
-        known = {*self._open.items(), *((ending.id, ending.token) for ending in self._unwritten())}
-        known.update((attempt.id, attempt.token) for attempt in self._reserved)
-        self.store.end(
-            [self.worker.name],
-            lambda running: [given_back(one) for one in running if (one.id, one.token) not in known],
-        )
-        self._is_unsure = False
+    def next_ones(self, count: int) -> list[Claim]:
+        """Up to `count` tasks, which all begin now. If there is none, `Store.wait` is called then."""
+        with self.mutex:
+            return [self._begin(attempt) for attempt in self._take(count, reserve=False, idle=True)]
+
+    def _begin(self, attempt: Attempt) -> Claim:
+        self.begun += 1
+        self._open[attempt.id] = attempt.token
+        return Claim(self, attempt)
 
     def wait(self, deadline: float | None, *others: int) -> Claim | None:
         """The next task. None: the deadline has passed, or one of the descriptors `others` is readable."""
@@ -123,24 +109,31 @@ class Claimer:
                 self.worker.leave()
                 return None
 
-    def _claim(self, idle: bool) -> None:
-        now = monotonic()
-        took = now - self._claimed_at
-        self._batch = max(
-            1, min(self._max_batch, 2 * self._batch, int(self._taken * self._reserve_s / max(took, 1e-9)))
-        )
-        if now - self._recovered_at > _RECOVER_EVERY_S:
-            self._recovered_at = now
+    def _take(self, count: int, *, reserve: bool, idle: bool) -> list[Attempt]:
+        if monotonic() - self._recovered_at > _RECOVER_EVERY_S:
+            self._recovered_at = monotonic()
             self.recover()
         if self._is_unsure:
             self._give_lost_back()
-        endings = self._unwritten()
-        self._claimed_at, self._taken = now, 0
-        self._reserved.extend(self.store.claim(self.worker, self._batch, endings=endings, reserve=True, idle=idle))
-        self._endings.clear()
+        endings = list(self._endings)
+        try:
+            attempts = self.store.claim(self.worker, count, endings=endings, reserve=reserve, idle=idle)
+        except BaseException:
+            self._is_unsure = True
+            raise
+        del self._endings[: len(endings)]
         if self.worker.refused:
-            refused, self.worker.refused = self.worker.refused, 0
-            self._refused(refused)
+            self._refused(self.worker.refused)
+            self.worker.refused = 0
+        return attempts
+
+    def _give_lost_back(self) -> None:
+        """An error or an interrupt may have come when tasks were claimed."""
+        known = {*self._open.items(), *((ending.id, ending.token) for ending in self._endings)}
+        self.store.end(
+            [self.worker.name], lambda running: [given_back(one) for one in running if (one.id, one.token) not in known]
+        )
+        self._is_unsure = False
 
     def recover(self) -> int:
         """Settle the tasks of dead workers. Return how many."""
@@ -148,66 +141,61 @@ class Claimer:
         while orphans := self.store.orphans():
             endings = [self.retries.orphaned(attempt) for attempt in orphans]
             settled = [ending for ending, was_open in zip(endings, self.store.settle(endings), strict=True) if was_open]
-            count += len(settled)
             if not settled:
                 break  # another process is settling them
+            count += len(settled)
             for ending in settled:
-                if self.on_recovered is not None and ending.counts:
-                    self.on_recovered(outcome_of(ending))
+                if ending.counts:
+                    self.count(outcome_of(ending), 1)
         return count
 
     def settle(self, ending: Ending) -> bool:
-        with self._mutex:
-            self._open.pop(ending.id, None)
+        """False: another worker has the task."""
+        with self.mutex:
             if self.buffered and ending.state == "done" and len(self._endings) < _MAX_RESERVED:
                 self._endings.append(ending)
-                _guard(self)
-                return True
-            return self._settle([*self._unwritten(), ending])[-1]
+                if not self.is_guarded:
+                    _guard(self)
+                is_mine = True
+            else:
+                is_mine = self._write([ending])[-1]
+            self._open.pop(ending.id, None)
+            return is_mine
 
-    def _settle(self, endings: list[Ending]) -> list[bool]:
-        """Write endings. The first ones of them are those in memory."""
-        settled = self.store.settle(endings)
-        if not all(settled[: len(self._endings)]):
-            self._refused(settled[: len(self._endings)].count(False))
-        self._endings.clear()
+    def drop(self, attempt: Attempt) -> None:
+        """Its claim is collected, in any place of the program: this takes no lock. It is written later."""
+        self._endings.append(self.retries.failed(attempt, "its claim was dropped", 0.0))
+        self._open.pop(attempt.id, None)
+
+    def _write(self, more: Iterable[Ending]) -> list[bool]:
+        """Settle the endings in memory, and then `more`. If that fails, they stay in memory."""
+        buffered = list(self._endings)
+        endings = [*buffered, *more]
+        settled = self.store.settle(endings) if endings else []
+        del self._endings[: len(buffered)]
+        if refused := settled[: len(buffered)].count(False):
+            self._refused(refused)
         return settled
 
     def _refused(self, number: int) -> None:
         log.warning("%d tasks were given to other workers. Their results are refused.", number)
-        if self.on_refused is not None:
-            self.on_refused(number)
-
-    def drop(self, attempt: Attempt) -> None:
-        """Called while garbage is collected, in any place of the program: takes no lock."""
-        self._dropped.append(attempt)
-        self._open.pop(attempt.id, None)
-
-    def _unwritten(self) -> list[Ending]:
-        """The endings in memory. The caller clears them when they are written. If that fails, they stay."""
-        while self._dropped:
-            self._endings.append(self.retries.failed(self._dropped.popleft(), "its claim was dropped", delay=0.0))
-        return self._endings
+        self.count("done", -number)
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._reserved or self._endings or self._dropped)
+        return bool(self._reserved or self._endings)
 
     def write(self) -> None:
         """Write the endings that are in memory, so that this process reads what it wrote."""
-        if (self._endings or self._dropped) and self.registry is process.registry:
-            with self._mutex:
-                if self._unwritten():
-                    self._settle(self._endings)
+        if self._endings and self.registry is process.registry:
+            with self.mutex:
+                self._write([])
 
     def flush(self) -> None:
         """Write endings, and give back reserved tasks."""
-        if self.registry is not process.registry:
-            return
-        with self._mutex:
-            endings = [*self._unwritten(), *map(given_back, self._reserved)]
-            if endings:
-                self._settle(endings)
+        if self.registry is process.registry:
+            with self.mutex:
+                self._write(map(given_back, self._reserved))
                 self._reserved.clear()
 
     def close(self) -> None:
@@ -223,47 +211,35 @@ class _Guard:
 
     def __init__(self) -> None:
         self.registry = process.registry
-        self.claimers: set[Claimer] = set()  # that may have something in memory
-        self.needed = threading.Event()
+        self.claimers: dict[Claimer, int] = {}  # that may have something in memory, with their `begun` at the last look
+        self._needed = threading.Event()
         threading.Thread(target=self._run, name="holdfast-reserved", daemon=True).start()
 
+    def add(self, claimer: Claimer, begun: int = -1) -> None:
+        claimer.is_guarded = True
+        self.claimers[claimer] = begun
+        self._needed.set()
+
     def _run(self) -> None:
-        seen: dict[int, int] = {}
-        pause = _GUARD_S
         while True:
-            self.needed.wait()
-            threading.Event().wait(pause)
-            pending = list(self.claimers)
-            if not pending:
-                self.needed.clear()
-                if self.claimers:
-                    self.needed.set()
-                continue
-            has_failed = False
-            for claimer in pending:
-                if not claimer.has_pending:
-                    self._forget(claimer)
-                elif seen.get(id(claimer)) == claimer.begun:
-                    has_failed = not self._flush(claimer) or has_failed
-            pause = min(2 * pause, _MAX_PAUSE_S) if has_failed else _GUARD_S
-            seen = {id(claimer): claimer.begun for claimer in pending}
-            pending.clear()
-            del claimer
+            self._needed.wait()
+            self._needed.clear()
+            sleep(_GUARD_S)
+            self._look()
 
-    def _forget(self, claimer: Claimer) -> None:
-        self.claimers.discard(claimer)
-        if claimer.has_pending:  # since now
-            self.claimers.add(claimer)
-
-    def _flush(self, claimer: Claimer) -> bool:
-        """False: that failed. The claimer's own thread meets the same error, and raises it."""
-        try:
-            claimer.flush()
-        except FileNotFoundError:
-            self.claimers.discard(claimer)  # the queue was deleted
-        except Exception:
-            return False
-        return True
+    def _look(self) -> None:
+        for claimer, begun in list(self.claimers.items()):
+            del self.claimers[claimer]
+            claimer.is_guarded = False  # its thread may add it again from now on
+            try:
+                if claimer.begun == begun:
+                    claimer.flush()
+            except FileNotFoundError:
+                continue  # the queue was deleted
+            except Exception:  # the claimer's own thread meets the same error, and raises it
+                sleep(_RETRY_S)
+            if claimer.has_pending:
+                self.add(claimer, claimer.begun)
 
 
 _current: _Guard | None = None
@@ -274,9 +250,7 @@ def _guard(claimer: Claimer) -> None:
     if _current is None or _current.registry is not process.registry:
         _current = _Guard()
         atexit.register(_flush_all)
-    _current.claimers.add(claimer)
-    if not _current.needed.is_set():
-        _current.needed.set()
+    _current.add(claimer)
 
 
 def _flush_all() -> None:

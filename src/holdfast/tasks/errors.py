@@ -25,5 +25,9 @@ class TaskError(Exception):
         self.output = output  # of a command
 
 
+class Cancelled(TaskError):
+    """The task of a coroutine was cancelled while it ran."""
+
+
 class WorkerFailed(HoldfastError):
     """The processes of a worker end, one after the other, before they have begun a task."""

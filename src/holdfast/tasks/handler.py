@@ -8,14 +8,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 from ..wait import poll
 from .claim import Claim
 from .errors import TaskError
-from .functions import TaskFunction
 
 Handler = Callable[[Claim], object] | Sequence[str]
 
@@ -24,62 +22,12 @@ _KEPT_BYTES = 1 << 16  # of what a command prints
 _MAX_VARIABLE_BYTES = 1 << 16  # a command with a variable of twice this size cannot be started
 
 
-def late_text(seconds: float, errors: str = "") -> str:
+def late_text(seconds: float | None, errors: str = "") -> str:
     return f"not done within {seconds:g} s" + (f": {errors}" if errors else "")
 
 
 def is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-class Runner:
-    """Finds the function for each task."""
-
-    def __init__(self, functions: dict[str, TaskFunction], handler: Handler | None) -> None:
-        if handler is not None and not callable(handler):
-            if isinstance(handler, str) or not isinstance(handler, Sequence):
-                raise TypeError(f"a handler is a function, a coroutine function or a list of words, not {handler!r}")
-            handler = Command(handler)
-        if handler is None and not functions:
-            raise TypeError(
-                "a handler is missing. Pass a function, a coroutine function or a list of words, or register functions "
-                "with @queue.task before."
-            )
-        self.functions = functions
-        self.handler = handler
-
-    @property
-    def is_command(self) -> bool:
-        return isinstance(self.handler, Command)
-
-    @property
-    def has_coroutines(self) -> bool:
-        return any(map(is_async, (self.handler, *(one.function for one in self.functions.values()))))
-
-    def find(self, claim: Claim) -> partial[Any]:
-        """The call to make. Raises TaskError if there is none."""
-        if claim.function is None:
-            if self.handler is None:
-                raise TaskError(
-                    "this task names no function, and the worker has no handler. Start it as Worker(queue, handler)."
-                )
-            return partial(self.handler, claim)
-        function = self.functions.get(claim.function)
-        if function is None:
-            raise TaskError(
-                f"function {claim.function} is not registered in this worker. Decorate it with @queue.task in a module "
-                "that the worker imports."
-            )
-        return partial(function.function, *claim.payload["args"], **claim.payload["kwargs"])
-
-    def run(self, claim: Claim) -> object:
-        """Make the call in this thread."""
-        call = self.find(claim)
-        if not is_async(call.func):
-            return call()
-        import asyncio
-
-        return asyncio.run(call())
 
 
 class Command:
@@ -92,8 +40,8 @@ class Command:
     """
 
     def __init__(self, words: Sequence[str], report: Callable[[bytes, bytes], None] | None = None) -> None:
-        if isinstance(words, str) or not words:
-            raise TypeError(f"a command is a list of words, not {words!r}")
+        if isinstance(words, str) or not isinstance(words, Sequence) or not words:
+            raise TypeError(f"a handler is a function, a coroutine function or a list of words, not {words!r}")
         self._words = list(words)
         self._report = report
 
@@ -114,42 +62,39 @@ class Command:
             pass_fds=() if lock == -1 else (lock,),
         ) as process:
             try:
-                output, errors, in_time = self._read(process, claim.timeout)
-                if not in_time:
+                output, errors = self._read(process, claim.timeout)
+                is_late = process.returncode is None
+                if is_late:
                     _kill_group()
             except BaseException:
                 process.kill()
                 raise
-        if not in_time and claim.timeout is not None:
-            raise TaskError(late_text(claim.timeout, _text(errors)), _text(output))
+        if is_late:
+            raise TaskError(late_text(claim.timeout, errors), output)
         if process.returncode:
-            raise TaskError(_failure(words[0], process.returncode, _text(errors)), _text(output))
-        return _text(output) or None
+            status = process.returncode
+            how = f"signal {-status}" if status < 0 else f"status {status}"
+            raise TaskError(f"{words[0]} ended with {how}" + (f": {errors}" if errors else ""), output)
+        return output or None
 
-    def _read(self, process: subprocess.Popen[bytes], timeout: float | None) -> tuple[bytes, bytes, bool]:
-        """Read until the command has ended. Return the end of its stdout and stderr, and whether it ended in time."""
+    def _read(self, process: subprocess.Popen[bytes], timeout: float | None) -> tuple[str, str]:
+        """Read until the command has ended or its time is over. Return the end of its stdout and of its stderr."""
         assert process.stdout is not None and process.stderr is not None
+        deadline = None if timeout is None else monotonic() + timeout
         output, errors = bytearray(), bytearray()
         kept = {process.stdout.fileno(): output, process.stderr.fileno(): errors}
-        deadline = None if timeout is None else monotonic() + timeout
-        while kept:
-            left = None if deadline is None else deadline - monotonic()
-            if left is not None and left <= 0:
-                return bytes(output), bytes(errors), False
-            for fd in poll(list(kept), left):
+        while kept and (deadline is None or monotonic() < deadline):
+            for fd in poll(list(kept), None if deadline is None else deadline - monotonic()):
                 data = os.read(fd, _KEPT_BYTES)
-                if data:
-                    kept[fd] += data
-                    del kept[fd][:-_KEPT_BYTES]
-                    if self._report is not None:
-                        self._report(*((data, b"") if kept[fd] is output else (b"", data)))
-                else:
+                kept[fd] += data
+                del kept[fd][:-_KEPT_BYTES]
+                if self._report is not None:
+                    self._report(*((data, b"") if kept[fd] is output else (b"", data)))
+                if not data:
                     del kept[fd]
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(None if deadline is None else min(max(0.0, deadline - monotonic()), 1e6))
-        except subprocess.TimeoutExpired:
-            return bytes(output), bytes(errors), False
-        return bytes(output), bytes(errors), True
+        return _text(output), _text(errors)
 
 
 def _kill_group() -> None:
@@ -157,18 +102,11 @@ def _kill_group() -> None:
 
     If the supervisor is dead, there is no group to go to: this process is killed, too.
     """
-    try:
+    with suppress(OSError):
         os.setpgid(0, os.getpgid(os.getppid()))
-    except OSError:
-        pass
     os.killpg(os.getpid(), signal.SIGKILL)
     os.setpgid(0, 0)
 
 
-def _text(data: bytes) -> str:
+def _text(data: bytearray) -> str:
     return data.decode(errors="replace").rstrip("\n")
-
-
-def _failure(program: str, status: int, errors: str) -> str:
-    how = f"signal {-status}" if status < 0 else f"status {status}"
-    return f"{program} ended with {how}" + (f": {errors}" if errors else "")

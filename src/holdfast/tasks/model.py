@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from math import isfinite
 from typing import Any
 
@@ -59,35 +60,32 @@ def new_task(
         check_id(id)
     if key is None and not after and (priority, delay, attempts, timeout, limit, rate) == _DEFAULTS:
         return NewTask(to_json(payload), id, function)
-    if not _is_integer(priority) or abs(priority) > MAX_PRIORITY:
-        raise ValueError(f"priority must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r}")
-    if not _is_integer(attempts) or not 1 <= attempts <= MAX_PRIORITY:
-        raise ValueError(f"attempts must be an integer of at least 1, not {attempts!r}")
+    _check_integer("priority", priority, -MAX_PRIORITY)
+    _check_integer("attempts", attempts, 1)
     check_seconds("delay", delay)
     if timeout is not None:
         check_seconds("timeout", timeout, positive=True)
     if key is not None and (not isinstance(key, str) or not key or _UNSTORABLE.search(key)):
         raise ValueError(f"key must be a text that is not empty, not {key!r}")
-    if limit is not None and (not _is_integer(limit) or not 1 <= limit <= MAX_PRIORITY):
-        raise ValueError(f"limit must be an integer of at least 1, not {limit!r}")
+    if limit is not None:
+        _check_integer("limit", limit, 1)
     if key is None and (limit is not None or rate is not None):
         raise ValueError("limit and rate need a key")
     ids = (after,) if isinstance(after, str) else tuple(after)
     for one in ids:
         if not isinstance(one, str):
             raise TypeError(f"after must be ids of tasks, not {one!r}")
-    interval = 0.0 if rate is None else interval_of(rate)
     return NewTask(
         payload_json=to_json(payload),
         id=id,
         function=function,
-        priority=int(priority),
+        priority=priority,
         delay=float(delay),
-        attempts=int(attempts),
+        attempts=attempts,
         timeout=None if timeout is None else float(timeout),
         key=key,
         limit=limit if limit is not None else 0 if key is None or rate is not None else 1,
-        interval=interval,
+        interval=0.0 if rate is None else _interval_of(rate),
         after=ids,
     )
 
@@ -109,7 +107,7 @@ def check_seconds(name: str, value: float | None, *, positive: bool = False) -> 
         raise ValueError(f"{name} must be a number of seconds, {least}, not {value!r}")
 
 
-def interval_of(rate: str) -> float:
+def _interval_of(rate: str) -> float:
     """Seconds between two starts: "10/m" is 6."""
     match = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if match is None or float(match[1]) <= 0:
@@ -130,5 +128,13 @@ def seconds_of(name: str, span: float | str | None) -> float | None:
     return span
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def check_states(states: Collection[str], known: Collection[str]) -> set[str]:
+    wanted = {states} if isinstance(states, str) else set(states)
+    for state in wanted.difference(known):
+        raise ValueError(f"states must be some of {', '.join(known)}, not {state!r}")
+    return wanted
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_PRIORITY:
+        raise ValueError(f"{name} must be an integer from {least} to {MAX_PRIORITY}, not {value!r}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import uniform
+from typing import Any
 
 from .store import Attempt, Ending
-
-WORKER_DIED = "the worker died"
 
 
 @dataclass(frozen=True)
@@ -22,26 +21,20 @@ class Retries:
         pause = min(self.longest, self.first * 2.0 ** min(tried - 1, 50))
         return uniform(pause / 2, pause)
 
-    def failed(
-        self,
-        attempt: Attempt,
-        error: str,
-        *,
-        traceback: str | None = None,
-        output: str | None = None,
-        delay: float | None = None,
-    ) -> Ending:
+    def failed(self, attempt: Attempt, error: str, delay: float | None = None, **more: Any) -> Ending:
         """The task is tried again later, or has failed for good if this was its last attempt."""
         if attempt.tried >= attempt.attempts:
-            return Ending(attempt.id, attempt.token, "failed", error=error, traceback=traceback, output=output)
+            return Ending(attempt.id, attempt.token, "failed", error=error, **more)
         pause = self.pause_after(attempt.tried) if delay is None else delay
-        return Ending(attempt.id, attempt.token, "delayed", pause, error=error, traceback=traceback, output=output)
+        return Ending(attempt.id, attempt.token, "delayed", pause, error=error, **more)
 
     def orphaned(self, attempt: Attempt) -> Ending:
         """The worker died. If it had begun the task, that was an attempt. Another worker may take the task at once."""
-        if not attempt.begun:
-            return given_back(attempt)
-        return self.failed(attempt, WORKER_DIED, delay=0.0)
+        return self.failed(attempt, "the worker died", 0.0) if attempt.begun else given_back(attempt)
+
+
+def given_back(attempt: Attempt) -> Ending:
+    return Ending(attempt.id, attempt.token, "delayed", counts=False)
 
 
 def outcome_of(ending: Ending) -> str:
@@ -49,7 +42,3 @@ def outcome_of(ending: Ending) -> str:
     if ending.state != "delayed":
         return ending.state
     return "retried" if ending.counts else "given back"
-
-
-def given_back(attempt: Attempt) -> Ending:
-    return Ending(attempt.id, attempt.token, "delayed", counts=False)

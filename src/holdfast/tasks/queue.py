@@ -22,7 +22,7 @@ from .claim import Claim
 from .claimer import Claimer
 from .errors import NoSuchTask, QueueFull
 from .functions import TaskFunction, call_of
-from .model import STATES, check_seconds, new_task, seconds_of
+from .model import STATES, check_seconds, check_states, new_task, seconds_of
 from .policy import Retries
 from .schedule import Schedule
 from .sql import Store
@@ -70,18 +70,13 @@ class TaskQueue:
         self.durable = durable
         self.max_pending = max_pending
         self.functions: dict[str, TaskFunction] = {}
-        self._settings: dict[str, Any] = {
-            "durable": durable,
-            "max_pending": max_pending,
-            "retry_after": retry_after,
-            "retry_most": retry_most,
-            "keep": keep,
-            "keep_failed": keep_failed,
-            "mode": mode,
-        }
         self._where = os.fsdecode(where)
-        self.store = open_store(self._where, durable=durable, mode=mode)
-        self.name = self.store.name
+        self._mode = mode
+        self._open()
+
+    def _open(self) -> None:
+        self.store = open_store(self._where, durable=self.durable, mode=self._mode)
+        self.path = self.name = self.store.name  # the directory, or the URL without a password
         self._local = threading.local()
         self._claimers: weakref.WeakSet[Claimer] = weakref.WeakSet()
         self.async_claimers: list[Claimer] = []  # that no call of `aclaim` uses
@@ -89,13 +84,13 @@ class TaskQueue:
     def __repr__(self) -> str:
         return f"holdfast.TaskQueue({self.name!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._where, self._settings, self.functions)
+    def __getstate__(self) -> dict[str, Any]:
+        opened = {"store", "_local", "_claimers", "async_claimers"}
+        return {name: value for name, value in vars(self).items() if name not in opened}
 
-    @property
-    def path(self) -> str:
-        """The directory, or the URL without a password."""
-        return self.name
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
 
     def close(self) -> None:
         """Close the connection of this thread. Tasks that it has reserved are given back."""
@@ -161,18 +156,15 @@ class TaskQueue:
         )
 
     def _changes(self, timeout: float | None) -> Generator[None, None, None]:
-        """Yield now, and whenever a task may have ended, until the time is over."""
+        """Yield now, and whenever a task may have ended, and every second, until the time is over."""
         deadline = None if timeout is None else monotonic() + timeout
-        changes = self.store.changes()
-        try:
+        with closing(self.store.changes()) as changes:
             while True:
                 yield
                 left = RECHECK_S if deadline is None else deadline - monotonic()
                 if left <= 0:
                     return
                 changes.wait(min(left, RECHECK_S))
-        finally:
-            changes.close()
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Register a function whose calls can be put: a decorator, with or without options of `put`.
@@ -226,26 +218,26 @@ class TaskQueue:
         return self.store.set_schedule(name, None)
 
     def schedules(self) -> dict[str, Schedule]:
+        """All schedules by name."""
         return {name: Schedule.from_json(name, text) for name, (text, _) in self.store.schedules().items()}
 
     def put_scheduled(self) -> float | None:
         """Add the tasks of all schedules that are due. Return the next moment. Workers call this."""
         now = time()
         following: list[float] = []
-        wrong: list[Exception] = []
+        wrong: Exception | None = None
         for name, (text, last) in self.store.schedules().items():
             try:
                 schedule = Schedule.from_json(name, text)
                 due = schedule.due(last, now)
                 if due is not None:
                     self.store.add_moment(name, due, schedule.task(due))
-                after = schedule.when().after(now)
+                after = schedule.next_after(now)
+                following += [] if after is None else [after.timestamp()]
             except (TypeError, ValueError) as error:  # such as a time zone that this machine does not know
-                wrong.append(ValueError(f"{self.name}: schedule {name!r} cannot be used: {error}"))
-                continue
-            following += [] if after is None else [after]
-        if wrong:
-            raise wrong[0]  # the other schedules are not in its way
+                wrong = ValueError(f"{self.name}: schedule {name!r} cannot be used: {error}")
+        if wrong is not None:
+            raise wrong  # the other schedules are not in its way
         return min(following, default=None)
 
     def next_scheduled(self, name: str) -> datetime | None:
@@ -261,11 +253,9 @@ class TaskQueue:
         with queue.claim() as task:         # completes the task, or fails it if the block raises
             print(task.payload)
         """
-        claimer = self.claimer()
-        claim = claimer.next()
-        if claim is not None or timeout == 0:
-            return claim
-        return claimer.wait(None if timeout is None else monotonic() + timeout)
+        if timeout == 0:
+            return self.claimer().next()
+        return self.claimer().wait(None if timeout is None else monotonic() + timeout)
 
     async def aclaim(self, timeout: float | None = 0) -> Claim | None:
         """`claim` for asyncio and trio. A cancelled call claims nothing."""
@@ -301,11 +291,12 @@ class TaskQueue:
 
     def _get(self, ids: list[str]) -> list[Task]:
         self._write()
-        found = self.store.get(ids)
-        for id, task in zip(ids, found, strict=True):
+        tasks: list[Task] = []
+        for id, task in zip(ids, self.store.get(ids), strict=True):
             if task is None:
                 raise NoSuchTask(f"{self.name}: there is no task {id!r}", path=self.name)
-        return [task for task in found if task is not None]
+            tasks.append(task)
+        return tasks
 
     def __contains__(self, id: str) -> bool:
         return self.store.get([id])[0] is not None
@@ -316,8 +307,9 @@ class TaskQueue:
 
     def tasks(self, states: Collection[str] = STATES) -> Iterator[Task]:
         """The tasks in these states, in the order in which they were put. Claims nothing."""
+        wanted = check_states(states, STATES)
         self._write()
-        return self.store.tasks(_engine_states(states))
+        return self.store.tasks([*(wanted - {"pending"}), *(WAITING if "pending" in wanted else ())])
 
     def stats(self) -> dict[str, int]:
         """How many tasks are in each state. `delayed`, `parked` and `blocked` are parts of `pending`."""
@@ -331,17 +323,25 @@ class TaskQueue:
         self._write()
         return not any(self.store.count(OPEN, at_most=1).values())
 
-    def wait(self, ids: str | Iterable[str], timeout: float | None = None) -> list[Task]:
-        """Wait until these tasks have ended, and return them. Raises Timeout and NoSuchTask."""
+    def cancelling(self) -> dict[tuple[str, int], str | None]:
+        """The workers of running tasks that were cancelled, by id and token. Workers call this."""
+        return {(task.id, task.token): task.worker for task in self.store.tasks(["running"]) if task.cancelling}
+
+    def wait(
+        self, ids: str | Iterable[str], timeout: float | None = None, *, cancelled: threading.Event | None = None
+    ) -> list[Task]:
+        """Wait until these tasks have ended, and return them. Raises Timeout and NoSuchTask.
+
+        cancelled: when another thread sets it, the wait ends within a second
+        """
         wanted = [ids] if isinstance(ids, str) else list(ids)
-        open_ones: list[Task] = []
+        tasks: list[Task] = []
         with closing(self._changes(timeout)) as changes:
             for _ in changes:
                 tasks = self._get(wanted)
-                open_ones = [task for task in tasks if task.state not in ENDED]
-                if not open_ones:
+                if all(task.state in ENDED for task in tasks) or (cancelled is not None and cancelled.is_set()):
                     return tasks
-        first = open_ones[0]
+        first = next(task for task in tasks if task.state not in ENDED)
         raise Timeout(
             f"{self.name}: task {first.id!r} is still {first.state}. Wait longer with timeout=…", path=self.name
         )
@@ -350,7 +350,7 @@ class TaskQueue:
         """`wait` for asyncio and trio."""
         from .aclaim import await_done
 
-        return await await_done(self, [ids] if isinstance(ids, str) else list(ids), timeout)
+        return await await_done(self, ids, timeout)
 
     # Change.
 
@@ -374,19 +374,15 @@ class TaskQueue:
         The newest task stays, so that its id is not used again.
         """
         check_seconds("older_than", older_than)
-        wanted = {states} if isinstance(states, str) else set(states)
-        for state in wanted - set(ENDED):
-            raise ValueError(f"states must be some of {', '.join(ENDED)}, not {state!r}")
+        wanted = check_states(states, ENDED)
         self._write()
         before = time() - older_than if older_than else None
         return self.store.delete(Selection(states=wanted, ended_before=before))
 
     def prune(self) -> bool:
         """Delete some tasks that `keep` and `keep_failed` do not keep. Workers call this. True: there may be more."""
-        now = time()
-        older_than = {} if self.keep is None else {"done": now - self.keep, "cancelled": now - self.keep}
-        if self.keep_failed is not None:
-            older_than["failed"] = now - self.keep_failed
+        keep = {"done": self.keep, "cancelled": self.keep, "failed": self.keep_failed}
+        older_than = {state: time() - seconds for state, seconds in keep.items() if seconds is not None}
         return bool(older_than) and self.store.prune(older_than, _PRUNED_AT_ONCE) > 0
 
     def pause(self) -> None:
@@ -417,17 +413,3 @@ def open_store(where: str, *, durable: bool = True, mode: int = 0o644) -> Store:
     raise UnsafePath(
         f"{scheme}://… is not a task queue. Use a directory, or postgresql://user@host/database.", path=f"{scheme}://…"
     )
-
-
-def _engine_states(states: Collection[str]) -> list[str]:
-    wanted = [states] if isinstance(states, str) else list(states)
-    for state in wanted:
-        if state not in STATES:
-            raise ValueError(f"a task is {', '.join(STATES)}, not {state!r}")
-    return [*(WAITING if "pending" in wanted else ()), *(state for state in wanted if state != "pending")]
-
-
-def _reopen(where: str, settings: dict[str, Any], functions: dict[str, TaskFunction]) -> TaskQueue:
-    queue = TaskQueue(where, **settings)
-    queue.functions.update(functions)
-    return queue

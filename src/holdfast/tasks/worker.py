@@ -7,9 +7,8 @@
 
 The queue knows which children are alive. So the tasks of a child that is killed go back without any message from it.
 
-To end a task, the supervisor stops its child with SIGSTOP, and checks that the child still runs the task. Then it kills
-the child and settles all its tasks. It does that in one operation of the queue (`Store.end`), so that no other worker
-counts the child as dead before.
+To end a task, the supervisor kills its child and settles all its tasks. It does that in one operation of the queue
+(`Store.end`), so that no other worker counts the child as dead before, and the child cannot settle the task meanwhile.
 """
 
 from __future__ import annotations
@@ -18,30 +17,29 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from time import monotonic, time
-from types import FrameType
 from typing import Any, Protocol
 
 from ..errors import HoldfastError, Unsupported
-from ..files import pipe
+from ..files import OwnedFd, pipe
 from ..wait import poll
-from .child import LATER, OUTCOMES, Hooks, log
+from .child import LATER, OUTCOMES, Work
+from .claimer import log
 from .errors import WorkerFailed
-from .handler import GRACE_S, Handler, Runner, late_text
+from .handler import GRACE_S, Command, Handler, is_async, late_text
 from .policy import given_back, outcome_of
 from .queue import TaskQueue
 from .store import Attempt, Ending
-from .supervised import Child, PassedFd
+from .supervised import Child
 
 _TICK_S = 0.5  # between two looks at cancelled tasks and schedules
 _SOON_S = 0.05
 _PRUNE_EVERY_S = 5.0
-_EARLY_S, _MAX_EARLY_DEATHS = 1.0, 5  # this number of children that die within a second is replaced at once
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_MAX_EARLY_DEATHS = 5  # in a row, of children that have begun no task. Then the next one starts after a tick
 Key = tuple[str, int]  # the id and the token of an attempt
 
 
@@ -97,125 +95,106 @@ class Worker:
         if start not in ("fork", "spawn"):
             raise ValueError(f"start must be 'fork' or 'spawn', not {start!r}")
         self.queue = queue if isinstance(queue, TaskQueue) else TaskQueue(queue)
-        self.concurrency = concurrency
-        self.threads = threads
-        self._start_method = start
-        self._runner = Runner(self.queue.functions, handler)
-        self._hooks = Hooks(on_start, on_done, on_failed)
+        self.is_ending = False  # it begins no other task
+        if handler is not None and not callable(handler):
+            handler = Command(handler)
+        functions = [one.function for one in self.queue.functions.values()]
+        if handler is None and not functions:
+            raise TypeError(
+                "a handler is missing. Pass a function, a coroutine function or a list of words, or register functions "
+                "with @queue.task before."
+            )
+        is_command = isinstance(handler, Command)
+        is_loop = not is_command and any(map(is_async, (handler, *functions)))
+        self._processes = concurrency if is_command or not (is_loop or threads) else 1
+        self._work = Work(self.queue, handler, on_start, on_done, on_failed, is_loop, concurrency // self._processes)
+        self._context = multiprocessing.get_context(start)
         self._observer = observer
-        self._pipes: _Pipes | None = None
+        self._wake: OwnedFd | None = None
         self._asked = 0  # how often it was asked to end
         if start == "spawn":
-            _check_pickle(self.queue, self._runner, self._hooks)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._children: list[Child] = []
-        self._totals = dict.fromkeys(OUTCOMES, 0)
-        self._deaths = 0
-        self._early_deaths = 0  # in a row, of children that had no task
-        self._starts: list[float] = []
-        self._drain = False
-        self._tick_at = self._prune_at = 0.0
-        self._cancelled_since: dict[Key, float] = {}
-        self._last_warning = ""
+            _check_pickle(self._work)
 
     def stop(self) -> None:
         """Let running tasks finish, and begin no other. The second call gives running tasks back. From any thread."""
         self._asked += 1
-        pipes = self._pipes
-        if pipes is not None:
-            with suppress(BlockingIOError):
-                os.write(pipes.wake_writer.fd, b"!")
-
-    @property
-    def is_ending(self) -> bool:
-        """Was it stopped, so that it begins no other task?"""
-        return self._asked > 0 and (self._pipes is None or not self._pipes.stop_writer.is_open)
+        if self._wake is not None:
+            with suppress(OSError):  # the pipe is full, or `run` has returned
+                os.write(self._wake.fd, b"!")
 
     def run(self, drain: bool = False) -> Summary:
         """Work until it is stopped (SIGTERM, SIGINT, `stop`), or with `drain` until no task is pending or running."""
         if not hasattr(os, "fork"):
             raise Unsupported("a Worker needs Linux or macOS. Call queue.claim() here.")
-        self._reset()
-        self._drain = drain
-        _open_standard_files()
+        self._work.drain = drain
+        self.is_ending = False
+        self._children: list[Child] = []
+        self._totals = dict.fromkeys((*OUTCOMES, "deaths"), 0)
+        self._early_deaths = 0  # in a row, of children that had no task
+        self._tick_at = self._prune_at = self._start_at = 0.0
+        self._cancelled_since: dict[Key, float] = {}
+        self._last_warning = ""
         self._claimer = self.queue.new_claimer()
-        self._claimer.on_recovered = self._count
+        self._claimer.count = self._count
         self.queue.store.settle([])  # raises an error if this process may not write
-        self._pipes = _Pipes()
+        self._woken, self._wake = pipe()
+        os.set_blocking(self._wake.fd, False)
         previous = self._catch_signals()
         try:
-            self._recover()
-            self._put_scheduled(monotonic())
-            while self._children or self._pipes.stop_writer.is_open:
-                self._supervise(self._pipes)
+            self._attempt(self._claimer.recover)
+            self._attempt(self._put_scheduled)
+            while self._children or not self.is_ending:
+                self._supervise()
         finally:
             self._give_all_back()
             for kind, handler in previous.items():
                 signal.signal(kind, handler)
-            self._pipes.close()
-            self._pipes = None
+            self._wake.close()
+            self._woken.close()
             self._asked = 0
-        done, failed, retried, given, cancelled = self._totals.values()
-        return Summary(done, failed, retried, given, cancelled, self._deaths)
+        return Summary(**{name.replace(" ", "_"): number for name, number in self._totals.items()})
 
     def _catch_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
             return {}
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
-        previous: dict[int, Any] = {kind: signal.signal(kind, stop) for kind in _SIGNALS}
+        previous: dict[int, Any] = {
+            kind: signal.signal(kind, lambda number, frame: self.stop()) for kind in (signal.SIGTERM, signal.SIGINT)
+        }
         previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else their status is lost
         return previous
 
     # Children.
 
-    def _supervise(self, pipes: _Pipes) -> None:
+    def _supervise(self) -> None:
         """Wait for the next event, and handle it."""
-        if pipes.stop_writer.is_open:
-            self._start_missing(pipes)
-        fds = [pipes.wake_reader.fd, *(fd for child in self._children for fd in child.fds)]
+        if not self.is_ending:
+            self._start_missing()
+        fds = [self._woken.fd, *(fd for child in self._children for fd in child.fds)]
         soonest = min([self._tick_at, *(child.deadline for child in self._children)])
         ready = poll([*fds, *(self._observer.fds if self._observer is not None else ())], soonest - monotonic())
-        if pipes.wake_reader.fd in ready:
-            os.read(pipes.wake_reader.fd, 4096)
+        if self._woken.fd in ready:
+            os.read(self._woken.fd, 4096)
         for child in list(self._children):
             if ready.intersection(child.fds):
                 child.read_messages()
                 self._remove_if_dead(child)
         if self._asked:
-            pipes.stop_writer.close()  # the children begin no other task
+            self._stop_children()
         if self._asked > 1:
             self._give_all_back()
-        try:
-            self._look_after_tasks(pipes)
-        except (OSError, HoldfastError) as error:  # the disk may be full. It is tried again
-            self._warn(error)
+        self._attempt(self._look_after_tasks)
         if self._observer is not None:
             self._observer.look()
 
-    @property
-    def _mode(self) -> tuple[int, int, int]:
-        """How many children, threads in each, and tasks of an event loop."""
-        if self._runner.has_coroutines and not self._runner.is_command:
-            return 1, 0, self.concurrency
-        if self.threads and not self._runner.is_command:
-            return 1, self.concurrency, 0
-        return self.concurrency, 1, 0
+    def _start_missing(self) -> None:
+        while len(self._children) < self._processes and monotonic() >= self._start_at:
+            self._children.append(Child(self._context, self._work))
 
-    def _start_missing(self, pipes: _Pipes) -> None:
-        children, threads, tasks = self._mode
-        while len(self._children) < children:
-            self._starts = [start for start in self._starts if monotonic() - start < _EARLY_S]
-            if len(self._starts) >= children + _MAX_EARLY_DEATHS:
-                return  # they die at once: wait
-            self._starts.append(monotonic())
-            arguments = (self.queue, self._runner, self._hooks, pipes.stop_reader)
-            options = {"threads": threads, "tasks": tasks, "drain": self._drain}
-            self._children.append(Child(multiprocessing.get_context(self._start_method), arguments, options))
+    def _stop_children(self) -> None:
+        if not self.is_ending:
+            self.is_ending = True
+            for child in self._children:
+                child.stop()
 
     def _remove_if_dead(self, child: Child) -> None:
         code = child.exit_code()
@@ -224,147 +203,108 @@ class Worker:
         self._children.remove(child)
         child.close()
         for outcome in OUTCOMES:
-            self._totals[outcome] += child.count(outcome)
+            self._count(outcome, child.count(outcome))
+        self._tick_at = 0.0
         if child.was_killed or (code == 0 and child.count("finished")):
             return
-        self._deaths += 1
-        self._tick_at = 0.0
-        self._recover()
-        if any(one.count("begun") for one in (child, *self._children)):
-            self._early_deaths = 0
-        elif code > 0 and code != LATER and monotonic() - child.started_at < _EARLY_S:
-            self._early_deaths += 1
-        if self._early_deaths > self.concurrency + _MAX_EARLY_DEATHS:
+        self._count("deaths", 1)
+        self._attempt(self._claimer.recover)  # if that fails, another worker recovers its tasks
+        has_begun = any(one.count("begun") for one in (child, *self._children))
+        self._early_deaths = 0 if has_begun else self._early_deaths + 1
+        self._start_at = monotonic() + (_TICK_S if self._early_deaths > _MAX_EARLY_DEATHS else 0.0)
+        if code > 0 and code != LATER and self._early_deaths > self._processes + _MAX_EARLY_DEATHS:
             raise WorkerFailed(
                 f"{self.queue.name}: the processes of this worker end before they have begun a task. Their messages "
                 "above tell why.",
                 path=self.queue.name,
             )
 
-    def _recover(self) -> None:
+    def _count(self, outcome: str, number: int) -> None:
+        self._totals[outcome] += number
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        """An error, such as a full disk or a wrong schedule, does not stop the worker. It is logged once in a row."""
         try:
-            self._claimer.recover()
-        except (OSError, HoldfastError) as error:  # another worker or the next look recovers them
-            self._warn(error)
-
-    def _count(self, outcome: str) -> None:
-        self._totals[outcome] += 1
-
-    def _warn(self, error: Exception) -> None:
-        """Once in a row."""
-        if str(error) != self._last_warning:
-            self._last_warning = str(error)
-            log.warning("%s", error)
+            action()
+        except (OSError, ValueError, HoldfastError) as error:
+            if isinstance(error, WorkerFailed):
+                raise
+            if str(error) != self._last_warning:
+                self._last_warning = str(error)
+                log.warning("%s", error)
 
     # Tasks.
 
-    def _look_after_tasks(self, pipes: _Pipes) -> None:
+    def _look_after_tasks(self) -> None:
         now = monotonic()
         for child in list(self._children):
             if child.deadline <= now:
                 self._end(child)
-        if self._drain and any(child.is_idle for child in self._children):
-            self._tick_at = 0.0
         if now < self._tick_at:
             return
         self._tick_at = now + _TICK_S
-        if self._drain and self.queue.is_empty():
-            pipes.stop_writer.close()
+        if self._work.drain and self.queue.is_empty():
+            self._stop_children()
         self._end_cancelled(now)
         if now >= self._prune_at:
             self._prune_at = now + (_SOON_S if self.queue.prune() else _PRUNE_EVERY_S)
             self._tick_at = min(self._tick_at, self._prune_at)
-        if not self._drain:
-            self._put_scheduled(now)
+        if not self._work.drain:
+            self._put_scheduled()
 
-    def _put_scheduled(self, now: float) -> None:
-        """A wrong schedule is no reason to stop working."""
-        try:
-            following = self.queue.put_scheduled()
-            if following is not None:
-                self._tick_at = min(self._tick_at, now + max(0.0, following - time()))
-        except (OSError, TypeError, ValueError, HoldfastError) as error:
-            self._warn(error)
+    def _put_scheduled(self) -> None:
+        following = self.queue.put_scheduled()
+        if following is not None:
+            self._tick_at = min(self._tick_at, monotonic() + max(0.0, following - time()))
 
     def _end_cancelled(self, now: float) -> None:
         """Kill children that run cancelled tasks. Not at once: a child may have ended the task without having written
         it, and an event loop cancels its coroutines itself."""
-        running = list(self.queue.store.tasks(["running"]))
-        cancelled = [(task.id, task.token) for task in running if task.cancelling]
+        cancelled = self.queue.cancelling()
         self._cancelled_since = {key: self._cancelled_since.get(key, now) for key in cancelled}
-        patience = _SOON_S if self._mode[1] else GRACE_S
+        patience = GRACE_S if self._work.is_loop else _SOON_S
         due = {key for key, since in self._cancelled_since.items() if now - since >= patience}
-        self._tick_at = min(
-            [self._tick_at, *(self._cancelled_since[key] + patience for key in cancelled if key not in due)]
-        )
-        for child in list(self._children) if due else ():
-            if any((task.id, task.token) in due for task in running if task.worker in child.workers):
+        if len(due) < len(cancelled):
+            self._tick_at = now + _SOON_S
+        for child in list(self._children):
+            if any(cancelled[key] in child.workers for key in due):
                 self._end(child, due)
 
-    def _end(self, child: Child, cancelled: set[Key] | None = None, *, always: bool = False) -> None:
+    def _end(self, child: Child, cancelled: Collection[Key] = (), *, always: bool = False) -> None:
         """End the tasks of a child that are late or cancelled, by killing it. Its other tasks are given back."""
 
         def choose(attempts: list[Attempt]) -> list[Ending]:
-            child.pause()
             late = child.take_late()
             endings = []
             for attempt in attempts:
                 key = (attempt.id, attempt.token)
-                if cancelled is not None and key in cancelled:
+                if key in cancelled:
                     endings.append(Ending(*key, "cancelled", error="cancelled"))
-                elif key in late and attempt.timeout is not None:
+                elif key in late:
                     endings.append(self.queue.retries.failed(attempt, late_text(attempt.timeout)))
             if not endings and not always:
-                child.resume()
                 return []
-            ended = {(ending.id, ending.token) for ending in endings}
-            endings += [given_back(attempt) for attempt in attempts if (attempt.id, attempt.token) not in ended]
+            ended = {ending.id for ending in endings}
+            endings += [given_back(attempt) for attempt in attempts if attempt.id not in ended]
             return endings if child.kill() else []
 
-        for ending in self.queue.store.end(child.workers, choose):
-            self._count(outcome_of(ending))
+        for ending in self.queue.store.end(list(child.workers), choose):
+            self._count(outcome_of(ending), 1)
         self._tick_at = 0.0
         self._remove_if_dead(child)
 
     def _give_all_back(self) -> None:
         for child in list(self._children):
-            try:
-                self._end(child, always=True)
-            except (OSError, HoldfastError) as error:
-                self._warn(error)
-            finally:
-                child.kill()
+            self._attempt(lambda child=child: self._end(child, always=True))  # type: ignore[misc]
+            child.kill()
             self._remove_if_dead(child)
 
 
-class _Pipes:
-    """The supervisor is woken by `wake_writer`. Its children stop when `stop_writer` is closed."""
-
-    def __init__(self) -> None:
-        self.wake_reader, self.wake_writer = pipe()
-        self.stop_reader, self.stop_writer = pipe(reader=PassedFd)
-        os.set_blocking(self.wake_writer.fd, False)
-
-    def close(self) -> None:
-        for file in (self.wake_reader, self.wake_writer, self.stop_reader, self.stop_writer):
-            file.close()
-
-
-def _check_pickle(queue: TaskQueue, *parts: object) -> None:
-    for part in (queue, *parts):
-        try:
-            ForkingPickler.dumps(part)
-        except Exception as error:
-            raise TypeError(
-                f"start='spawn' needs a handler, functions and hooks that can be pickled: {error}. Define them at the "
-                "top level of a module."
-            ) from error
-
-
-def _open_standard_files() -> None:
-    """Or the next file that is opened would be taken for one of these."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
+def _check_pickle(work: Work) -> None:
+    try:
+        ForkingPickler.dumps(work)
+    except Exception as error:
+        raise TypeError(
+            f"start='spawn' needs a handler, functions and hooks that can be pickled: {error}. Define them at the top "
+            "level of a module."
+        ) from error
