@@ -63,6 +63,7 @@ class InProcess:
         self.registry = process.registry
         self.local = threading.local()  # its `connection`
         self.watch: system.Watch | None = None  # for dead workers. All idle workers of the process share it
+        self.watching = threading.Lock()
         self.syncing = threading.Lock()
         self.numbers = count(1)  # of commits and syncs
         self.synced = 0  # every commit with a smaller number is on disk
@@ -333,8 +334,8 @@ class SqliteStore(Store):
         assert isinstance(worker, Worker)
         deadline = monotonic() + seconds
         here, bell = self._here(), worker.bell.fd
-        if here.watch is None:
-            with suppress(OSError):  # too many watches: the waiter looks again every second
+        with here.watching, suppress(OSError):  # too many watches: the waiter looks again every second
+            if here.watch is None:
                 here.watch = system.Watch(f"{self.path}/workers", OwnedFd, system.WATCH_CLOSING)
                 worker.look = _SOON_S  # a worker may have died before
         watch = here.watch
