@@ -102,7 +102,7 @@ class BaseLock(Generic[HoldType]):
         hold that is dropped is released.
         """
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
-        found = self._engine.first_attempt()
+        found = self._engine.first_attempt(timeout)
         return self._hold_type(self, found) if found else wait.drive(self._steps(found, timeout))
 
     async def aacquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
@@ -119,7 +119,7 @@ class BaseLock(Generic[HoldType]):
 
     def _first_steps(self, timeout: float | None, *, explains: bool = True) -> wait.Steps[HoldType]:
         """All of an acquire, for a task."""
-        found = yield from attempt_step(self._engine, self._engine.first_attempt)
+        found = yield from attempt_step(self._engine, self._engine.first_attempt, timeout=timeout)
         if isinstance(found, Outcome):
             if not explains:
                 found = yield from self._engine.steps(found, None, waits=False, asynchronous=True)
@@ -159,7 +159,7 @@ class BaseLock(Generic[HoldType]):
         return error
 
     def __enter__(self) -> HoldType:
-        found = self._engine.first_attempt()
+        found = self._engine.first_attempt(self.timeout)
         hold: HoldType = self._hold_type(self, found) if found else wait.drive(self._steps(found, self.timeout))
         self._entered.append(hold)
         return hold

@@ -177,7 +177,7 @@ class PathLock(local.LocalEngine):
 
     # One attempt.
 
-    def first_attempt(self) -> OpenFile | Outcome:
+    def first_attempt(self, timeout: float | None = None) -> OpenFile | Outcome:
         if not self._is_checked:
             location.check(self.location)
             self._is_checked = True

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CALL_TIMEOUT_S = 10.0  # for one call to a server, if the caller sets no timeout
+STATUS_TIMEOUT_S = 2.0  # short, because a caller whose timeout has passed waits for it, too
 _MIN_TIMEOUT_S = 0.5  # for a renewal whose deadline has passed
 _RETRY_S = 0.2
 _IDLE_S = 5.0  # until the thread of a server without grants ends
@@ -269,6 +270,7 @@ class ServerEngine(Engine):
 
     blocks = True
     loss = "the server has released it, or has not answered in time"
+    loss_remedy = "check the server and the network"
 
     key: Hashable
     shared: bool
@@ -296,7 +298,7 @@ class ServerEngine(Engine):
     # The port.
 
     def first_attempt(self, timeout: float | None = None) -> ServerGrant | Outcome:
-        return self.attempt(CALL_TIMEOUT_S if timeout is None else max(0.001, min(CALL_TIMEOUT_S, timeout)))
+        return self.attempt(min(CALL_TIMEOUT_S, timeout) if timeout else CALL_TIMEOUT_S)
 
     def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> wait.Steps[Any]:
         if not waits:
@@ -314,6 +316,9 @@ class ServerEngine(Engine):
                     return grant
                 wait.check_deadline(deadline)
                 yield waiter.step(deadline)
+        except ConnectionFailed:  # perhaps only because the deadline left no time for a call
+            wait.check_deadline(deadline)
+            raise
         finally:
             if waiter is not None and grant is None:
                 _leave(waiter, asynchronous)
