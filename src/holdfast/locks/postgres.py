@@ -21,6 +21,7 @@ which excludes a lock of the same name.
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import suppress
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from .. import postgres, wait
 from ..errors import ConnectionFailed, UnsafePath, Unsupported
 from .engine import BUSY, Grant, Outcome
 from .postgres_sessions import TTL_S, LockSession, Sessions, servers
-from .server import ServerEngine, ServerGrant, Waiter, holder_of
+from .server import STATUS_TIMEOUT_S, ServerEngine, ServerGrant, Waiter, holder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,13 +48,14 @@ _CREATE = """
 create table if not exists holdfast_lock (key bigint primary key, name text not null, permits int not null);
 create sequence if not exists holdfast_lock_token"""
 _TOKEN = "nextval('holdfast_lock_token')"
-_HOLDERS = """select ((classid::bigint << 32) | objid::bigint), mode, granted, pid, application_name,
-    extract(epoch from (to_jsonb(l) ->> 'waitstart')::timestamptz)::float
+_HOLDERS = """select json_agg(json_build_array(key::text, mode, granted, application_name, since)
+    order by since nulls first, pid) from (
+    select ((classid::bigint << 32) | objid::bigint) as key, mode, granted, pid, application_name,
+    extract(epoch from (to_jsonb(l) ->> 'waitstart')::timestamptz)::float as since
     from pg_locks l left join pg_stat_activity a using (pid)
     where locktype = 'advisory' and objsubid = 1
-    and l.database = (select oid from pg_database where datname = current_database())
-    and ((classid::bigint << 32) | objid::bigint) = any(%s)
-    order by to_jsonb(l) ->> 'waitstart', pid"""
+    and l.database = (select oid from pg_database where datname = current_database())) as locks
+    where key = any('{%s}')"""
 
 
 def key_of(name: str) -> int:
@@ -91,29 +93,32 @@ class PostgresEngine(ServerEngine):
         until = monotonic() + timeout
         if not self.shared and self.sessions.holds(self.number):
             return BUSY
-        session = self._borrow(timeout)
-        try:
-            return self._attempt(session, max(0.001, until - monotonic()))
-        except ConnectionFailed:
-            if session.is_open:
-                raise
-        # The server has ended the session since it was used.
-        session = self._borrow(max(0.001, until - monotonic()))
-        return self._attempt(session, max(0.001, until - monotonic()))
+        for _ in range(2):
+            session = self._borrow(max(0.001, until - monotonic()))
+            try:
+                found = self._attempt(session, max(0.001, until - monotonic()))
+            except ConnectionFailed:
+                if session.is_open:
+                    raise
+                continue  # the server has ended the session since it was used
+            if found is not None:
+                return found
+            self.sessions.known.discard((self.number, self.permits))  # the name was used in another way since
+        raise self._other_number(0)
 
     def _borrow(self, timeout: float) -> LockSession:
         """A session for an attempt. That of a semaphore may have other permits of it."""
-        session = self.sessions.borrow(timeout, None if self.permits else self.number, exclusive=not self.shared)
-        if (self.number, self.permits) not in self.sessions.known:
+        sessions = self.sessions
+        if (self.number, self.permits) not in sessions.known:
+            session = sessions.borrow(timeout, self.number)  # one that cannot take the key because it has it already
             try:
                 self._learn(session)
-            except BaseException:
-                if not self.permits:
-                    self.sessions.forget(session, self.number)
-                raise
-        return session
+            finally:
+                sessions.forget(session, self.number)
+        return sessions.borrow(timeout, None if self.permits else self.number, exclusive=not self.shared)
 
-    def _attempt(self, session: LockSession, timeout: float) -> ServerGrant | Outcome:
+    def _attempt(self, session: LockSession, timeout: float) -> ServerGrant | Outcome | None:
+        """None: the table does not have the name with this number of permits."""
         if self.permits:
             return self._attempt_permit(session, timeout)
         token = None
@@ -121,8 +126,7 @@ class PostgresEngine(ServerEngine):
             query = f"select case when pg_try_advisory_lock{self._suffix}({self.number}) then {_TOKEN} end {self._row}"
             (row,) = session.ask(query, timeout, lambda rows: self._undo(session, rows[0]))
             if row is None:
-                self.sessions.known.discard((self.number, self.permits))
-                raise self._other_number(0)
+                return None
             token = row[0]
         finally:
             if token is None:
@@ -137,7 +141,9 @@ class PostgresEngine(ServerEngine):
     def _row(self) -> str:
         return f"from holdfast_lock where key = {self.number} and permits = {self.permits}"
 
-    def _attempt_permit(self, session: LockSession, timeout: float, *, first: bool = False) -> ServerGrant | Outcome:
+    def _attempt_permit(
+        self, session: LockSession, timeout: float, *, first: bool = False
+    ) -> ServerGrant | Outcome | None:
         """first: this is the first waiter, which has the queue key."""
         with session._mutex:
             free = [slot for slot in self.slots if slot not in session.keys]
@@ -148,19 +154,19 @@ class PostgresEngine(ServerEngine):
             query = (
                 f"select slot, case when slot <> 0 then {_TOKEN} end from (select case when {may}"
                 f"pg_try_advisory_lock_shared({self.number}) then coalesce((select slot"
-                f" from unnest(array[{slots}]::bigint[]) as slot where pg_try_advisory_lock(slot) limit 1), 0) end as slot"
-                f" {self._row} offset 0) as found"
+                f" from unnest(array[{slots}]::bigint[]) as slot where pg_try_advisory_lock(slot) limit 1), 0) end"
+                f" as slot {self._row} offset 0) as found"
             )
             (row,) = session.ask(query, timeout, lambda rows: self._undo(session, rows[0]))
             if row is None:
-                self.sessions.known.discard((self.number, self.permits))
-                raise self._other_number(0)
+                return None
             if row[0] in (None, "0"):
                 if row[0] == "0":
                     self._unlock(session)
                 return BUSY
             slot = int(row[0])
             self.sessions.note(session, slot, True)
+            self.sessions.note(session, self.number, False)
         return ServerGrant(self, session, slot, int(row[1]))
 
     def _undo(self, session: LockSession, row: Any) -> None:
@@ -177,6 +183,7 @@ class PostgresEngine(ServerEngine):
     def _learn(self, session: LockSession) -> None:
         """Add the name to the table. Refuse another name with this key, or another number of permits that is in use."""
         with session._mutex:
+            session.finish(TTL_S)
             postgres.explained(self.url, lambda: self._learn_now(session))
         self.sessions.known.add((self.number, self.permits))
 
@@ -246,7 +253,8 @@ class PostgresEngine(ServerEngine):
             session.lose()
             raise
         finally:
-            sessions.forget(session, grant.id)
+            for key in {grant.id, self.number}:
+                sessions.forget(session, key)
 
     @property
     def _channel(self) -> str:
@@ -261,17 +269,14 @@ class PostgresEngine(ServerEngine):
             if session is not None:
                 sessions.all.remove(session)
         session = session or sessions.open(timeout)
+        session.has_waiter = True
         return _PermitWaiter(self, session) if self.permits else _LockWaiter(self, session)
 
     def status(self) -> Status:
-        session = self.sessions.borrow(TTL_S)
-        keys = [self.number, self.queue, *self.slots]
-
-        def look() -> list[Any]:
-            with session._mutex:
-                return session.session.connection.execute(_HOLDERS, [keys]).fetchall()
-
-        rows = postgres.explained(self.url, look)
+        session = self.sessions.borrow(STATUS_TIMEOUT_S)
+        keys = ",".join(map(str, (self.number, self.queue, *self.slots)))
+        (row,) = session.ask(_HOLDERS % keys, STATUS_TIMEOUT_S)
+        rows = [(int(key), *rest) for key, *rest in json.loads(row[0] or "[]")]
         waits = (self.queue,) if self.permits else (self.number,)
         counted = self.slots if self.permits else [self.number]
         holders = tuple(_holder(row) for row in rows if row[2] and row[0] in counted)
@@ -281,7 +286,7 @@ class PostgresEngine(ServerEngine):
 
 
 def _holder(row: Any) -> Holder:
-    _, mode, _, _, application, since = row
+    _, mode, _, application, since = row
     return holder_of(str(application or "").removeprefix("holdfast "), mode.startswith("Share"), since)
 
 
@@ -308,6 +313,7 @@ class _LockWaiter(Waiter):
         (row,) = session.ask(f"select {_TOKEN}", timeout)  # and a proof that the connection still works
         sessions = engine.sessions
         with sessions.mutex:
+            session.has_waiter = False
             sessions.all.append(session)
             sessions.note(session, engine.number, not engine.shared)
         return ServerGrant(engine, session, engine.number, int(row[0]))
@@ -316,7 +322,8 @@ class _LockWaiter(Waiter):
         return wait.Readable(self._session.fileno(), deadline)
 
     def leave(self) -> None:
-        self._session.cancel()
+        if self._session not in self._engine.sessions.all:  # else it has the lock, or had it
+            self._session.cancel()
 
 
 class _PermitWaiter(_LockWaiter):
@@ -342,10 +349,13 @@ class _PermitWaiter(_LockWaiter):
         while session.session.connection.pgconn.notifies():
             pass
         grant = engine._attempt_permit(session, timeout, first=True)
+        if grant is None:
+            raise engine._other_number(0)
         if isinstance(grant, Outcome):
             return None
         session.ask(f"unlisten *; select pg_advisory_unlock({engine.queue})", timeout)
         with engine.sessions.mutex:
+            session.has_waiter = False
             engine.sessions.all.append(session)
         return grant
 

@@ -33,6 +33,7 @@ class LockSession(Lease):
         super().__init__(postgres.without_password(url), TTL_S, sent)
         self.keys: dict[int, int] = {}  # how often it has each advisory lock, or asks for it
         self.exclusive: set[int] = set()  # those of them that are exclusive
+        self.has_waiter = False  # which alone may read the socket
         self._owed: Callable[[list[Any]], object] | None = None  # what to do with an answer that came too late
         self.session.connection.execute(
             "select set_config(name, value, false) from unnest(%s::text[], %s::text[]) as ours (name, value)"
@@ -58,6 +59,7 @@ class LockSession(Lease):
         connection = self.session.connection.pgconn
         until = monotonic() + timeout
         rows: list[tuple[Any, ...] | None] = []
+        failed: psycopg.Error | None = None
         try:
             while True:
                 while connection.is_busy():
@@ -67,20 +69,23 @@ class LockSession(Lease):
                     connection.consume_input()
                 result = connection.get_result()
                 if result is None:
-                    return rows
+                    break
                 if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
-                    raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
+                    failed = psycopg.OperationalError(result.error_message.decode(errors="replace"))
+                    continue  # to the end of the answer
                 texts = [result.get_value(0, column) for column in range(result.nfields)] if result.ntuples else None
                 rows.append(None if texts is None else tuple(None if text is None else text.decode() for text in texts))
         except psycopg.Error as error:
-            raise self.failed(error) from None
+            failed = error
+        if failed is not None:
+            raise self.failed(failed)
+        return rows
 
     def ask(self, query: str, timeout: float, owed: Callable[[list[Any]], object] = len) -> list[Any]:
         """Run statements. If their answer comes too late, `owed` is called with it before the next ones."""
         with self._mutex:
             sent = clock()
-            if self._owed is not None:
-                self._finish(timeout)
+            self.finish(timeout)
             self.send(query)
             rows = self.receive(timeout)
             if rows is None:
@@ -89,13 +94,20 @@ class LockSession(Lease):
             self.answered(sent)
             return rows
 
-    def _finish(self, timeout: float) -> None:
-        rows, owed = self.receive(timeout), self._owed
+    def finish(self, timeout: float) -> None:
+        """Receive an answer that came too late for its caller."""
+        owed = self._owed
+        if owed is None:
+            return
+        rows = self.receive(timeout)
         if rows is None:
             raise self._silent(timeout)
         self._owed = None
-        if owed is not None:
-            owed(rows)
+        owed(rows)
+
+    def lose(self) -> None:
+        super().lose()
+        self.session.close()  # libpq has closed the socket, and another file may get its number
 
     def _silent(self, timeout: float) -> ConnectionFailed:
         return ConnectionFailed(
@@ -120,7 +132,7 @@ class LockSession(Lease):
         return []
 
     def look(self) -> None:
-        if not self._mutex.acquire(blocking=False):
+        if self.has_waiter or not self._mutex.acquire(blocking=False):
             return  # another thread is waiting for an answer
         try:
             while not self.is_lost and wait.poll([self.fileno()], 0):  # the last message, then the end
@@ -159,23 +171,32 @@ class Sessions:
         try:
             session: LockSession = within(timeout, lambda: LockSession(self.url), late)
         except TimeoutError:
-            raise ConnectionFailed(
-                f"{postgres.without_password(self.url)} did not answer within {timeout:.3g} s. Check the address, and "
-                "that the server runs, or wait longer."
-            ) from None
+            raise self._unanswered(timeout) from None
         return session
+
+    def _unanswered(self, timeout: float) -> ConnectionFailed:
+        return ConnectionFailed(
+            f"{postgres.without_password(self.url)} did not answer within {timeout:.3g} s. Check the URL, and that the "
+            "server runs, or wait longer."
+        )
 
     def borrow(self, timeout: float, key: int | None = None, *, exclusive: bool = False) -> LockSession:
         """A session that does not have this key, and counts as having it from now on."""
         session = self._find(key, exclusive)
-        if session is None:
-            with self._opening:
-                session = self._find(key, exclusive)
-                if session is None:
-                    session = self.open(timeout)
-                    with self.mutex:
-                        self.all.append(session)
-                        self.note(session, key, exclusive)
+        if session is not None:
+            return session
+        until = monotonic() + timeout
+        if not self._opening.acquire(timeout=timeout):
+            raise self._unanswered(timeout)
+        try:
+            session = self._find(key, exclusive)
+            if session is None:
+                session = self.open(max(0.001, until - monotonic()))
+                with self.mutex:
+                    self.all.append(session)
+                    self.note(session, key, exclusive)
+        finally:
+            self._opening.release()
         return session
 
     def _find(self, key: int | None, exclusive: bool) -> LockSession | None:
