@@ -32,6 +32,7 @@ from .. import process, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath
 from .engine import BUSY, Outcome
 from .server import (
+    STATUS_TIMEOUT_S,
     Lease,
     LeaseGone,
     ServerEngine,
@@ -52,8 +53,12 @@ DEFAULT_TTL_S = 10.0
 _PORT = 2379
 _PARAMETERS = {"ca", "cert", "key"}
 _ENVIRONMENT = {"ca": "ETCDCTL_CACERT", "cert": "ETCDCTL_CERT", "key": "ETCDCTL_KEY"}
-_LEASE_NOT_FOUND, _TOKEN_EXPIRED = 5, 16  # codes of gRPC
+_LEASE_NOT_FOUND, _DENIED, _UNAVAILABLE, _TOKEN_EXPIRED = 5, 7, 14, 16  # codes of gRPC
 _REMEDY = "Check the URL, and that the server runs and can be reached."
+_REMEDIES = {
+    _DENIED: "Check the user's permissions for keys that begin with holdfast/.",
+    _UNAVAILABLE: "Check that more than half of the servers of the cluster run.",
+}
 _numbers = count(1)
 
 
@@ -71,12 +76,12 @@ def _after(prefix: str) -> str:
     return base64.b64encode(encoded[:-1] + bytes([encoded[-1] + 1])).decode()
 
 
-class EtcdError(Exception):
+class EtcdError(ConnectionFailed):
     """An error that etcd answered with. `code` is the one of gRPC."""
 
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    def __init__(self, server: str, code: int, reason: str) -> None:
+        super().__init__(f"{server}: {reason}. {_REMEDIES.get(code, _REMEDY)}")
+        self.code, self.reason = code, reason
 
 
 class EtcdServer:
@@ -105,23 +110,45 @@ class EtcdServer:
         self._token = ""
 
     def call(self, method: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a request, and return its answer. Raises EtcdError and ConnectionFailed."""
+        """Send a request, and return its answer. Raises EtcdError and ConnectionFailed.
+
+        A request may reach the cluster twice, if the answer of one server is lost and the next one is asked.
+        """
         until = monotonic() + timeout
-        reused = self._idle.pop() if self._idle else None
-        if reused is not None:
-            with suppress(OSError, http.client.HTTPException):  # the server may have closed it
-                return self._answer(reused, method, request, until)
-        for attempt in range(len(self._hosts)):
-            left = max(0.001, until - monotonic())
-            share = left / (len(self._hosts) - attempt)
+        backoff = wait.Backoff()
+        while True:
             try:
-                return self._answer(self._connect(share), method, request, until)
-            except (OSError, http.client.HTTPException) as error:
-                self._hosts.append(self._hosts.pop(0))  # the next call begins with another server
-                failure = error
+                return self._call_each(method, request, until)
+            except EtcdError as error:  # a cluster that elects a leader answers again soon
+                if error.code != _UNAVAILABLE or monotonic() >= until:
+                    raise
+            backoff.pause(until).block()
+
+    def _call_each(self, method: str, request: dict[str, Any], until: float) -> dict[str, Any]:
+        """Ask one server after the other. Each has its share of the time, because it may be silent."""
+        connection: http.client.HTTPConnection | None = None
+        with suppress(IndexError):  # none, or another thread was faster
+            connection = self._idle.pop()
+        tries = len(self._hosts) + (connection is not None)
+        for tried in range(tries):
+            share = max(0.001, until - monotonic()) / (tries - tried)
+            try:
+                return self._answer(connection or self._connect(share), method, request, monotonic() + share)
+            except (OSError, http.client.HTTPException, EtcdError) as error:
+                if isinstance(error, EtcdError) and error.code != _UNAVAILABLE:
+                    raise
+                if connection is None:
+                    self._next_host()
+                connection, failure = None, error
         raise self._failed(failure)
 
+    def _next_host(self) -> None:
+        """The next connection goes to another server."""
+        self._hosts = [*self._hosts[1:], self._hosts[0]]
+
     def _failed(self, error: Exception) -> ConnectionFailed:
+        if isinstance(error, ConnectionFailed):
+            return error
         if isinstance(error, ssl.SSLError):
             return unreachable(self.name, f"TLS: {error}", "Check the certificates: the parameters ca, cert and key.")
         reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
@@ -145,9 +172,10 @@ class EtcdServer:
         except BaseException:
             connection.close()
             raise
-        self._idle.append(connection)
+        if connection.sock is not None:  # else the server has closed it
+            self._idle.append(connection)
         if "code" in answer or "error" in answer:
-            error = EtcdError(answer.get("code", 0), str(answer.get("message") or answer.get("error")))
+            error = EtcdError(self.name, answer.get("code", 0), str(answer.get("message") or answer.get("error")))
             if error.code == _TOKEN_EXPIRED and self._user and method != "auth/authenticate":
                 self._token = ""
                 return self.call(method, request, max(0.001, until - monotonic()))
@@ -170,7 +198,7 @@ class EtcdServer:
         try:
             return str(self.call("auth/authenticate", request, max(0.001, until - monotonic()))["token"])
         except EtcdError as error:
-            raise unreachable(self.name, error, "Check the user name and the password.") from None
+            raise unreachable(self.name, error.reason, "Check the user name and the password.") from None
 
     def lease(self, ttl: float, timeout: float) -> EtcdLease:
         """The lease of this process for new keys. It is granted if there is none."""
@@ -182,12 +210,25 @@ class EtcdServer:
 
     def watch(self, request: dict[str, Any], timeout: float) -> Watch:
         until = monotonic() + timeout
+        for tried in range(len(self._hosts)):
+            share = max(0.001, until - monotonic()) / (len(self._hosts) - tried)
+            try:
+                return self._watch(request, share)
+            except (OSError, http.client.HTTPException) as error:
+                self._next_host()
+                failure = error
+        raise self._failed(failure)
+
+    def _watch(self, request: dict[str, Any], timeout: float) -> Watch:
+        connection = self._connect(timeout)
         try:
-            connection = self._connect(timeout)
-            response = self._send(connection, "watch", {"create_request": request}, until)
+            response = self._send(connection, "watch", {"create_request": request}, monotonic() + timeout)
+            if response.status != http.client.OK:
+                raise http.client.HTTPException(f"HTTP status {response.status}")
             response.readline()  # it is created
-        except (OSError, http.client.HTTPException) as error:
-            raise self._failed(error) from None
+        except BaseException:
+            connection.close()
+            raise
         return Watch(connection, response)
 
 
@@ -223,13 +264,31 @@ class EtcdLease(Lease):
         answer = server.call("lease/grant", {"TTL": max(1, int(ttl))}, timeout)
         self._server = server
         self.id = str(answer["ID"])
+        self._unwanted: set[str] = set()
         super().__init__(server.name, float(answer["TTL"]), sent)
 
     def renew(self, timeout: float) -> list[ServerGrant]:
         answer = self._server.call("lease/keepalive", {"ID": self.id}, timeout)
         if int(answer.get("TTL", 0)) <= 0:
             raise LeaseGone
+        with suppress(ConnectionFailed):
+            for key in list(self._unwanted):
+                self._server.call("kv/deleterange", {"key": _encode(key)}, self.ttl / 10)
+                self._unwanted.discard(key)
         return []
+
+    def discard(self, key: str) -> None:
+        """Delete a key with the next renewal, which would keep it alive otherwise."""
+        self._unwanted.add(key)
+
+    def delete(self, key: str, timeout: float) -> bool:
+        """Delete a key. False: it was not there."""
+        try:
+            answer = self._server.call("kv/deleterange", {"key": _encode(key)}, timeout)
+        except BaseException:
+            self.discard(key)
+            raise
+        return int(answer.get("deleted", 0)) > 0
 
 
 class EtcdEngine(ServerEngine):
@@ -264,12 +323,18 @@ class EtcdEngine(ServerEngine):
             return found
         if self.kind == "x" or self.excluding(found, None):
             return BUSY
-        place = self.add(max(0.001, until - monotonic()))
-        assert isinstance(place, Place)
-        if self.excluding(self.keys(max(0.001, until - monotonic())), place):
-            self.delete(place.key, timeout)
-            return BUSY
-        return place.grant()
+        place: Place | None = self.add(max(0.001, until - monotonic()))
+        assert place is not None
+        try:
+            if self.excluding(self.keys(max(0.001, until - monotonic())), place):
+                return BUSY
+            grant, place = place.grant(), None
+            return grant
+        except LeaseGone:
+            return BUSY  # this process was stopped or cut off
+        finally:
+            if place is not None:
+                place.leave(timeout)
 
     def add(self, timeout: float, *, only_if_free: bool = False) -> Any:
         """Add a key of ours. Return its place, or with `only_if_free` the grant or the keys that are there."""
@@ -278,37 +343,39 @@ class EtcdEngine(ServerEngine):
             lease = self.server.lease(self.ttl, max(0.001, until - monotonic()))
             key = f"{self.prefix}{self.kind}/{int(lease.id):x}-{next(_numbers)}"
             put = {"request_put": {"key": _encode(key), "value": _encode(client_name()), "lease": lease.id}}
-            everything = {"key": _encode(self.prefix), "range_end": _after(self.prefix)}
-            request: dict[str, Any] = {"success": [put]}
+            keys = {"key": _encode(key)}
             if only_if_free:
-                compare = {"target": "CREATE", "result": "LESS", "create_revision": "1", **everything}
-                request |= {"compare": [compare], "failure": [{"request_range": everything}]}
+                keys = {"key": _encode(self.prefix), "range_end": _after(self.prefix)}
+            compare = {"target": "CREATE", "result": "LESS", "create_revision": "1", **keys}
+            request = {"compare": [compare], "success": [put], "failure": [{"request_range": keys}]}
             try:
                 answer = self.call("kv/txn", request, max(0.001, until - monotonic()))
             except EtcdError as error:
                 if error.code != _LEASE_NOT_FOUND:
-                    raise self._explain(error) from None
+                    raise
                 lease.lose()
                 continue
-            if only_if_free and not answer.get("succeeded"):
-                return _keys(answer["responses"][0]["response_range"])
-            place = Place(self, lease, key, int(answer["header"]["revision"]))
+            except ConnectionFailed:  # the key may be there
+                lease.discard(key)
+                raise
+            revision = int(answer["header"]["revision"])
+            if not answer.get("succeeded"):
+                found = _keys(answer["responses"][0]["response_range"])
+                ours = [entry[0] for entry in found if entry[1] == key]  # the request has reached the cluster twice
+                if not ours:
+                    return found
+                revision = ours[0]
+            place = Place(self, lease, key, revision)
             return place.grant() if only_if_free else place
         raise unreachable(self.name, "the lease was lost at once", "Raise ttl, or check the clocks of the servers.")
 
     def call(self, method: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         return self.server.call(method, request, timeout)
 
-    def _explain(self, error: EtcdError) -> HoldfastError:
-        return unreachable(self.name, error, "Check the user's permissions for keys that begin with holdfast/.")
-
     def keys(self, timeout: float) -> list[tuple[int, str, str]]:
         """The revision, key and value of all holders and waiters, in order of arrival."""
-        try:
-            request = {"key": _encode(self.prefix), "range_end": _after(self.prefix)}
-            return _keys(self.call("kv/range", request, timeout))
-        except EtcdError as error:
-            raise self._explain(error) from None
+        request = {"key": _encode(self.prefix), "range_end": _after(self.prefix)}
+        return _keys(self.call("kv/range", request, timeout))
 
     def excluding(self, keys: list[tuple[int, str, str]], place: Place | None) -> list[tuple[int, str, str]]:
         """The earlier keys that keep this place from holding the lock. None: a place behind all of them."""
@@ -326,21 +393,15 @@ class EtcdEngine(ServerEngine):
     def kind_of(self, key: str) -> str:
         return key[len(self.prefix) :].partition("/")[0]
 
-    def delete(self, key: str, timeout: float) -> bool:
-        try:
-            answer = self.call("kv/deleterange", {"key": _encode(key)}, timeout)
-        except EtcdError as error:
-            raise self._explain(error) from None
-        return int(answer.get("deleted", 0)) > 0
-
     def release_grant(self, grant: ServerGrant) -> bool:
-        return self.delete(grant.id, self.ttl)
+        lease: Any = grant.lease
+        return bool(lease.delete(grant.id, self.ttl))
 
     def join(self, timeout: float) -> Waiter:
         return EtcdWaiter(self, self.add(timeout))
 
     def status(self) -> Status:
-        keys = self.keys(self.ttl)
+        keys = self.keys(STATUS_TIMEOUT_S)
         number = 0
         for _ in keys:  # holders are the longest run of first keys that do not exclude each other
             kinds = {self.kind_of(key) for _, key, _ in keys[: number + 1]}
@@ -377,7 +438,7 @@ class Place:
     def leave(self, timeout: float) -> None:
         self._lease.waiters.discard(self)
         with suppress(HoldfastError, OSError):
-            self._engine.delete(self.key, timeout)
+            self._lease.delete(self.key, timeout)
 
 
 class EtcdWaiter(Waiter):

@@ -36,6 +36,7 @@ from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from ..files import OwnedFd, pipe
 from .engine import BUSY, Outcome
 from .server import (
+    STATUS_TIMEOUT_S,
     Lease,
     ServerEngine,
     ServerGrant,
@@ -86,6 +87,7 @@ class Script:
 _COMMON = """
 local holders, queue, waiters, token, numbers = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local channel, id = ARGV[1], ARGV[2]
+local KEEP = 200000000  -- milliseconds, and more than the longest ttl. Then Redis deletes what dead processes left
 local moment = redis.call('TIME')
 local now = moment[1] * 1000 + math.floor(moment[2] / 1000)
 
@@ -116,10 +118,11 @@ _ACQUIRE = Script(
 local ttl, waits = tonumber(ARGV[3]), ARGV[4] == '1'
 local function grant()
   redis.call('ZADD', holders, now + ttl, id)
+  redis.call('PEXPIRE', holders, KEEP)
   local next = string.format('%.0f', moment[1] * 1000000 + moment[2])
   local last = redis.call('GET', token)
   if last and (#last > #next or (#last == #next and last >= next)) then next = string.format('%.0f', last + 1) end
-  redis.call('SET', token, next)
+  redis.call('SET', token, next, 'PX', KEEP)
   return {1, next}
 end
 if redis.call('EXISTS', holders, queue) == 0 then return grant() end
@@ -131,7 +134,7 @@ local in_turn = true
 for _, other in ipairs(redis.call('ZRANGE', queue, 0, rank or 1023)) do
   if other ~= id and (kind == 'x' or not rank or kind_of(other) ~= kind) then in_turn = false break end
 end
-if in_turn and fits(kind, 0) then
+if in_turn and fits(kind, tonumber(kind) and rank or 0) then
   redis.call('ZREM', queue, id)
   redis.call('ZREM', waiters, id)
   return grant()
@@ -143,6 +146,7 @@ end
 if waits then
   if not rank then redis.call('ZADD', queue, redis.call('INCR', numbers), id) end
   redis.call('ZADD', waiters, now + ttl, id)
+  for _, key in ipairs({queue, waiters, numbers}) do redis.call('PEXPIRE', key, KEEP) end
 end
 local soonest = now + ttl
 for _, set in ipairs({holders, waiters}) do
@@ -179,6 +183,7 @@ _RENEW = Script(
 redis.call('ZREMRANGEBYSCORE', holders, '-inf', now)
 if not redis.call('ZSCORE', holders, id) then return 0 end
 redis.call('ZADD', holders, now + tonumber(ARGV[3]), id)
+redis.call('PEXPIRE', holders, KEEP)
 return 1
 """
 )
@@ -211,6 +216,7 @@ class Listener:
                 confirmed = self._confirmed[channel] = threading.Event()
                 self.connection.send_command("SUBSCRIBE", channel)
         if not confirmed.wait(timeout):
+            self.remove(id)
             raise redis.TimeoutError("the server did not confirm a subscription")
 
     def remove(self, id: str) -> None:
@@ -298,10 +304,14 @@ class RedisServer:
         raise failed
 
     def listen(self, engine: RedisEngine, id: str, pipe: OwnedFd, timeout: float) -> Listener:
-        with self._mutex:
+        if not self._mutex.acquire(timeout=timeout):
+            raise failure(self.name, redis.TimeoutError("no answer in time"))
+        try:
             if self._listener is None or self._listener.is_broken:
                 self._listener = Listener(self._connect(timeout))
             listener = self._listener
+        finally:
+            self._mutex.release()
         try:
             listener.add(engine.channel, id, pipe, timeout)
         except RedisError as error:
@@ -415,7 +425,7 @@ class RedisEngine(ServerEngine):
         return _RedisWaiter(self, timeout)
 
     def status(self) -> Status:
-        found = self.server.run(_STATUS, self, timeout=self.ttl)
+        found = self.server.run(_STATUS, self, timeout=STATUS_TIMEOUT_S)
         holders, waiters = (tuple(_holder(id) for id in some) for some in found)
         return self.state(holders, waiters)
 
