@@ -538,6 +538,27 @@ def test_tokens_grow_across_processes(target: Target, start: Start) -> None:
     assert tokens == sorted(set(tokens))
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_killed_holder_or_a_cancelled_waiter_costs_no_permit(target: Target, start: Start, backend: str) -> None:
+    semaphore = target.semaphore(2, timeout=PATIENCE)
+    holder = start()
+    holder.do("holds = [holdfast.semaphore(url, 2, **options).acquire(timeout=30) for _ in range(2)]")
+
+    async def cancel() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(semaphore.aacquire)
+            await auntil(lambda: waiters(semaphore) == 1)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(cancel, backend=backend)
+    until_waiters(semaphore, 0)
+    holder.kill()
+    holds = [semaphore.acquire() for _ in range(2)]
+    assert semaphore.try_acquire() is None
+    for hold in holds:
+        hold.release()
+
+
 # Names and URLs.
 
 
@@ -604,6 +625,66 @@ def test_a_wrong_password_is_reported_and_not_shown(target: Target) -> None:
         lock.acquire()
 
 
+@pytest.fixture
+def etcd_with_users() -> Iterator[servers.Etcd]:
+    server = servers.Etcd.start()
+    try:
+        ask = server.nodes[0].ask
+        ask("auth/user/add", name="root", password=servers.PASSWORD)
+        ask("auth/role/add", name="root")
+        ask("auth/user/grant", user="root", role="root")
+        ask("auth/enable")
+        yield server
+    finally:
+        server.stop()
+
+
+def test_etcd_with_users_refuses_a_wrong_password(etcd_with_users: servers.Etcd) -> None:
+    with holdfast.lock(etcd_with_users.url("deploy", f"root:{servers.PASSWORD}"), timeout=PATIENCE) as hold:
+        hold.check()
+    lock = holdfast.lock(etcd_with_users.url("deploy", "root:wrong-secret"))
+    assert_fails(lock, secret="wrong-secret")
+    with pytest.raises(holdfast.ConnectionFailed, match="Check the user name and the password"):
+        lock.acquire()
+    with pytest.raises(holdfast.ConnectionFailed):
+        holdfast.lock(etcd_with_users.url("deploy")).acquire(timeout=PATIENCE)
+
+
+@only("etcd")
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_dead_server_of_a_cluster_is_passed_over(target: Any, start: Start, answers: bool) -> None:
+    """answers: the dead server refuses connections. Else it is silent."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dead = servers.free_port() if answers else silent.getsockname()[1]
+        url = target.address.replace("etcd://", f"etcd://127.0.0.1:{dead},")
+        with holdfast.lock(url, timeout=5, ttl=TTL_S) as hold:
+            peer = start()
+            peer.begin("hold = lock.acquire(timeout=30)")
+            until_waiters(target.lock(), 1)
+            hold.check()
+        peer.answer()
+        peer.begin("until(lambda: len(lock.status().waiters) == 1); hold.release()")
+        holdfast.lock(url, ttl=TTL_S).acquire(timeout=PATIENCE).release()
+        peer.answer()
+
+
+@only("etcd")
+def test_a_lock_whose_release_failed_is_free_when_the_server_is_back(target: Any, start: Start) -> None:
+    """The process still renews the lease, because it holds another lock."""
+    kept = target.lock("kept", ttl=20).acquire(timeout=PATIENCE)
+    hold = target.lock(ttl=20).acquire(timeout=PATIENCE)
+    target.server.shut_down()
+    try:
+        with pytest.raises(holdfast.ConnectionFailed):
+            hold.release()
+    finally:
+        target.server.restart()
+    peer = start()
+    peer.do("hold = lock.acquire(timeout=15); hold.release()")
+    kept.check()
+    kept.release()
+
+
 def at_port(target: Target, port: int) -> str:
     old = target.server.nodes[0].port if target.kind == "etcd" else target.server.port
     url = target.address.replace(f":{old}", f":{port}")
@@ -644,6 +725,7 @@ def test_a_restart_of_the_server_never_leaves_two_holders(
     target: Target, start: Start, restarted: Callable[[], None]
 ) -> None:
     hold = target.lock().acquire(timeout=PATIENCE)
+    assert hold.token is not None
     peer = start()
     restarted()
     if target.kind == "etcd":  # keeps locks and leases on disk
@@ -654,6 +736,7 @@ def test_a_restart_of_the_server_never_leaves_two_holders(
         with pytest.raises(holdfast.LockLost):
             hold.release()
     peer.do("hold = lock.acquire(timeout=30)")
+    assert peer.do("hold.token") > hold.token
     assert target.lock().try_acquire() is None
     peer.do("hold.release()")
 
@@ -732,6 +815,31 @@ def test_a_holder_behind_a_cut_network_knows_before_the_next_holder(target: Targ
             far.do("hold.release()")
         near.do("hold.check()")
         near.do("hold.release()")
+
+
+@pytest.mark.slow
+@only(*SERVERS)
+def test_a_waiter_behind_a_cut_network_gets_an_error_and_blocks_no_other(
+    target: Target, start_peer: Start, holder: Peer, start: Start
+) -> None:
+    with servers.FarNetwork(target.server) as network:
+        if target.kind != "etcd":  # the network restarts the server, and only etcd keeps the lock
+            with pytest.raises(Raised, match="LockLost"):
+                holder.do("hold.release()")
+            holder.do("hold = lock.acquire(timeout=30)")
+        far = start_peer(url=network.url(target.address), options=target.options)
+        far.do(network.enter())
+        far.begin("holdfast.lock(url, **options).acquire(timeout=3)")
+        until_waiters(target.lock(), 1)
+        network.cut()
+        began = time.monotonic()
+        with pytest.raises(Raised, match=r"Timeout|ConnectionFailed"):
+            far.answer()
+        assert far.at - began < 3 + SLACK_S
+        holder.do("hold.release()")
+        near = start()
+        near.do("hold = lock.acquire(timeout=60); hold.release()", 60)
+        network.connect()
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ lease of a holder in front of it may have expired, and renews its own place.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from contextlib import suppress
@@ -35,6 +34,7 @@ from .. import process, system, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from ..files import OwnedFd, pipe
 from .engine import BUSY, Outcome
+from .redis_scripts import ACQUIRE, KEYS, RELEASE, RENEW, STATUS, Script
 from .server import (
     STATUS_TIMEOUT_S,
     Lease,
@@ -61,7 +61,6 @@ except ImportError:
     redis = None  # type: ignore[assignment]
 
 DEFAULT_TTL_S = 10.0
-_KEYS = ("holders", "queue", "waiters", "token", "numbers")
 _MAX_PIPELINE = 500
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 _DEFAULT_REMEDY = "Check the URL, and that the server runs and can be reached."
@@ -69,131 +68,10 @@ _REMEDIES = {
     "invalid username-password": "Check the user name and the password.",
     "authentication": "Check the user name and the password.",
     "certificate": "Check the certificate of the server, and ssl_ca_certs in the URL.",
-    "OOM": "The server is out of memory. Raise maxmemory, or delete something.",
+    "maxmemory": "The server is out of memory. Raise maxmemory, or delete something.",
     "read only": "Connect to the primary server.",
     "loading": "Try again when the server has started.",
 }
-
-
-class Script:
-    """A script, and the name by which the server knows it."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.sha = hashlib.sha1(text.encode()).hexdigest()
-
-
-# Shared by the scripts. An expired holder or waiter is dropped by the next script that meets it.
-_COMMON = """
-local holders, queue, waiters, token, numbers = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local channel, id = ARGV[1], ARGV[2]
-local KEEP = 200000000  -- milliseconds, and more than the longest ttl. Then Redis deletes what dead processes left
-local moment = redis.call('TIME')
-local now = moment[1] * 1000 + math.floor(moment[2] / 1000)
-
-local function kind_of(member) return string.match(member, '^[^:]*') end
-
-local function drop_expired()
-  redis.call('ZREMRANGEBYSCORE', holders, '-inf', now)
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', waiters, '-inf', now)) do
-    redis.call('ZREM', waiters, member)
-    redis.call('ZREM', queue, member)
-  end
-end
-
-local function fits(kind, more)
-  local held = redis.call('ZRANGE', holders, 0, -1)
-  if kind == 'x' then return #held + more == 0 end
-  if kind ~= 's' and #held + more >= tonumber(kind) then return false end
-  for _, member in ipairs(held) do
-    if kind_of(member) ~= kind then return false end
-  end
-  return true
-end
-"""
-# Returns {1, token}, {0, milliseconds until a lease in front of the caller may expire}, or {-1, the kind of a holder}.
-_ACQUIRE = Script(
-    _COMMON
-    + """
-local ttl, waits = tonumber(ARGV[3]), ARGV[4] == '1'
-local function grant()
-  redis.call('ZADD', holders, now + ttl, id)
-  redis.call('PEXPIRE', holders, KEEP)
-  local next = string.format('%.0f', moment[1] * 1000000 + moment[2])
-  local last = redis.call('GET', token)
-  if last and (#last > #next or (#last == #next and last >= next)) then next = string.format('%.0f', last + 1) end
-  redis.call('SET', token, next, 'PX', KEEP)
-  return {1, next}
-end
-if redis.call('EXISTS', holders, queue) == 0 then return grant() end
-
-drop_expired()
-local kind = kind_of(id)
-local rank = redis.call('ZRANK', queue, id)
-local in_turn = true
-for _, other in ipairs(redis.call('ZRANGE', queue, 0, rank or 1023)) do
-  if other ~= id and (kind == 'x' or not rank or kind_of(other) ~= kind) then in_turn = false break end
-end
-if in_turn and fits(kind, tonumber(kind) and rank or 0) then
-  redis.call('ZREM', queue, id)
-  redis.call('ZREM', waiters, id)
-  return grant()
-end
-for _, member in ipairs(redis.call('ZRANGE', holders, 0, 0)) do
-  local other = kind_of(member)
-  if tonumber(kind) and tonumber(other) and kind ~= other then return {-1, other} end
-end
-if waits then
-  if not rank then redis.call('ZADD', queue, redis.call('INCR', numbers), id) end
-  redis.call('ZADD', waiters, now + ttl, id)
-  for _, key in ipairs({queue, waiters, numbers}) do redis.call('PEXPIRE', key, KEEP) end
-end
-local soonest = now + ttl
-for _, set in ipairs({holders, waiters}) do
-  local found = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
-  if found[2] and found[1] ~= id then soonest = math.min(soonest, tonumber(found[2])) end
-end
-return {0, soonest - now + 1}
-"""
-)
-# Returns 1 if the id was a holder whose lease has not expired. Wakes the waiters whose turn it is now.
-_RELEASE = Script(
-    _COMMON
-    + """
-redis.call('ZREMRANGEBYSCORE', holders, '-inf', now)
-local known = redis.call('ZREM', holders, id)
-if redis.call('EXISTS', queue) == 0 then return known end
-
-redis.call('ZREM', queue, id)
-redis.call('ZREM', waiters, id)
-drop_expired()
-local more = 0
-for _, member in ipairs(redis.call('ZRANGE', queue, 0, 1023)) do
-  if not fits(kind_of(member), more) then break end
-  redis.call('PUBLISH', channel, member)
-  more = more + 1
-end
-if redis.call('EXISTS', queue) == 0 then redis.call('DEL', numbers) end
-return known
-"""
-)
-_RENEW = Script(
-    _COMMON
-    + """
-redis.call('ZREMRANGEBYSCORE', holders, '-inf', now)
-if not redis.call('ZSCORE', holders, id) then return 0 end
-redis.call('ZADD', holders, now + tonumber(ARGV[3]), id)
-redis.call('PEXPIRE', holders, KEEP)
-return 1
-"""
-)
-_STATUS = Script(
-    _COMMON
-    + """
-drop_expired()
-return {redis.call('ZRANGE', holders, 0, -1), redis.call('ZRANGE', queue, 0, -1)}
-"""
-)
 
 
 class Listener:
@@ -264,9 +142,7 @@ class RedisServer:
         """Run a script several times, in one round trip."""
         until = monotonic() + timeout
         connection = self._connect(timeout)
-        commands = [
-            ("EVALSHA", script.sha, len(_KEYS), *engine.keys, engine.channel, *given) for engine, given in calls
-        ]
+        commands = [("EVALSHA", script.sha, len(KEYS), *engine.keys, engine.channel, *given) for engine, given in calls]
         try:
             answers = _ask(connection, commands, until)
             if any(isinstance(answer, redis.exceptions.NoScriptError) for answer in answers):
@@ -360,7 +236,7 @@ class RedisLease(Lease):
         for at in range(0, len(grants), _MAX_PIPELINE):
             some = grants[at : at + _MAX_PIPELINE]
             calls: list[Any] = [(grant._engine, (grant.id, int(self.ttl * 1000))) for grant in some]
-            answers = self._server.run_all(_RENEW, calls, timeout)
+            answers = self._server.run_all(RENEW, calls, timeout)
             gone += [grant for grant, known in zip(some, answers, strict=True) if not known]
         return gone
 
@@ -388,7 +264,7 @@ class RedisEngine(ServerEngine):
         self.kind = str(permits) if permits else "s" if shared else "x"
         self.ttl = DEFAULT_TTL_S if ttl is None else float(ttl)
         self.key = ("redis", self.url, name)
-        self.keys = [f"holdfast:{{{name}}}:{key}" for key in _KEYS]
+        self.keys = [f"holdfast:{{{name}}}:{key}" for key in KEYS]
         self.channel = f"holdfast:{{{name}}}:turn"
 
     @property
@@ -411,7 +287,7 @@ class RedisEngine(ServerEngine):
     def take(self, id: str, timeout: float, *, waits: bool) -> tuple[ServerGrant | None, float]:
         """Return the grant, and else the seconds until a lease in front of the caller may expire."""
         sent = clock()
-        taken, value = self.server.run(_ACQUIRE, self, id, int(self.ttl * 1000), int(waits), timeout=timeout)
+        taken, value = self.server.run(ACQUIRE, self, id, int(self.ttl * 1000), int(waits), timeout=timeout)
         if taken < 0:
             raise self.other_number(int(value))
         if not taken:
@@ -419,13 +295,13 @@ class RedisEngine(ServerEngine):
         return ServerGrant(self, self.lease(), id, int(value), sent), 0.0
 
     def release_grant(self, grant: ServerGrant) -> bool:
-        return bool(self.server.run(_RELEASE, self, grant.id, timeout=self.ttl))
+        return bool(self.server.run(RELEASE, self, grant.id, timeout=self.ttl))
 
     def join(self, timeout: float) -> Waiter:
         return _RedisWaiter(self, timeout)
 
     def status(self) -> Status:
-        found = self.server.run(_STATUS, self, timeout=STATUS_TIMEOUT_S)
+        found = self.server.run(STATUS, self, timeout=STATUS_TIMEOUT_S)
         holders, waiters = (tuple(_holder(id) for id in some) for some in found)
         return self.state(holders, waiters)
 
@@ -458,7 +334,7 @@ class _RedisWaiter(Waiter):
     def leave(self) -> None:
         self._listener.remove(self._id)
         with suppress(HoldfastError, OSError):
-            self._engine.server.run(_RELEASE, self._engine, self._id, timeout=self._engine.ttl)
+            self._engine.server.run(RELEASE, self._engine, self._id, timeout=self._engine.ttl)
 
 
 def _holder(id: bytes) -> Holder:
