@@ -5,6 +5,7 @@ To add an engine, write a `Target` and add it to `TARGETS`. Faults that take lon
 
 from __future__ import annotations
 
+import http.server
 import os
 import pickle
 import socket
@@ -19,6 +20,7 @@ from urllib.parse import quote
 import anyio
 import pytest
 import servers
+from faces import in_thread
 from support import PATIENCE, Peer, Raised, auntil, begin_together, in_child, until
 
 import holdfast
@@ -705,6 +707,23 @@ def test_a_server_that_does_not_answer_is_reported_within_the_timeout(target: Ta
     with socket.create_server(("127.0.0.1", 0)) as silent:
         lock = holdfast.lock(at_port(target, silent.getsockname()[1]), **target.options)
         assert_fails(lock, secret=servers.PASSWORD, timeout=0.2)
+
+
+def test_a_server_that_is_not_etcd_is_reported() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.handle_request, daemon=True).start()
+        lock = holdfast.lock(f"etcd://127.0.0.1:{other.server_port}/deploy")
+        with pytest.raises(holdfast.ConnectionFailed, match="does not answer like etcd"):
+            lock.acquire(timeout=PATIENCE)
+
+
+@only("redis")
+def test_a_process_leaves_the_channels_that_no_waiter_needs(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.locks.redis._MAX_CHANNELS", 2)
+    for number in range(5):
+        with target.lock(f"{target.name}-{number}"), pytest.raises(holdfast.Timeout):
+            in_thread(target.lock(f"{target.name}-{number}").acquire, timeout=0.1)
+    until(lambda: len(target.server.client().pubsub_channels(f"holdfast:{{{target.name}*")) <= 2)
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ class EtcdServer:
     ) -> dict[str, Any]:
         try:
             response = self._send(connection, method, request, until)
-            answer = json.loads(response.read() or b"{}")
+            answer = _parse(response.read())
         except BaseException:
             connection.close()
             raise
@@ -136,7 +136,7 @@ class EtcdServer:
             self._idle.append(connection)
         if "code" in answer or "error" in answer:
             error = EtcdError(self.name, answer.get("code", 0), str(answer.get("message") or answer.get("error")))
-            if error.code == _TOKEN_EXPIRED and self._user and method != "auth/authenticate":
+            if error.code == _TOKEN_EXPIRED and self._token and monotonic() < until:
                 self._token = ""
                 return self.call(method, request, max(0.001, until - monotonic()))
             raise error
@@ -190,6 +190,16 @@ class EtcdServer:
             connection.close()
             raise
         return Watch(connection, response)
+
+
+def _parse(answer: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(answer or b"{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise http.client.HTTPException("the server does not answer like etcd 3.4 or later")
+    return found
 
 
 def _host_and_port(text: str, name: str) -> tuple[str, int]:

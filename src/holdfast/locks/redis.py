@@ -62,6 +62,7 @@ except ImportError:
 
 DEFAULT_TTL_S = 10.0
 _MAX_PIPELINE = 500
+_MAX_CHANNELS = 100
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 _DEFAULT_REMEDY = "Check the URL, and that the server runs and can be reached."
 _REMEDIES = {
@@ -82,20 +83,30 @@ class Listener:
         self.is_broken = False
         self._mutex = threading.Lock()
         self._confirmed: dict[str, threading.Event] = {}  # by channel
-        self._pipes: dict[str, OwnedFd] = {}  # of the waiters, by id
+        self._pipes: dict[str, tuple[str, OwnedFd]] = {}  # of the waiters, and their channels, by id
         threading.Thread(target=self._run, name="holdfast-redis", daemon=True).start()
 
     def add(self, channel: str, id: str, pipe: OwnedFd, timeout: float) -> None:
         """Write a byte into the pipe when it is the turn of this id."""
         with self._mutex:
-            self._pipes[id] = pipe
+            self._pipes[id] = channel, pipe
             confirmed = self._confirmed.get(channel)
             if confirmed is None:
+                if len(self._confirmed) >= _MAX_CHANNELS:
+                    self._unsubscribe()
                 confirmed = self._confirmed[channel] = threading.Event()
                 self.connection.send_command("SUBSCRIBE", channel)
         if not confirmed.wait(timeout):
             self.remove(id)
             raise redis.TimeoutError("the server did not confirm a subscription")
+
+    def _unsubscribe(self) -> None:
+        """Leave the channels that no waiter needs."""
+        idle = self._confirmed.keys() - {channel for channel, _ in self._pipes.values()}
+        if idle:
+            self.connection.send_command("UNSUBSCRIBE", *idle)
+        for channel in idle:
+            del self._confirmed[channel]
 
     def remove(self, id: str) -> None:
         with self._mutex:
@@ -106,20 +117,22 @@ class Listener:
             while True:
                 if self.connection.can_read(timeout=60.0):
                     kind, channel, id = self.connection.read_response(disable_decoding=True)[:3]
-                    if kind == b"subscribe":
-                        self._confirmed[channel.decode()].set()
+                    if kind == b"subscribe" and (event := self._confirmed.get(channel.decode())) is not None:
+                        event.set()
                     elif kind == b"message":
                         self._wake(id.decode())
         except (RedisError, OSError, ValueError, AttributeError):  # the connection was lost or closed
             self.is_broken = True
+            for confirmed in list(self._confirmed.values()):
+                confirmed.set()  # the waiter then finds out
             for id in list(self._pipes):
                 self._wake(id)
 
     def _wake(self, id: str) -> None:
         with self._mutex:
-            if (pipe := self._pipes.get(id)) is not None:
+            if (found := self._pipes.get(id)) is not None:
                 with suppress(OSError):
-                    system.write(pipe.fd, b"!")
+                    system.write(found[1].fd, b"!")
 
 
 class RedisServer:
