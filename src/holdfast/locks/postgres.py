@@ -27,7 +27,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from .. import postgres, wait
-from ..errors import ConnectionFailed, UnsafePath, Unsupported
+from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from .engine import BUSY, Grant, Outcome
 from .postgres_sessions import TTL_S, LockSession, Sessions, servers
 from .server import STATUS_TIMEOUT_S, ServerEngine, ServerGrant, Waiter, holder_of
@@ -93,18 +93,23 @@ class PostgresEngine(ServerEngine):
         until = monotonic() + timeout
         if not self.shared and self.sessions.holds(self.number):
             return BUSY
+        failure: HoldfastError = self._other_number(0)
         for _ in range(2):
             session = self._borrow(max(0.001, until - monotonic()))
             try:
                 found = self._attempt(session, max(0.001, until - monotonic()))
-            except ConnectionFailed:
+            except ConnectionFailed as error:
                 if session.is_open:
                     raise
-                continue  # the server has ended the session since it was used
+                failure = error  # the server has ended the session since it was used
+                continue
+            finally:
+                if self.permits:
+                    self.sessions.forget(session, None)
             if found is not None:
                 return found
             self.sessions.known.discard((self.number, self.permits))  # the name was used in another way since
-        raise self._other_number(0)
+        raise failure
 
     def _borrow(self, timeout: float) -> LockSession:
         """A session for an attempt. That of a semaphore may have other permits of it."""
@@ -275,7 +280,10 @@ class PostgresEngine(ServerEngine):
     def status(self) -> Status:
         session = self.sessions.borrow(STATUS_TIMEOUT_S)
         keys = ",".join(map(str, (self.number, self.queue, *self.slots)))
-        (row,) = session.ask(_HOLDERS % keys, STATUS_TIMEOUT_S)
+        try:
+            (row,) = session.ask(_HOLDERS % keys, STATUS_TIMEOUT_S)
+        finally:
+            self.sessions.forget(session, None)
         rows = [(int(key), *rest) for key, *rest in json.loads(row[0] or "[]")]
         waits = (self.queue,) if self.permits else (self.number,)
         counted = self.slots if self.permits else [self.number]
@@ -407,7 +415,11 @@ class TransactionEngine(PostgresEngine):
                 "once. Use `with connection.transaction():` around it."
             )
         if (self.number, 0) not in self.sessions.known:
-            self._learn(self.sessions.borrow(TTL_S))
+            session = self.sessions.borrow(TTL_S)
+            try:
+                self._learn(session)
+            finally:
+                self.sessions.forget(session, None)
 
     def steps(self, found: Outcome, deadline: float | None, *, waits: bool, asynchronous: bool) -> wait.Steps[Any]:
         if not waits:

@@ -31,7 +31,8 @@ class LockSession(Lease):
         self.url = url
         self.session = postgres.connect(url)
         super().__init__(postgres.without_password(url), TTL_S, sent)
-        self.keys: dict[int, int] = {}  # how often it has each advisory lock, or asks for it
+        # How often it has each advisory lock, or asks for it. None: how many threads use it for anything else.
+        self.keys: dict[int | None, int] = {}
         self.exclusive: set[int] = set()  # those of them that are exclusive
         self.has_waiter = False  # which alone may read the socket
         self._owed: Callable[[list[Any]], object] | None = None  # what to do with an answer that came too late
@@ -181,7 +182,7 @@ class Sessions:
         )
 
     def borrow(self, timeout: float, key: int | None = None, *, exclusive: bool = False) -> LockSession:
-        """A session that does not have this key, and counts as having it from now on."""
+        """A session that does not have this key, and counts as having it until `forget`. None: any session."""
         session = self._find(key, exclusive)
         if session is not None:
             return session
@@ -202,7 +203,7 @@ class Sessions:
     def _find(self, key: int | None, exclusive: bool) -> LockSession | None:
         with self.mutex:
             for session in self.open_ones():
-                if key not in session.keys:
+                if key is None or key not in session.keys:
                     self.note(session, key, exclusive)
                     return session
         return None
@@ -220,16 +221,16 @@ class Sessions:
             return any(key in session.exclusive and session.is_open for session in self.all)
 
     def note(self, session: LockSession, key: int | None, exclusive: bool) -> None:
-        if key is not None:
-            with self.mutex:
-                session.keys[key] = session.keys.get(key, 0) + 1
-                if exclusive:
-                    session.exclusive.add(key)
-
-    def forget(self, session: LockSession, key: int) -> None:
-        """The session does not have this key any more. A session that nobody needs is closed."""
         with self.mutex:
-            session.exclusive.discard(key)
+            session.keys[key] = session.keys.get(key, 0) + 1
+            if exclusive and key is not None:
+                session.exclusive.add(key)
+
+    def forget(self, session: LockSession, key: int | None) -> None:
+        """The session does not have this key any more. A session that no thread needs is closed."""
+        with self.mutex:
+            if key is not None:
+                session.exclusive.discard(key)
             session.keys[key] -= 1
             if not session.keys[key]:
                 del session.keys[key]

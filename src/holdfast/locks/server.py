@@ -181,7 +181,7 @@ class _Renewer:
                         self._thread = None
                         return
             moment = min((lease.next_renewal for lease in leases), default=used + _IDLE_S)
-            sockets = {lease.fileno(): lease for lease in leases if lease.fileno() != -1}
+            sockets = [fd for fd in (lease.fileno() for lease in leases) if fd != -1]
             readable = wait.poll([self._woken.fd, *sockets], max(0.0, moment - clock()))
             if self._woken.fd in readable:
                 system.read(self._woken.fd, 4096)
