@@ -6,6 +6,7 @@ To add an engine, write a `Target` and add it to `TARGETS`. Faults that take lon
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import pickle
 import socket
@@ -20,7 +21,7 @@ from urllib.parse import quote
 import anyio
 import pytest
 import servers
-from faces import in_thread
+from faces import Caller, in_thread
 from support import PATIENCE, Peer, Raised, auntil, begin_together, in_child, until
 
 import holdfast
@@ -810,6 +811,61 @@ def test_a_forked_child_holds_nothing_and_the_parent_keeps_its_lock(target: Targ
 
 
 # Faults that take long.
+
+
+def mingle(url: str, options: dict[str, Any], record: str, seconds: float) -> int:
+    """In a peer: threads acquire in all ways, with short timeouts and cancellations. Returns the number of holds.
+
+    Each holder writes its kind into a file, and looks which other kinds are there.
+    """
+    import fcntl
+    import random
+
+    def change(kind: str, number: int) -> None:
+        with open(record, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            held = json.loads(file.read())
+            held[kind] += number
+            assert held["exclusive"] <= 1 and not (held["exclusive"] and held["shared"]) and held["permit"] <= 2, held
+            file.seek(0)
+            file.write(json.dumps(held).ljust(80))
+
+    async def acquire(lock: Any, timeout: float) -> Any:
+        with anyio.move_on_after(random.random() / 10):
+            return await lock.aacquire(timeout)
+
+    def work() -> int:
+        until, holds = time.monotonic() + seconds, 0
+        while time.monotonic() < until:
+            kind = random.choice(("exclusive", "shared", "permit"))
+            lock: Any = holdfast.lock(url, shared=kind == "shared", **options)
+            if kind == "permit":
+                lock = holdfast.semaphore(f"{url}-semaphore", 2, **options)
+            timeout = random.choice((0, 0.3, PATIENCE))
+            with suppress(holdfast.Timeout):
+                hold = anyio.run(acquire, lock, timeout) if random.random() < 0.3 else lock.acquire(timeout)
+                if hold is not None:
+                    change(kind, 1)
+                    change(kind, -1)
+                    hold.release()
+                    holds += 1
+        return holds
+
+    return sum(caller.result() for caller in [Caller(work) for _ in range(4)])
+
+
+@pytest.mark.slow
+def test_threads_tasks_and_processes_that_mingle_never_break_exclusion(
+    target: Target, start: Start, tmp_path: Path
+) -> None:
+    record = tmp_path / "record"
+    record.write_text('{"exclusive": 0, "shared": 0, "permit": 0}')
+    peers = [start(record=str(record)) for _ in range(3)]
+    begin_together(peers, "__import__('test_conformance').mingle(url, options, record, 10)")
+    assert all(peer.answer(60) > 0 for peer in peers)
+    assert not any(json.loads(record.read_text()).values())
+    until_waiters(target.lock(), 0)
+    assert not target.lock().status().held
 
 
 @pytest.mark.slow
