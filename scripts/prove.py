@@ -31,6 +31,7 @@ PROMISES = {
     "locks/test_exclusion": "A lock never has two holders, wakes its waiters and leaves no file",
     "locks/test_state_machine": "Locks do what a model of them does",
     "locks/test_crash_points": "A killed process blocks no lock and leaves no file",
+    "locks/test_conformance": "Locks on servers keep the promises of local ones",
     "locks/test_rule_ten": "Two kinds of lock on one path never have a holder each",
     "locks/test_lock_file": "A lock file never has two holders; a holder whose lock was removed gets `LockLost`",
     "atomicdir/": "A directory is replaced as a whole or not at all",

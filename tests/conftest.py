@@ -146,6 +146,30 @@ def postgres(postgres_server: servers.Postgres) -> Iterator[str]:
         connection.execute(f"drop database {name} with (force)")
 
 
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[servers.Redis]:
+    """A Redis server of this process."""
+    import servers
+
+    server = servers.Redis.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[servers.Etcd]:
+    """An etcd server of this process, with one node."""
+    import servers
+
+    server = servers.Etcd.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for 300 kB."""

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from .locks.lock_file import LockFile
     from .locks.semaphore import Semaphore
     from .locks.task_locks import TaskLocks
+    from .locks.url import lock, semaphore
     from .status import Status
     from .tasks.queue import TaskQueue
     from .tasks.worker import Worker
 
 __all__ = ["AtomicDir", "Hold", "Lock", "LockFile", "Semaphore", "Status", "TaskLocks", "TaskQueue", "Worker"]
+__all__ += ["lock", "semaphore"]
 __all__ += errors.__all__
 
 __version__ = "0.1.0"
@@ -47,6 +49,8 @@ _LOADED_ON_USE = {
     "TaskLocks": ".locks.task_locks",
     "TaskQueue": ".tasks.queue",
     "Worker": ".tasks.worker",
+    "lock": ".locks.url",
+    "semaphore": ".locks.url",
 }
 
 

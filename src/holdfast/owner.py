@@ -94,14 +94,22 @@ def sees_everybody() -> bool:
 
 
 def command_of(pid: int) -> str | None:
-    """Return the command line of a process of this machine, safe to print. None: it is not known."""
+    """Return the command line of a process of this machine, safe to print. None: it is not known.
+
+    The passwords of URLs in it are left out.
+    """
     program, *words = system.read_text(f"/proc/{pid}/cmdline").split("\0")
     # Of our own command, started by its script or with -m, the interpreter is left out.
     if words and os.path.basename(words[0]) == "holdfast":
         program, *words = words
     elif "holdfast" in words and words[words.index("holdfast") - 1] == "-m":
         program, *words = words[words.index("holdfast") :]
-    return sanitise(" ".join([os.path.basename(program), *words]).strip()) or None
+    line = " ".join([os.path.basename(program), *words]).strip()
+    if "://" in line:
+        import re
+
+        line = re.sub(r"(://[^:@/?\s]*:)[^@\s]*@", r"\1***@", line)
+    return sanitise(line) or None
 
 
 def describe(pid: int) -> str:

@@ -74,7 +74,7 @@ class ServerEngine(Engine):
         self.server, self.name = server, f"memory://{name}"
         self.metrics = metrics.kind("memory")
 
-    def first_attempt(self) -> ServerGrant | Outcome:
+    def first_attempt(self, timeout: float | None = None) -> ServerGrant | Outcome:
         token = self.server.take(self.name)
         return BUSY if token is None else ServerGrant(self.server, self.name, token)
 

@@ -99,7 +99,7 @@ class BaseLock(Generic[HoldType]):
         hold that is dropped is released.
         """
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
-        found: Any = self._engine.first_attempt()
+        found: Any = self._engine.first_attempt(timeout)
         return self._hold_type(self, found) if found else wait.drive(self._steps(found, timeout))
 
     async def aacquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
@@ -122,7 +122,9 @@ class BaseLock(Generic[HoldType]):
         explains: raise Timeout or Busy, which name the holder; False: `wait.DeadlinePassed`
         """
         engine, began = self._engine, monotonic()
-        grant: Any = (yield from attempt_step(engine, engine.first_attempt)) if found is None else found
+        grant: Any = found
+        if found is None:
+            grant = yield from attempt_step(engine, engine.first_attempt, timeout=timeout)
         if not grant:
             deadline = began + timeout if timeout else timeout
             try:
@@ -154,7 +156,7 @@ class BaseLock(Generic[HoldType]):
         return error
 
     def __enter__(self) -> HoldType:
-        found: Any = self._engine.first_attempt()
+        found: Any = self._engine.first_attempt(self.timeout)
         hold = self._hold_type(self, found) if found else wait.drive(self._steps(found, self.timeout))
         self._entered.append(hold)
         return hold

@@ -3,7 +3,7 @@
 An engine is the mechanism behind a lock: a kernel lock on a path (`path_lock`), a lock file (`file_engine`), or a
 server. The face (`base`) has everything else. Acquiring is one algorithm:
 
-    1. one attempt, `engine.first_attempt()`. A free lock is acquired here
+    1. one attempt, `engine.first_attempt(timeout)`. A free lock is acquired here
     2. `engine.steps(…)`, a generator that waits and attempts again. A driver of `wait` runs it
 
 One attempt returns a grant, or an `Outcome`:
@@ -77,14 +77,16 @@ class Engine:
 
     name: str  # of the lock in messages: its path, or its URL without a password
     metrics: Metrics
+    loss = "its file was removed or replaced while it was held"  # the usual reason, in LockLost
+    loss_remedy = "find the program that deletes the file"
 
     @property
     def blocks(self) -> bool:
         """May an attempt or a release wait for a disk or a server? Then tasks make it in a thread."""
         raise NotImplementedError
 
-    def first_attempt(self) -> Grant | Outcome:
-        """One attempt, without waiting."""
+    def first_attempt(self, timeout: float | None = None) -> Grant | Outcome:
+        """One attempt, without waiting for a holder. A server must answer within the timeout, unless that is 0."""
         raise NotImplementedError
 
     def steps(self, found: Outcome, deadline: float | None, *, asynchronous: bool) -> wait.Steps[Any]:
@@ -99,7 +101,7 @@ class Engine:
 
 
 def attempt_step(
-    engine: Engine, attempt: Callable[..., GrantType | Outcome], **options: bool
+    engine: Engine, attempt: Callable[..., GrantType | Outcome], **options: object
 ) -> wait.Steps[GrantType | Outcome]:
     """Make one attempt. If it may wait for a disk or a server, a task makes it in a thread."""
     if not engine.blocks:

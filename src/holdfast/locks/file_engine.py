@@ -92,7 +92,7 @@ class FileEngine(local.LocalEngine):
 
     # One attempt.
 
-    def first_attempt(self) -> FileGrant | Outcome:
+    def first_attempt(self, timeout: float | None = None) -> FileGrant | Outcome:
         location = self.location
         if not self.fair or not system.access(location.queue, 0):
             return self.attempt()

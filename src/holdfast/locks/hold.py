@@ -120,11 +120,11 @@ class Hold:
         if not self._lost:
             self._lost = True
             self.lock._engine.metrics.losses.bump()
-        name = self.lock._engine.name
+        engine = self.lock._engine
         return LockLost(
-            f"{name}: the lock is lost: its file was removed or replaced while it was held. Another process may hold "
-            "it now. Check the work done since then, and find the program that deletes the file.",
-            path=name,
+            f"{engine.name}: the lock is lost: {engine.loss}. Another process may hold it now. Check the work done "
+            f"since then, and {engine.loss_remedy}.",
+            path=engine.name,
         )
 
     def __enter__(self: HoldType) -> HoldType:

@@ -153,7 +153,7 @@ class PathLock(local.LocalEngine):
 
     # One attempt.
 
-    def first_attempt(self) -> OpenFile | Outcome:
+    def first_attempt(self, timeout: float | None = None) -> OpenFile | Outcome:
         if not self._is_checked:
             follow_links(os.path.dirname(self.name))  # raises UnsafePath
             check_directory(self.name)

@@ -1,0 +1,361 @@
+"""Locks on Redis and Valkey: for efficiency, not for correctness.
+
+A lock is kept in memory by one server. A server that restarts without its data, or a replica that takes over before it
+has all writes, gives the lock away while it is held. The holder is told when its lease is renewed, which may be too
+late. If that matters, let the resource refuse an old `token` (`holdfast.fence`), or use PostgreSQL or etcd.
+
+Keys, of which all have the name in braces, so that a cluster keeps them on one server:
+
+    holdfast:{name}:holders   a sorted set: the id of each holder, and when it expires
+    holdfast:{name}:queue     a sorted set: the id of each waiter, by its number
+    holdfast:{name}:waiters   a sorted set: the id of each waiter, and when it expires
+    holdfast:{name}:token     the last token. It is at least the server's clock in microseconds, so that tokens grow
+                              even if a restart has lost it
+    holdfast:{name}:numbers   the number of the next waiter
+
+An id is `<kind>:<random>:<pid>@<host>`. The kind is "x" (exclusive), "s" (shared) or the number of permits. All times
+are those of the server. Every operation is one script, which Redis runs alone.
+
+Waiters are served in order. A holder that releases publishes the ids of the waiters whose turn it is, on the channel
+`holdfast:{name}:turn`. Each process that waits has one connection that listens. A waiter also looks again when the
+lease of a holder in front of it may have expired, and renews its own place.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from .. import process, system, wait
+from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
+from ..files import OwnedFd, pipe
+from .engine import BUSY, Outcome
+from .redis_scripts import ACQUIRE, KEYS, RELEASE, RENEW, STATUS, Script
+from .server import (
+    STATUS_TIMEOUT_S,
+    Lease,
+    ServerEngine,
+    ServerGrant,
+    Waiter,
+    client_name,
+    clock,
+    holder_of,
+    unreachable,
+    without_password,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..status import Holder, Status
+
+try:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.exceptions import RedisError
+    from redis.retry import Retry
+except ImportError:
+    redis = None  # type: ignore[assignment]
+
+DEFAULT_TTL_S = 10.0
+_MAX_PIPELINE = 500
+_MAX_CHANNELS = 100
+_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
+_DEFAULT_REMEDY = "Check the URL, and that the server runs and can be reached."
+_REMEDIES = {
+    "invalid username-password": "Check the user name and the password.",
+    "authentication": "Check the user name and the password.",
+    "certificate": "Check the certificate of the server, and ssl_ca_certs in the URL.",
+    "maxmemory": "The server is out of memory. Raise maxmemory, or delete something.",
+    "read only": "Connect to the primary server.",
+    "loading": "Try again when the server has started.",
+}
+
+
+class Listener:
+    """The connection on which this process is told whose turn it is, and its thread."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.is_broken = False
+        self._mutex = threading.Lock()
+        self._confirmed: dict[str, threading.Event] = {}  # by channel
+        self._pipes: dict[str, tuple[str, OwnedFd]] = {}  # of the waiters, and their channels, by id
+        threading.Thread(target=self._run, name="holdfast-redis", daemon=True).start()
+
+    def add(self, channel: str, id: str, pipe: OwnedFd, timeout: float) -> None:
+        """Write a byte into the pipe when it is the turn of this id."""
+        with self._mutex:
+            self._pipes[id] = channel, pipe
+            confirmed = self._confirmed.get(channel)
+            if confirmed is None:
+                if len(self._confirmed) >= _MAX_CHANNELS:
+                    self._unsubscribe()
+                confirmed = self._confirmed[channel] = threading.Event()
+                self.connection.send_command("SUBSCRIBE", channel)
+        if not confirmed.wait(timeout):
+            self.remove(id)
+            raise redis.TimeoutError("the server did not confirm a subscription")
+
+    def _unsubscribe(self) -> None:
+        """Leave the channels that no waiter needs."""
+        idle = self._confirmed.keys() - {channel for channel, _ in self._pipes.values()}
+        if idle:
+            self.connection.send_command("UNSUBSCRIBE", *idle)
+        for channel in idle:
+            del self._confirmed[channel]
+
+    def remove(self, id: str) -> None:
+        with self._mutex:
+            self._pipes.pop(id, None)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                if self.connection.can_read(timeout=60.0):
+                    kind, channel, id = self.connection.read_response(disable_decoding=True)[:3]
+                    if kind == b"subscribe" and (event := self._confirmed.get(channel.decode())) is not None:
+                        event.set()
+                    elif kind == b"message":
+                        self._wake(id.decode())
+        except (RedisError, OSError, ValueError, AttributeError):  # the connection was lost or closed
+            self.is_broken = True
+            for confirmed in list(self._confirmed.values()):
+                confirmed.set()  # the waiter then finds out
+            for id in list(self._pipes):
+                self._wake(id)
+
+    def _wake(self, id: str) -> None:
+        with self._mutex:
+            if (found := self._pipes.get(id)) is not None:
+                with suppress(OSError):
+                    system.write(found[1].fd, b"!")
+
+
+class RedisServer:
+    """The connections of this process to one server."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.name = name
+        self._pool = redis.ConnectionPool.from_url(
+            url, protocol=2, retry=Retry(NoBackoff(), 0), client_name=f"holdfast-{client_name()}"
+        )
+        self._idle: list[Any] = []
+        self._mutex = threading.Lock()
+        self._listener: Listener | None = None
+
+    def run(self, script: Script, engine: RedisEngine, *arguments: object, timeout: float) -> Any:
+        (answer,) = self.run_all(script, [(engine, arguments)], timeout)
+        return answer
+
+    def run_all(self, script: Script, calls: list[tuple[RedisEngine, tuple[object, ...]]], timeout: float) -> list[Any]:
+        """Run a script several times, in one round trip."""
+        until = monotonic() + timeout
+        connection = self._connect(timeout)
+        commands = [("EVALSHA", script.sha, len(KEYS), *engine.keys, engine.channel, *given) for engine, given in calls]
+        try:
+            answers = _ask(connection, commands, until)
+            if any(isinstance(answer, redis.exceptions.NoScriptError) for answer in answers):
+                _ask(connection, [("SCRIPT", "LOAD", script.text)], until)  # the server has not seen it since its start
+                answers = _ask(connection, commands, until)
+            for answer in answers:
+                if isinstance(answer, RedisError):
+                    raise answer
+        except RedisError as error:
+            connection.disconnect()
+            failed = failure(self.name, error)
+        except BaseException:
+            connection.disconnect()
+            raise
+        else:
+            self._idle.append(connection)
+            return answers
+        raise failed  # here, so that no traceback contains the error of redis-py, which may show the password
+
+    def _connect(self, timeout: float) -> Any:
+        while self._idle:
+            with suppress(RedisError, IndexError):  # the server has closed it, or another thread was faster
+                idle = self._idle.pop()
+                if not idle.can_read(timeout=0):
+                    return idle
+                idle.disconnect()
+        connection: Any = self._pool.make_connection()
+        connection.socket_connect_timeout = connection.socket_timeout = timeout
+        try:
+            connection.connect()
+        except RedisError as error:
+            failed = failure(self.name, error)
+        else:
+            return connection
+        raise failed
+
+    def listen(self, engine: RedisEngine, id: str, pipe: OwnedFd, timeout: float) -> Listener:
+        if not self._mutex.acquire(timeout=timeout):
+            raise failure(self.name, redis.TimeoutError("no answer in time"))
+        try:
+            if self._listener is None or self._listener.is_broken:
+                self._listener = Listener(self._connect(timeout))
+            listener = self._listener
+        finally:
+            self._mutex.release()
+        try:
+            listener.add(engine.channel, id, pipe, timeout)
+        except RedisError as error:
+            failed = failure(self.name, error)
+        else:
+            return listener
+        raise failed
+
+
+def _ask(connection: Any, commands: list[tuple[object, ...]], until: float) -> list[Any]:
+    """Send commands together. Return their answers, and the errors of those that failed."""
+    connection.send_packed_command(connection.pack_commands(commands))
+    answers: list[Any] = []
+    for _ in commands:
+        if not connection.can_read(timeout=max(0.0, until - monotonic())):
+            raise redis.TimeoutError("no answer in time")
+        try:
+            answers.append(connection.read_response())
+        except redis.ResponseError as error:
+            answers.append(error)
+    return answers
+
+
+_servers: dict[str, RedisServer] = {}
+_leases: dict[tuple[str, float], RedisLease] = {}
+process.after_fork_in_child(_servers.clear)
+process.after_fork_in_child(_leases.clear)
+
+
+def failure(name: str, error: Exception) -> ConnectionFailed:
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    remedy = next((remedy for words, remedy in _REMEDIES.items() if words.lower() in text.lower()), _DEFAULT_REMEDY)
+    return unreachable(name, text, remedy)
+
+
+class RedisLease(Lease):
+    """The locks of this process on one server that have the same time to live."""
+
+    def __init__(self, server: RedisServer, ttl: float) -> None:
+        super().__init__(server.name, ttl, clock())
+        self._server = server
+
+    def renew(self, timeout: float) -> list[ServerGrant]:
+        grants = list(self.grants)
+        gone = []
+        for at in range(0, len(grants), _MAX_PIPELINE):
+            some = grants[at : at + _MAX_PIPELINE]
+            calls: list[Any] = [(grant._engine, (grant.id, int(self.ttl * 1000))) for grant in some]
+            answers = self._server.run_all(RENEW, calls, timeout)
+            gone += [grant for grant, known in zip(some, answers, strict=True) if not known]
+        return gone
+
+
+class RedisEngine(ServerEngine):
+    """The lock, or semaphore, of one name on one server."""
+
+    def __init__(self, url: str, *, shared: bool = False, permits: int = 0, ttl: float | None = None) -> None:
+        if redis is None:
+            raise Unsupported("Redis needs redis-py, which is not installed. Run: pip install 'holdfast[redis]'")
+        parts = urlsplit(url)
+        super().__init__(without_password(url), "redis")
+        database, _, name = parts.path.lstrip("/").partition("/")
+        name = unquote(name)
+        if not database.isdigit() or not name or "\0" in name:
+            raise UnsafePath(
+                f"{self.name}: the URL names no lock. After the host, give the number of the database and the name of "
+                "the lock: redis://host:6379/0/name",
+                path=self.name,
+            )
+        scheme = _SCHEMES.get(parts.scheme, parts.scheme)
+        self.url = urlunsplit((scheme, parts.netloc, f"/{database}", parts.query, ""))
+        self.shared = shared or permits > 0
+        self.permits = permits
+        self.kind = str(permits) if permits else "s" if shared else "x"
+        self.ttl = DEFAULT_TTL_S if ttl is None else float(ttl)
+        self.key = ("redis", self.url, name)
+        self.keys = [f"holdfast:{{{name}}}:{key}" for key in KEYS]
+        self.channel = f"holdfast:{{{name}}}:turn"
+
+    @property
+    def server(self) -> RedisServer:
+        return _servers.get(self.url) or _servers.setdefault(self.url, RedisServer(self.url, _address(self.name)))
+
+    def lease(self) -> RedisLease:
+        """The lease for a new grant."""
+        found = _leases.get((self.url, self.ttl))
+        if found is None or found.is_lost:
+            found = _leases[self.url, self.ttl] = RedisLease(self.server, self.ttl)
+        return found
+
+    def new_id(self) -> str:
+        return f"{self.kind}:{os.urandom(8).hex()}:{client_name()}"
+
+    def attempt(self, timeout: float) -> ServerGrant | Outcome:
+        return self.take(self.new_id(), timeout, waits=False)[0] or BUSY
+
+    def take(self, id: str, timeout: float, *, waits: bool) -> tuple[ServerGrant | None, float]:
+        """Return the grant, and else the seconds until a lease in front of the caller may expire."""
+        sent = clock()
+        taken, value = self.server.run(ACQUIRE, self, id, int(self.ttl * 1000), int(waits), timeout=timeout)
+        if taken < 0:
+            raise self.other_number(int(value))
+        if not taken:
+            return None, int(value) / 1000
+        return ServerGrant(self, self.lease(), id, int(value), sent), 0.0
+
+    def release_grant(self, grant: ServerGrant) -> bool:
+        return bool(self.server.run(RELEASE, self, grant.id, timeout=self.ttl))
+
+    def join(self, timeout: float) -> Waiter:
+        return _RedisWaiter(self, timeout)
+
+    def status(self) -> Status:
+        found = self.server.run(STATUS, self, timeout=STATUS_TIMEOUT_S)
+        holders, waiters = (tuple(_holder(id) for id in some) for some in found)
+        return self.state(holders, waiters)
+
+
+class _RedisWaiter(Waiter):
+    def __init__(self, engine: RedisEngine, timeout: float) -> None:
+        self._engine = engine
+        self._id = engine.new_id()
+        self._woken, self._wake = pipe()
+        self._until = 0.0
+        self._listener = engine.server.listen(engine, self._id, self._wake, timeout)
+
+    def attempt(self, timeout: float) -> ServerGrant | None:
+        engine = self._engine
+        if wait.poll([self._woken.fd], 0):
+            system.read(self._woken.fd, 4096)
+        if self._listener.is_broken:
+            self._listener = engine.server.listen(engine, self._id, self._wake, timeout)
+        grant, soonest = engine.take(self._id, timeout, waits=True)
+        if grant is None:
+            # Its own place in the queue has to be renewed, too.
+            self._until = monotonic() + min(soonest, engine.ttl / 3)
+        else:
+            self._listener.remove(self._id)
+        return grant
+
+    def step(self, deadline: float | None) -> wait.Step:
+        return wait.Readable(self._woken.fd, wait.sooner(self._until, deadline))
+
+    def leave(self) -> None:
+        self._listener.remove(self._id)
+        with suppress(HoldfastError, OSError):
+            self._engine.server.run(RELEASE, self._engine, self._id, timeout=self._engine.ttl)
+
+
+def _holder(id: bytes) -> Holder:
+    kind, _, client = id.decode().split(":", 2)
+    return holder_of(client, kind != "x")
+
+
+def _address(name: str) -> str:
+    """The URL of the server, without the lock."""
+    parts = urlsplit(name)
+    return f"{parts.scheme}://{parts.netloc}"

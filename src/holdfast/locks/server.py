@@ -1,0 +1,413 @@
+"""What the engines on servers share: the lease of a grant, its renewal, and the wait.
+
+A server keeps a lock for a client as long as it believes that the client lives. A `Lease` stands for that belief: a
+session of PostgreSQL, a lease of etcd, the expiry times of Redis, a connection to an SMB server. One thread per server
+renews the leases that have grants.
+
+    the server releases the locks     `ttl` seconds after the last renewal that it received
+    the holder calls itself lost      `margin` seconds earlier, counted from before that renewal was sent
+
+So the old holder knows before there can be a new one. The clock of a lease also runs while the machine is suspended.
+When the deadline of a lease has passed, only the server can tell whether it was lost: it is asked once more, and if it
+does not answer, the locks are lost. A lost lock is never acquired again silently.
+
+An engine implements `attempt`, `join`, `release_grant` and `status`. A `Waiter` is one place in the server's queue.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from time import monotonic
+
+from .. import metrics, process, system, wait
+from ..errors import ConnectionFailed, HoldfastError, Unsupported
+from ..files import pipe
+from ..owner import command_of
+from ..status import Holder, Status
+from .base import would_deadlock
+from .engine import Engine, Grant, Outcome
+from .hold import Hold
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+    from typing import Any
+
+CALL_TIMEOUT_S = 10.0  # for one call to a server, if the caller sets no timeout
+STATUS_TIMEOUT_S = 2.0  # short, because a caller whose timeout has passed waits for it, too
+_MIN_TIMEOUT_S = 0.5  # for a renewal whose deadline has passed
+_RETRY_S = 0.2
+_IDLE_S = 5.0  # until the thread of a server without grants ends
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def clock() -> float:
+    """Seconds that also count while the machine is suspended."""
+    return monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+
+
+def seconds_left(deadline: float | None) -> float:
+    """How long a call to the server may take, if the caller waits until `deadline` (monotonic)."""
+    return CALL_TIMEOUT_S if deadline is None else max(0.001, min(CALL_TIMEOUT_S, deadline - monotonic()))
+
+
+class LeaseGone(Exception):
+    """The server does not know this lease any more: all its locks are lost."""
+
+
+class Lease:
+    """Keeps locks of this process on a server, as long as it is renewed."""
+
+    def __init__(self, server: str, ttl: float, sent: float) -> None:
+        self.server = server
+        self.ttl = ttl
+        self.margin = min(1.0, ttl / 10)
+        self.grants: set[ServerGrant] = set()
+        self.waiters: set[object] = set()  # places in queues, which need the lease, too
+        self.is_lost = False
+        self._mutex = threading.RLock()
+        self.deadline = self.next_renewal = 0.0
+        self.answered(sent)
+
+    def answered(self, sent: float) -> None:
+        """The server has answered a call that proves to it that this process lives. `sent`: by `clock`."""
+        self.deadline = max(self.deadline, sent + self.ttl - self.margin)
+        self.next_renewal = sent + self.ttl / 3
+
+    def renew(self, timeout: float) -> Iterable[ServerGrant]:
+        """Ask the server to go on. Return the grants that it does not know any more.
+
+        Raises LeaseGone, or the error of a server that does not answer.
+        """
+        raise NotImplementedError
+
+    def fileno(self) -> int:
+        """A socket that becomes readable when the server ends the lease. -1: there is none."""
+        return -1
+
+    def look(self) -> None:
+        """The socket is readable: find out whether the lease has ended."""
+
+    def add(self, grant: ServerGrant) -> None:
+        if not self.grants and grant.good_until:
+            self.answered(grant.good_until - self.ttl + self.margin)
+        self.grants.add(grant)
+        self.watch()
+
+    def watch(self) -> None:
+        """Let the thread of the server renew this lease, as long as it has grants or waiters."""
+        renewer = _renewers.get(self.server)
+        if renewer is None:
+            renewer = _renewers.setdefault(self.server, _Renewer())
+        renewer.watch(self)
+
+    def is_good(self, grant: ServerGrant) -> bool:
+        """Is the lock held? After the deadline the server is asked."""
+        if self.fileno() != -1:
+            self.look()
+        if not grant.is_lost and clock() >= max(self.deadline, grant.good_until):
+            self.renew_now()
+        return not grant.is_lost
+
+    def renew_now(self) -> None:
+        with self._mutex:
+            sent = clock()
+            if self.is_lost:
+                return
+            try:
+                gone = list(self.renew(max(_MIN_TIMEOUT_S, self.deadline - sent)))
+            except LeaseGone:
+                self.lose()
+            except (HoldfastError, OSError):
+                if clock() >= self.deadline:
+                    self.lose()
+                else:
+                    self.next_renewal = min(clock() + _RETRY_S, self.deadline)
+            else:
+                self.answered(sent)
+                self._lose(gone)
+
+    def lose(self) -> None:
+        """All locks of this lease are lost."""
+        self.is_lost = True
+        self._lose(list(self.grants))
+
+    def _lose(self, grants: list[ServerGrant]) -> None:
+        for grant in grants:
+            self.grants.discard(grant)
+            grant.is_lost = True
+            hold = grant.hold() if grant.hold is not None else None
+            if hold is not None and grant.on_lost is not None:
+                threading.Thread(target=grant.on_lost, args=(hold,), name="holdfast-on-lost", daemon=True).start()
+
+
+class _Renewer:
+    """The thread that renews the leases of this process on one server, and watches their sockets.
+
+    It ends some seconds after the last grant was released.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._leases: set[Lease] = set()
+        self._thread: threading.Thread | None = None
+        self._woken, self._wake = pipe()
+
+    def watch(self, lease: Lease) -> None:
+        if lease in self._leases:
+            return
+        with self._mutex:
+            self._leases.add(lease)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="holdfast-renewal", daemon=True)
+                self._thread.start()
+            else:
+                system.write(self._wake.fd, b"!")
+
+    def _run(self) -> None:
+        used = clock()
+        while True:
+            with self._mutex:
+                leases = [lease for lease in self._leases if lease.grants or lease.waiters]
+                used = clock() if leases else used
+                if not leases:
+                    self._leases.clear()
+                    if clock() >= used + _IDLE_S:
+                        self._thread = None
+                        return
+            moment = min((lease.next_renewal for lease in leases), default=used + _IDLE_S)
+            sockets = [fd for fd in (lease.fileno() for lease in leases) if fd != -1]
+            readable = wait.poll([self._woken.fd, *sockets], max(0.0, moment - clock()))
+            if self._woken.fd in readable:
+                system.read(self._woken.fd, 4096)
+            for lease in leases:
+                if lease.next_renewal <= clock():
+                    lease.renew_now()
+                elif lease.fileno() in readable:
+                    lease.look()
+
+
+_renewers: dict[str, _Renewer] = {}
+process.after_fork_in_child(_renewers.clear)  # a child has neither the threads nor the grants
+
+
+class ServerGrant(Grant):
+    """A lock on a server. `id` is what the server knows it by."""
+
+    __slots__ = (
+        *("__weakref__", "acquired_at", "good_until", "hold", "id", "is_lost"),
+        *("key", "lease", "on_lost", "shared", "token", "_engine"),
+    )
+
+    def __init__(self, engine: ServerEngine, lease: Lease, id: Any, token: int, sent: float | None = None) -> None:
+        """sent: before the acquire was sent, if the server counts a time to live from it for this lock alone."""
+        self._engine = engine
+        self.key: Hashable = engine.key
+        self.shared = engine.shared
+        self.lease = lease
+        self.id = id
+        self.token: int | None = token
+        self.acquired_at = time.time()
+        self.good_until = 0.0 if sent is None else sent + lease.ttl - lease.margin
+        self.is_lost = False
+        self.on_lost = engine.on_lost
+        self.hold: weakref.ref[Hold] | None = None
+        lease.add(self)
+
+    def is_good(self) -> bool:
+        return self.lease.is_good(self)
+
+    def release(self) -> bool:
+        self.lease.grants.discard(self)
+        if self.is_lost:
+            return False
+        try:
+            return self._engine.release_grant(self)
+        except (HoldfastError, OSError):
+            if clock() >= max(self.lease.deadline, self.good_until):
+                return False  # the lock is gone, and that matters more than the error
+            raise
+
+
+class ServerHold(Hold):
+    """A lock on a server that is held."""
+
+    __slots__ = ()
+
+    def __init__(self, lock: Any, grant: ServerGrant) -> None:
+        grant.hold = weakref.ref(self)
+        Hold.__init__(self, lock, grant)
+
+
+class Waiter:
+    """A place in the queue of a server. `attempt` and `leave` may block."""
+
+    def attempt(self, timeout: float) -> ServerGrant | None:
+        """Return the grant if it is this waiter's turn."""
+        raise NotImplementedError
+
+    def step(self, deadline: float | None) -> wait.Step:
+        """What to wait for before the next attempt."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Leave the queue without the lock. It must not raise."""
+        raise NotImplementedError
+
+
+class ServerEngine(Engine):
+    """The lock of one name on one server."""
+
+    blocks = True
+    loss = "the server has released it, or has not answered in time"
+    loss_remedy = "check the server and the network"
+
+    key: Hashable
+    shared: bool
+    permits = 0  # 0: not a semaphore
+    on_lost: Callable[[Any], object] | None = None
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name = name
+        self.metrics = metrics.kind(kind)
+
+    # What an engine implements.
+
+    def attempt(self, timeout: float) -> ServerGrant | Outcome:
+        """One attempt, which ends within `timeout` seconds. Raises ConnectionFailed."""
+        raise NotImplementedError
+
+    def join(self, timeout: float) -> Waiter:
+        """Take a place in the queue of the server."""
+        raise NotImplementedError
+
+    def release_grant(self, grant: ServerGrant) -> bool:
+        """Release the lock if it is still this grant's. False: it was lost before."""
+        raise NotImplementedError
+
+    # The port.
+
+    def first_attempt(self, timeout: float | None = None) -> ServerGrant | Outcome:
+        return self.attempt(min(CALL_TIMEOUT_S, timeout) if timeout else CALL_TIMEOUT_S)
+
+    def steps(self, found: Outcome, deadline: float | None, *, asynchronous: bool) -> wait.Steps[Any]:
+        if deadline == 0.0:  # the caller does not wait
+            raise wait.DeadlinePassed
+        held = process.registry.holds_of_caller(self.key, asynchronous=asynchronous)
+        if reason := self.conflict(held):
+            raise would_deadlock(self.name, asynchronous, reason)
+        waiter: Any = None
+        grant = None
+        try:
+            waiter = yield from _run(lambda: self.join(seconds_left(deadline)), lambda waiter: waiter.leave())
+            while True:
+                grant = yield from _run(lambda: waiter.attempt(seconds_left(deadline)), lambda grant: grant.release())
+                if grant is not None:
+                    return grant
+                wait.check_deadline(deadline)
+                yield waiter.step(deadline)
+        except ConnectionFailed:  # perhaps only because the deadline left no time for a call
+            wait.check_deadline(deadline)
+            raise
+        finally:
+            if waiter is not None and grant is None:
+                _leave(waiter, asynchronous)
+
+    def conflict(self, held: list[Grant]) -> str:
+        """The reason why a caller that has these grants would wait for itself. Empty: it would not."""
+        if self.permits:
+            return "has all the permits" if len(held) >= self.permits else ""
+        return "holds the lock" if held and not (self.shared and all(grant.shared for grant in held)) else ""
+
+    # For engines.
+
+    def state(self, holders: tuple[Holder, ...], waiters: tuple[Holder, ...], token: int | None = None) -> Status:
+        held = len(holders) >= self.permits if self.permits else bool(holders)
+        return Status(self.name, self.metrics.name, held, holders, waiters, permits=self.permits or None, token=token)
+
+    def other_number(self, permits: object) -> Unsupported:
+        return Unsupported(
+            f"{self.name}: other processes use this semaphore with {permits} permits, and {self.permits} were asked "
+            "for. Use the same number everywhere. To change it, stop all users first.",
+            path=self.name,
+        )
+
+
+def _run(work: Callable[[], Any], undo: Callable[[Any], object]) -> wait.Steps[Any]:
+    step = wait.Run(work, undo)
+    try:
+        yield step
+    except BaseException:  # an interrupt
+        step.take_back()
+        raise
+    return step.outcome()
+
+
+def _leave(waiter: Waiter, asynchronous: bool) -> None:
+    if asynchronous and not sys.is_finalizing():
+        # A task that is cancelled must not block the event loop.
+        threading.Thread(target=waiter.leave, name="holdfast-leave", daemon=True).start()
+    else:
+        waiter.leave()
+
+
+def within(timeout: float, work: Callable[[], Any], undo: Callable[[Any], object]) -> Any:
+    """Call `work`, which may block for long, in a thread. Raises TimeoutError; a later result is passed to `undo`."""
+    mutex = threading.Lock()
+    done = threading.Event()
+    results: list[Any] = []
+    errors: list[BaseException] = []
+    is_late = False
+
+    def call() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            errors.append(error)
+        else:
+            with mutex:
+                results.append(result)
+            if is_late:
+                undo(result)
+        done.set()
+
+    threading.Thread(target=call, name="holdfast-call", daemon=True).start()
+    in_time = done.wait(timeout)
+    with mutex:
+        is_late = not in_time and not results
+    if errors:
+        raise errors[0]
+    if is_late:
+        raise TimeoutError
+    return results[0]
+
+
+def client_name() -> str:
+    """pid@host of this process, which the servers show as the holder."""
+    return f"{os.getpid()}@{socket.gethostname()}"
+
+
+def holder_of(client: str, shared: bool, since: float | None = None) -> Holder:
+    """The process that a server shows as `client_name`."""
+    pid, _, host = client.partition("@")
+    if not pid.isdigit():
+        return Holder(None, shared, since=since)
+    if host == socket.gethostname():
+        return Holder(int(pid), shared, command_of(int(pid)), since=since)
+    return Holder(int(pid), shared, None, host or None, since)
+
+
+def without_password(url: str) -> str:
+    """The URL for a message."""
+    head, at, host = url.rpartition("@")
+    scheme, _, user = head.partition("://")
+    return f"{scheme}://{user.partition(':')[0]}:***@{host}" if at and ":" in user else url
+
+
+def unreachable(name: str, reason: object, remedy: str) -> ConnectionFailed:
+    return ConnectionFailed(f"{name}: {reason}. {remedy}", path=name)
