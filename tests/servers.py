@@ -295,3 +295,62 @@ def delete_left_over() -> None:
     for directory in Path(tempfile.gettempdir()).glob("holdfast-postgres-*"):
         if not is_alive(int(directory.name.split("-")[2])):
             shutil.rmtree(directory, ignore_errors=True)
+
+
+class Redis:
+    """With a password. `restart` forgets all data."""
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+        self.directory = Path(tempfile.mkdtemp(prefix=f"holdfast-redis-{os.getpid()}-"))
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def start(cls) -> Redis:
+        server = cls(installed("redis-server", lambda: next(iter(Path("/usr/bin").glob("redis-server")), None)))
+        try:
+            for _ in range(5):  # another program may take the port first
+                server.port = free_port()
+                server.restart()
+                if server.process is not None and server.process.poll() is None:
+                    return server
+            pytest.fail("redis does not start", pytrace=False)
+        except BaseException:
+            server.stop()
+            raise
+
+    def restart(self) -> None:
+        """Start the server, and wait until it accepts connections."""
+        options = {"port": self.port, "save": "", "appendonly": "no", "dir": self.directory, "requirepass": PASSWORD}
+        words = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        command = ["setpriv", "--pdeathsig", "QUIT", str(self.program), *words, "--bind", "127.0.0.1"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        until(lambda: self.process is None or self.process.poll() is not None or self.is_ready())
+
+    def is_ready(self) -> bool:
+        import redis
+
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.RedisError:  # it is starting
+            return False
+
+    def client(self):
+        import redis
+
+        return redis.Redis(port=self.port, password=PASSWORD)
+
+    def url(self, name: str, password: str = PASSWORD) -> str:
+        return f"redis://:{password}@127.0.0.1:{self.port}/0/{name}"
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
