@@ -113,7 +113,7 @@ def command_of(pid: int) -> str | None:
         program, *words = words
     elif "holdfast" in words and words[words.index("holdfast") - 1] == "-m":
         program, *words = words[words.index("holdfast") :]
-    return sanitise(_without_passwords(" ".join([os.path.basename(program), *words]).strip())) or None
+    return sanitise(without_passwords(" ".join([os.path.basename(program), *words]).strip())) or None
 
 
 # Between the first colon after the user name and the last @ before the path. A password that contains / or ? should be
@@ -130,7 +130,8 @@ def password_spans(text: str) -> list[tuple[int, int]]:
     return [found.span(found.lastindex or 0) for found in re.finditer(_PASSWORD, text)]
 
 
-def _without_passwords(text: str) -> str:
+def without_passwords(text: str) -> str:
+    """A command line, or a URL, with *** for each password."""
     for first, last in reversed(password_spans(text)):
         text = f"{text[:first]}***{text[last:]}"
     return text

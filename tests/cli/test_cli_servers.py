@@ -252,6 +252,15 @@ def test_ps_does_not_show_the_password(place: Place, begin: Any) -> None:
     assert shown[-1 - len(STAYS) : -1] == [word.encode() for word in STAYS]
 
 
+def test_a_password_in_the_query_is_hidden(redis_server: servers.Redis) -> None:
+    url = f"redis://127.0.0.1:{redis_server.port}/0/query?password={servers.PASSWORD}"
+    place = Place("redis", url, "", lambda: None)
+    with holdfast.lock(url):
+        for words, status in ((["status", "--json"], 1), (["ls"], 0), (["wait", "--json", "--timeout", 0], 1)):
+            assert "?password=***" in place.call(*words, URL, status=status)
+        assert "?password=***: busy" in place.start("run", "-n", URL, "--", "true", status=75)
+
+
 @pytest.mark.parametrize(
     ("url", "passwords"),
     [

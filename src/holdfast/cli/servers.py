@@ -18,7 +18,7 @@ from time import monotonic, sleep
 from ..errors import Timeout, Unsupported
 from ..locks import listing
 from ..locks.url import ServerLock, engine_of
-from . import output
+from ..owner import without_passwords
 from .progress import Progress, in_the_way
 from .run import Child
 
@@ -45,7 +45,7 @@ _REASONS = {
 
 def shown_name(url: str) -> str:
     """The URL without its password."""
-    return output.without_passwords(url)
+    return without_passwords(url)
 
 
 def refuse(command: str, url: str) -> NoReturn:
@@ -90,13 +90,11 @@ def _lock(options: argparse.Namespace) -> ServerLock:
         if reason:
             raise ValueError(f"{option} does not go with a URL: {reason}. Leave it out.")
     check(options.target)
-    return ServerLock(
-        options.target,
-        shared=options.shared,
-        permits=options.permits,
-        ttl=options.ttl,
-        on_lost=_wake_supervisor,
+    lock = ServerLock(
+        options.target, shared=options.shared, permits=options.permits, ttl=options.ttl, on_lost=_wake_supervisor
     )
+    lock._engine.name = shown_name(lock.name)  # redis-py also takes ?password=…
+    return lock
 
 
 def _wake_supervisor(_: object) -> None:
