@@ -1,17 +1,19 @@
 """Real servers for the tests, on loopback.
 
-    server = Postgres.start()       installs PostgreSQL if this process may
+    server = Postgres.start()       installs PostgreSQL if this process may. `Redis` and `Etcd` start in the same way
     server.url("database")          for a user without special rights
     server.kill()                   SIGKILL for every process of the server
     server.restart()                the same data and the same port
     server.stop()                   and its files are deleted
 
-A process of tests has at most one server. The kernel ends the server if that process dies, however it dies.
+A process of tests has at most one server of each kind. The kernel ends the server if that process dies.
 """
 
 from __future__ import annotations
 
 import fcntl
+import http.client
+import json
 import os
 import shutil
 import signal
@@ -19,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -126,90 +129,56 @@ class PgBouncer:
         self.process.wait()
 
 
-class Postgres:
-    def __init__(self, programs: Path, directory: Path, settings: dict[str, object]) -> None:
-        self.programs = programs
-        self.directory = directory
-        self.settings = settings
+class Server:
+    """One process of a server, with its children, its port and its directory."""
+
+    kind = ""  # in the name of the directory
+    user = "daemon"  # runs the server, if this is root
+
+    def __init__(self) -> None:
+        delete_left_over(self.kind)
+        # Not below the directory of pytest, which other users cannot enter.
+        self.directory = Path(tempfile.mkdtemp(prefix=f"holdfast-{self.kind}-{os.getpid()}-"))
+        if os.geteuid() == 0:
+            shutil.chown(self.directory, self.user)
         self.port = 0
         self.addresses = ["127.0.0.1"]
         self.process: subprocess.Popen[bytes] | None = None
 
-    @classmethod
-    def start(cls, settings: dict[str, object] = SETTINGS) -> Postgres:
-        def find() -> Path | None:
-            found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
-            return found[-1].parent if found else None
+    def command(self) -> list[object]:
+        raise NotImplementedError
 
-        programs = installed("postgresql", find)
-        delete_left_over()
-        # Not below the directory of pytest, which other users cannot enter.
-        server = cls(programs, Path(tempfile.mkdtemp(prefix=f"holdfast-postgres-{os.getpid()}-")), settings)
-        try:
-            server.create()
-            server.run()
-        except BaseException:
-            server.stop()
-            raise
-        return server
-
-    def create(self) -> None:
-        password = self.directory / "password"
-        password.write_text(PASSWORD)
-        if os.geteuid() == 0:
-            for path in (self.directory, password):
-                shutil.chown(path, "postgres", "postgres")
-        options = ["-D", self.directory / "data", "-U", "postgres", "-A", "password", "--pwfile", password, "--no-sync"]
-        options += ["--encoding=UTF8", "--locale=C", "--no-instructions"]
-        self.check("initdb", *options)
-
-    def check(self, program: str, *arguments: object) -> None:
-        command = as_user("postgres", self.programs / program, *arguments)
-        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    def is_ready(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.port)) == 0
 
     def run(self) -> None:
+        """Start for the first time, on a port that is free."""
         for _ in range(5):  # another program may take the port first
-            self.port = self.port or free_port()
+            self.choose_port()
             self.restart()
             if self.process is not None and self.process.poll() is None:
-                break
-            self.port = 0
-        with self.connect("postgres", user="postgres") as connection:
-            connection.execute(f"create role {USER} login createdb password '{PASSWORD}'")
+                return
+        pytest.fail(f"{self.kind} does not start: {self.log()[-1000:]}", pytrace=False)
+
+    def choose_port(self) -> None:
+        self.port = free_port()
 
     def restart(self) -> None:
         """Start the server, and wait until it accepts connections."""
-        settings = {**self.settings, "unix_socket_directories": self.directory, "port": self.port}
-        settings["listen_addresses"] = ",".join(self.addresses)
-        options = [text for name, value in settings.items() for text in ("-c", f"{name}={value}")]
+        self.begin()
+        until(lambda: self.process is None or self.process.poll() is not None or self.is_ready())
+
+    def begin(self) -> None:
         with open(self.directory / "log", "ab") as log:
             self.process = subprocess.Popen(
-                as_user("postgres", self.programs / "postgres", "-D", self.directory / "data", *options),
+                as_user(self.user, *self.command()),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for pytest, which then stops the server
             )
-        until(lambda: self.process is None or self.process.poll() is not None or self.is_ready())
-
-    def is_ready(self) -> bool:
-        import psycopg
-
-        try:
-            self.connect("postgres", user="postgres").close()
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    def connect(self, database: str, user: str = USER):
-        import psycopg
-
-        return psycopg.connect(self.url(database, user), autocommit=True)
-
-    def url(self, database: str, user: str = USER) -> str:
-        return f"postgresql://{user}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
@@ -237,10 +206,245 @@ class Postgres:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+class Postgres(Server):
+    kind = user = "postgres"
+
+    def __init__(self, programs: Path, settings: dict[str, object]) -> None:
+        super().__init__()
+        self.programs = programs
+        self.settings = settings
+
+    @classmethod
+    def start(cls, settings: dict[str, object] = SETTINGS) -> Postgres:
+        def find() -> Path | None:
+            found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
+            return found[-1].parent if found else None
+
+        programs = installed("postgresql", find)
+        server = cls(programs, settings)
+        try:
+            server.create()
+            server.run()
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def create(self) -> None:
+        password = self.directory / "password"
+        password.write_text(PASSWORD)
+        if os.geteuid() == 0:
+            shutil.chown(password, "postgres")
+        options = ["-D", self.directory / "data", "-U", "postgres", "-A", "password", "--pwfile", password, "--no-sync"]
+        options += ["--encoding=UTF8", "--locale=C", "--no-instructions"]
+        self.check("initdb", *options)
+
+    def check(self, program: str, *arguments: object) -> None:
+        command = as_user("postgres", self.programs / program, *arguments)
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def run(self) -> None:
+        super().run()
+        with self.connect("postgres", user="postgres") as connection:
+            connection.execute(f"create role {USER} login createdb password '{PASSWORD}'")
+
+    def command(self) -> list[object]:
+        settings = {**self.settings, "unix_socket_directories": self.directory, "port": self.port}
+        settings["listen_addresses"] = ",".join(self.addresses)
+        options = [text for name, value in settings.items() for text in ("-c", f"{name}={value}")]
+        return [self.programs / "postgres", "-D", self.directory / "data", *options]
+
+    def is_ready(self) -> bool:
+        import psycopg
+
+        try:
+            self.connect("postgres", user="postgres").close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def connect(self, database: str, user: str = USER):
+        import psycopg
+
+        return psycopg.connect(self.url(database, user), autocommit=True)
+
+    def url(self, database: str, user: str = USER) -> str:
+        return f"postgresql://{user}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+
+    def allow(self, address: str) -> None:
+        """Accept connections from another machine. It takes effect with the next start."""
+        with open(self.directory / "data/pg_hba.conf", "a") as rules:
+            rules.write(f"host all all {address}/32 password\n")
+
+
+class Redis(Server):
+    """With a password. `restart` forgets all data."""
+
+    kind = "redis"
+    user = "redis"
+
+    def __init__(self, program: Path) -> None:
+        super().__init__()
+        self.program = program
+        self.max_memory = 0
+
+    @classmethod
+    def start(cls) -> Redis:
+        server = cls(installed("redis-server", lambda: program("redis-server")))
+        try:
+            server.run()
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def command(self) -> list[object]:
+        options = {"port": self.port, "save": "", "appendonly": "no", "dir": self.directory, "requirepass": PASSWORD}
+        options["maxmemory"] = self.max_memory
+        words = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        return [self.program, *words, "--bind", *self.addresses]
+
+    def is_ready(self) -> bool:
+        import redis
+
+        try:
+            return bool(self.client().ping())
+        except redis.RedisError:  # it is starting
+            return False
+
+    def client(self):
+        import redis
+
+        return redis.Redis(port=self.port, password=PASSWORD)
+
+    def url(self, name: str, password: str = PASSWORD) -> str:
+        return f"redis://:{password}@127.0.0.1:{self.port}/0/{name}"
+
+    def allow(self, address: str) -> None:
+        """Nothing to do: with a password, every machine may connect."""
+
+
+class EtcdNode(Server):
+    kind = "etcd"
+
+    def __init__(self, program: Path, name: str) -> None:
+        super().__init__()
+        self.program = program
+        self.name = name
+        self.peer_port = 0
+        self.cluster: list[EtcdNode] = [self]
+
+    def choose_port(self) -> None:
+        if all(node.process is None for node in self.cluster):
+            self.port, self.peer_port = free_port(), free_port()
+
+    def command(self) -> list[object]:
+        options = {
+            "name": self.name,
+            "data-dir": self.directory / "data",
+            "listen-client-urls": ",".join(f"http://{address}:{self.port}" for address in self.addresses),
+            "advertise-client-urls": f"http://127.0.0.1:{self.port}",
+            "listen-peer-urls": f"http://127.0.0.1:{self.peer_port}",
+            "initial-advertise-peer-urls": f"http://127.0.0.1:{self.peer_port}",
+            "initial-cluster": ",".join(f"{node.name}=http://127.0.0.1:{node.peer_port}" for node in self.cluster),
+            "heartbeat-interval": 50,
+            "election-timeout": 500,
+            "unsafe-no-fsync": "true",
+        }
+        known = subprocess.run([self.program, "--help"], capture_output=True, text=True, check=False)
+        if "--unsafe-no-fsync" not in known.stdout + known.stderr:
+            del options["unsafe-no-fsync"]
+        return [self.program, *(f"--{name}={value}" for name, value in options.items())]
+
+    def ask(self, method: str, **request: object) -> dict[str, object]:
+        body = json.dumps(request).encode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v3/{method}", body, timeout=5) as answer:
+            found: dict[str, object] = json.loads(answer.read())
+        return found
+
+    def is_ready(self) -> bool:
+        try:
+            self.ask("kv/range", key="AA==")  # a read that needs a leader
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+
+class Etcd:
+    """One node, or a cluster of three."""
+
+    def __init__(self, nodes: list[EtcdNode]) -> None:
+        self.nodes = nodes
+
+    @classmethod
+    def start(cls, number: int = 1) -> Etcd:
+        found = installed("etcd-server", lambda: program("etcd"))
+        server = cls([EtcdNode(found, f"n{index}") for index in range(number)])
+        try:
+            for node in server.nodes:
+                node.cluster = server.nodes
+                node.choose_port()
+            server.restart()
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def restart(self) -> None:
+        """Start the nodes that do not run, and wait until all of them answer."""
+        for node in self.nodes:
+            if node.process is None or node.process.poll() is not None:
+                node.begin()
+        until(lambda: all(node.process is not None and node.process.poll() is None for node in self.nodes))
+        until(self.is_ready)
+
+    def is_ready(self) -> bool:
+        return all(node.is_ready() for node in self.nodes)
+
+    @property
+    def directory(self) -> Path:
+        return self.nodes[0].directory
+
+    @property
+    def addresses(self) -> list[str]:
+        return self.nodes[0].addresses
+
+    def allow(self, address: str) -> None:
+        """Nothing to do: every machine may connect."""
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def shut_down(self) -> None:
+        for node in self.nodes:
+            node.shut_down()
+
+    def kill_leader(self) -> EtcdNode:
+        """Kill the leader, and return it. The other nodes elect another one."""
+        for node in self.nodes:
+            status = node.ask("maintenance/status")
+            header = status["header"]
+            assert isinstance(header, dict)
+            if header["member_id"] == status["leader"]:
+                node.kill()
+                return node
+        raise AssertionError("the cluster has no leader")
+
+    def url(self, name: str, user: str = "") -> str:
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"etcd://{user and user + '@'}{hosts}/{name}"
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
 class FarNetwork:
     """A network of its own, connected to the server by a cable that can be cut. A process enters it by its name."""
 
-    def __init__(self, server: Postgres) -> None:
+    def __init__(self, server: Postgres | Redis | Etcd) -> None:
         if os.geteuid() != 0 or shutil.which("ip") is None:
             cannot("network namespaces: need root and the command ip")
         self.name = f"holdfast{os.getpid()}"
@@ -256,8 +460,7 @@ class FarNetwork:
         self._ip("-n", self.name, "link", "set", end, "up")
         self.connect()
         self._server = server
-        with open(server.directory / "data/pg_hba.conf", "a") as rules:
-            rules.write(f"host all all {far}/32 password\n")
+        server.allow(far)
         server.addresses.append(self._near)
         server.shut_down()
         server.restart()
@@ -273,7 +476,7 @@ class FarNetwork:
         self._ip("link", "set", self._cable, "down")
 
     def url(self, url: str) -> str:
-        return url.replace("@127.0.0.1:", f"@{self._near}:")
+        return url.replace("127.0.0.1:", f"{self._near}:")
 
     def enter(self) -> str:
         """The code by which a process enters it."""
@@ -290,67 +493,13 @@ class FarNetwork:
         self._server.restart()
 
 
-def delete_left_over() -> None:
+def program(name: str) -> Path | None:
+    found = shutil.which(name)
+    return None if found is None else Path(found)
+
+
+def delete_left_over(kind: str) -> None:
     """Delete the files of servers whose process of tests was killed."""
-    for directory in Path(tempfile.gettempdir()).glob("holdfast-postgres-*"):
+    for directory in Path(tempfile.gettempdir()).glob(f"holdfast-{kind}-*"):
         if not is_alive(int(directory.name.split("-")[2])):
             shutil.rmtree(directory, ignore_errors=True)
-
-
-class Redis:
-    """With a password. `restart` forgets all data."""
-
-    def __init__(self, program: Path) -> None:
-        self.program = program
-        self.directory = Path(tempfile.mkdtemp(prefix=f"holdfast-redis-{os.getpid()}-"))
-        self.port = 0
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @classmethod
-    def start(cls) -> Redis:
-        server = cls(installed("redis-server", lambda: next(iter(Path("/usr/bin").glob("redis-server")), None)))
-        try:
-            for _ in range(5):  # another program may take the port first
-                server.port = free_port()
-                server.restart()
-                if server.process is not None and server.process.poll() is None:
-                    return server
-            pytest.fail("redis does not start", pytrace=False)
-        except BaseException:
-            server.stop()
-            raise
-
-    def restart(self) -> None:
-        """Start the server, and wait until it accepts connections."""
-        options = {"port": self.port, "save": "", "appendonly": "no", "dir": self.directory, "requirepass": PASSWORD}
-        words = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        command = ["setpriv", "--pdeathsig", "QUIT", str(self.program), *words, "--bind", "127.0.0.1"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-        until(lambda: self.process is None or self.process.poll() is not None or self.is_ready())
-
-    def is_ready(self) -> bool:
-        import redis
-
-        try:
-            with self.client() as client:
-                return bool(client.ping())
-        except redis.RedisError:  # it is starting
-            return False
-
-    def client(self):
-        import redis
-
-        return redis.Redis(port=self.port, password=PASSWORD)
-
-    def url(self, name: str, password: str = PASSWORD) -> str:
-        return f"redis://:{password}@127.0.0.1:{self.port}/0/{name}"
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)

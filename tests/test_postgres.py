@@ -273,5 +273,5 @@ def test_the_server_of_killed_tests_ends(postgres: str) -> None:
         pid, directory = tests.stdout.readline().split()
         tests.kill()
     until(lambda: not is_alive(int(pid)))
-    servers.delete_left_over()
+    servers.delete_left_over("postgres")
     assert not Path(directory).exists()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from .. import postgres
 from ..errors import HoldfastError, LockLost, Unsupported
+from ..locks.listing import ask_redis
 from ..locks.server import CALL_TIMEOUT_S
 from ..locks.url import ServerLock
 from . import output, servers
@@ -218,17 +219,11 @@ CHECKS: dict[str, Callable[[Room], Finding]] = {
 # What each engine does in its own way.
 
 
-def _end_redis(grant: Any) -> None:
-    from ..locks.redis import _RELEASE
-
-    grant._engine.server.run(_RELEASE, grant._engine, grant.id, timeout=CALL_TIMEOUT_S)
-
-
 # End the session of a grant on the server, as an administrator or a crash would.
 _ENDINGS: dict[str, Callable[[Any], object]] = {
     "PostgresEngine": lambda grant: grant.lease.ask("select pg_terminate_backend(pg_backend_pid())", CALL_TIMEOUT_S),
     "EtcdEngine": lambda grant: grant._engine.call("lease/revoke", {"ID": grant.lease.id}, CALL_TIMEOUT_S),
-    "RedisEngine": _end_redis,
+    "RedisEngine": lambda grant: ask_redis(grant._engine.server, [("ZREM", grant._engine.keys[0], grant.id)]),
 }
 
 
@@ -251,18 +246,8 @@ def _clock_of_etcd(room: Room) -> tuple[float, float]:
         connection.close()
 
 
-def _ask_redis(room: Room, *command: object) -> Any:
-    from ..locks.redis import _ask
-
-    connection = room.lock()._engine.server._connect(CALL_TIMEOUT_S)
-    try:
-        return _ask(connection, [command], time.monotonic() + CALL_TIMEOUT_S)[0]
-    finally:
-        connection.disconnect()
-
-
 def _clock_of_redis(room: Room) -> tuple[float, float]:
-    seconds, microseconds = _ask_redis(room, "TIME")
+    ((seconds, microseconds),) = ask_redis(room.lock()._engine.server, [("TIME",)])
     return int(seconds) + int(microseconds) / 1e6, 0.0
 
 
@@ -283,5 +268,5 @@ def _clean_postgres(room: Room) -> None:
 # Delete what stays on the server after the last release.
 _CLEANERS: dict[str, Callable[[Room], object]] = {
     "PostgresEngine": _clean_postgres,
-    "RedisEngine": lambda room: _ask_redis(room, "DEL", *room.lock()._engine.keys),
+    "RedisEngine": lambda room: ask_redis(room.lock()._engine.server, [("DEL", *room.lock()._engine.keys)]),
 }

@@ -17,16 +17,23 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from .. import postgres
-from .server import CALL_TIMEOUT_S
+from .server import CALL_TIMEOUT_S, holder_of
 from .url import ServerLock, engine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from ..status import Status
+    from ..status import Holder, Status
     from .postgres import PostgresEngine
 
 _BATCH = 500  # locks whose status is read in one round trip
+_EXPIRING = ("holders", "waiters")  # keys of Redis with the time when each member expires
+_ADVISORY_LOCKS = """select ((classid::bigint << 32) | objid::bigint), mode, granted, application_name,
+    extract(epoch from (to_jsonb(l) ->> 'waitstart')::timestamptz)::float
+    from pg_locks l left join pg_stat_activity a using (pid)
+    where locktype = 'advisory' and objsubid = 1
+    and l.database = (select oid from pg_database where datname = current_database())
+    order by to_jsonb(l) ->> 'waitstart', pid"""
 
 
 def locks_on(url: str) -> list[Status]:
@@ -41,7 +48,7 @@ def locks_on(url: str) -> list[Status]:
 
 
 def _on_postgres(url: str) -> list[Status]:
-    from .postgres import _HOLDERS, PostgresEngine
+    from .postgres import PostgresEngine
     from .postgres_sessions import TTL_S
 
     address, ours = postgres.split(url, ("name",))
@@ -53,8 +60,7 @@ def _on_postgres(url: str) -> list[Status]:
             run = session.session.connection.execute
             names = _names(run, ours.get("name"))
             engines = [PostgresEngine(start + quote(name, safe=""), permits=permits) for name, permits in names]
-            keys = [key for engine in engines for key in (engine.number, engine.queue, *engine.slots)]
-            return engines, run(_HOLDERS, [keys]).fetchall()
+            return engines, run(_ADVISORY_LOCKS).fetchall()
 
     engines, rows = postgres.explained(address, read)
     by_key: dict[int, list[Any]] = {}
@@ -64,12 +70,15 @@ def _on_postgres(url: str) -> list[Status]:
 
 
 def _state(engine: PostgresEngine, by_key: dict[int, list[Any]]) -> Status:
-    from .postgres import _holder
-
     holding = [row for key in engine.slots or [engine.number] for row in by_key.get(key, ()) if row[2]]
     queue = by_key.get(engine.queue if engine.permits else engine.number, ())
     waiting = [row for row in queue if engine.permits or not row[2]]  # the first waiter for a permit has the queue
-    return engine.state(tuple(map(_holder, holding)), tuple(map(_holder, waiting)))
+    return engine.state(tuple(map(_session, holding)), tuple(map(_session, waiting)))
+
+
+def _session(row: Any) -> Holder:
+    _, mode, _, application, since = row
+    return holder_of(str(application or "").removeprefix("holdfast "), mode.startswith("Share"), since)
 
 
 def _names(run: Callable[..., Any], name: str | None) -> list[tuple[str, int]]:
@@ -103,7 +112,7 @@ def _on_etcd(url: str) -> list[Status]:
 
 
 def _on_redis(url: str) -> list[Status]:
-    from .redis import _STATUS, RedisEngine, _holder
+    from .redis import RedisEngine, _holder
 
     parts = urlsplit(url)
     database, _, name = parts.path.lstrip("/").partition("/")
@@ -115,9 +124,7 @@ def _on_redis(url: str) -> list[Status]:
     names = [unquote(name)] if name else sorted(_scan(server))
     found = []
     for at in range(0, len(names), _BATCH):
-        some = names[at : at + _BATCH]
-        answers = server.run_all(_STATUS, [(engine_for(each), ()) for each in some], CALL_TIMEOUT_S)
-        for each, (holders, waiters) in zip(some, answers, strict=True):
+        for each, holders, waiters in _members(server, names[at : at + _BATCH]):
             kind = holders[0].partition(b":")[0] if holders else b""
             engine = engine_for(each, int(kind) if kind.isdigit() else 0)
             found.append(engine.state(tuple(map(_holder, holders)), tuple(map(_holder, waiters))))
@@ -126,25 +133,43 @@ def _on_redis(url: str) -> list[Status]:
 
 def _scan(server: Any) -> set[str]:
     """The names of the locks that have a token."""
+    names: set[str] = set()
+    cursor = b"0"
+    while True:
+        ((cursor, keys),) = ask_redis(server, [("SCAN", cursor, "MATCH", "holdfast:{*}:token", "COUNT", 1000)])
+        names.update(key.decode(errors="replace")[len("holdfast:{") : -len("}:token")] for key in keys)
+        if int(cursor) == 0:
+            return names
+
+
+def _members(server: Any, names: list[str]) -> Iterator[tuple[str, list[bytes], list[bytes]]]:
+    """The ids of the holders and waiters of each lock whose lease has not expired."""
+    ((seconds, microseconds),) = ask_redis(server, [("TIME",)])
+    now = int(seconds) * 1000 + int(microseconds) // 1000
+    commands: list[tuple[object, ...]] = []
+    for name in names:
+        commands += (("ZRANGEBYSCORE", f"holdfast:{{{name}}}:{key}", f"({now}", "+inf") for key in _EXPIRING)
+        commands.append(("ZRANGE", f"holdfast:{{{name}}}:queue", 0, -1))
+    answers = iter(ask_redis(server, commands))
+    for name, holders, alive, queue in zip(names, answers, answers, answers, strict=True):
+        yield name, holders, [id for id in queue if id in set(alive)]
+
+
+def ask_redis(server: Any, commands: list[tuple[object, ...]]) -> list[Any]:
+    """Send commands in one round trip. Raises ConnectionFailed."""
     from redis.exceptions import RedisError
 
-    from . import redis
+    from .redis import _ask, failure
 
-    names: set[str] = set()
-    cursor, until = b"0", monotonic() + CALL_TIMEOUT_S
     connection = server._connect(CALL_TIMEOUT_S)
-    failed = None
     try:
-        while failed is None:
-            (answer,) = redis._ask(connection, [("SCAN", cursor, "MATCH", "holdfast:{*}:token", "COUNT", 1000)], until)
-            if isinstance(answer, Exception):
+        answers = _ask(connection, commands, monotonic() + CALL_TIMEOUT_S)
+        for answer in answers:
+            if isinstance(answer, RedisError):
                 raise answer
-            cursor, keys = answer
-            names.update(key.decode(errors="replace")[len("holdfast:{") : -len("}:token")] for key in keys)
-            if int(cursor) == 0:
-                return names
+        return answers
     except RedisError as error:
-        failed = redis.failure(server.name, error)
+        failed = failure(server.name, error)
     finally:
         connection.disconnect()
     raise failed  # here, so that no traceback contains the error of redis-py, which may show the password
