@@ -104,12 +104,28 @@ def command_of(pid: int) -> str | None:
         program, *words = words
     elif "holdfast" in words and words[words.index("holdfast") - 1] == "-m":
         program, *words = words[words.index("holdfast") :]
-    line = " ".join([os.path.basename(program), *words]).strip()
-    if "://" in line:
-        import re
+    return sanitise(without_passwords(" ".join([os.path.basename(program), *words]).strip())) or None
 
-        line = re.sub(r"(://[^:@/?\s]*:)[^@\s]*@", r"\1***@", line)
-    return sanitise(line) or None
+
+# Between the first colon after the user name and the last @ before the path. A password that contains / or ? should be
+# percent-encoded. If it is not, everything up to the last @ is hidden, unless it can only be a port and a path.
+_PASSWORD = r"://[^:@/?#\s]*:(?:([^/?#\s]*)@|(?!\d*[/?#])(\S*)@)|[?&]\w*password=([^&\s]+)"
+
+
+def password_spans(text: str) -> list[tuple[int, int]]:
+    """Where the passwords of URLs begin and end in a command line."""
+    if "://" not in text:
+        return []
+    import re
+
+    return [found.span(found.lastindex or 0) for found in re.finditer(_PASSWORD, text)]
+
+
+def without_passwords(text: str) -> str:
+    """A command line, or a URL, with *** for each password."""
+    for first, last in reversed(password_spans(text)):
+        text = f"{text[:first]}***{text[last:]}"
+    return text
 
 
 def describe(pid: int) -> str:

@@ -14,8 +14,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+import servers
 from support import NO_PROCESS, Peer, end_workers, until
 
+import holdfast
 from holdfast import Lock, LockFile, TaskQueue
 
 pyte = pytest.importorskip("pyte")
@@ -150,6 +152,24 @@ def test_control_c_reaches_the_command_once(path: str, terminal: Callable[..., T
     assert "end 1" in runner.text(), "the terminal sent it to the whole group; we do not send it again"
 
 
+def test_control_c_on_a_server_ends_a_wait_and_reaches_the_command_once(
+    postgres: str, terminal: Callable[..., Terminal]
+) -> None:
+    url = f"{postgres}?name=deploy"
+    with holdfast.lock(url):
+        waiter = terminal("run", url, "--", "true")
+        waiter.until_shows("1st of 1 in the queue")
+        waiter.press("\x03")
+        assert waiter.wait() == 130
+        assert "Traceback" not in waiter.text() and "waiting" not in waiter.text()
+    script = "n=0; trap 'n=$((n+1))' INT; echo here; for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done; echo end $n"
+    runner = terminal("run", url, "--", "bash", "-c", script)
+    runner.until_shows("here")
+    runner.press("\x03")
+    assert runner.wait() == 0
+    assert "end 1" in runner.text()
+
+
 def test_the_line_of_acquire(path: str, terminal: Callable[..., Terminal]) -> None:
     hold = LockFile(path, tag="deploy").acquire()
     waiter = terminal("acquire", path, "--timeout", "30")
@@ -259,6 +279,19 @@ def test_top_follows_what_happens(tmp_path: Path, terminal: Callable[..., Termin
     with Lock(tmp_path / "x.lock"):
         top.until_shows("1 locks, 1 held")
     top.until_shows("0 locks")
+    top.press("q")
+    assert top.wait() == 0
+
+
+def test_top_shows_the_locks_of_a_server(postgres: str, terminal: Callable[..., Terminal]) -> None:
+    pytest.importorskip("textual")
+    with holdfast.lock(f"{postgres}?name=deploy"):
+        top = terminal("top", "--every", "0.1", postgres)
+        text = top.until_shows("1 locks, 1 held", "name=deploy held", "postgresql://tester:***@")
+        top.press("b")
+        text += top.until_shows("end the holder")
+    text += top.until_shows("1 locks, 0 held")
+    assert servers.PASSWORD not in text
     top.press("q")
     assert top.wait() == 0
 

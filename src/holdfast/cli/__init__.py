@@ -30,11 +30,11 @@ COMMANDS = {
     "release": ("sema", "give a lock file back"),
     "status": ("sema", "say who holds a lock"),
     "wait": ("waiting", "wait until a lock is free, without taking it"),
-    "ls": ("listing", "list the locks in directories"),
-    "top": ("top", "watch the locks in directories, live"),
+    "ls": ("listing", "list the locks in directories and on servers"),
+    "top": ("top", "watch the locks in directories and on servers, live"),
     "clean": ("mending", "remove stale locks and what crashes left"),
     "break": ("mending", "take a lock away from its holder"),
-    "doctor": ("doctor", "try out what the file system of a directory really does"),
+    "doctor": ("doctor", "test what the file system of a directory, or a server, really does"),
     "completion": ("completion", "print the completion script for a shell"),
 }
 ALIASES = {"try-acquire": "try"}
@@ -64,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and any("://" in word for word in words):
+        from .passwords import hide_in_arguments
+
+        hide_in_arguments()
     output.prepare()
     name = words[0] if words else ""
     if name in ("", "-h", "--help", "help"):

@@ -87,6 +87,21 @@ class Parser(argparse.ArgumentParser):
         return False
 
 
+URLS = """\
+URLs of locks on servers: postgresql://user@host/database?name=NAME, etcd://host:2379/NAME, redis://host:6379/0/NAME,
+smb://host/share/FILE
+"""
+
+
+def is_url(text: str) -> bool:
+    """Is this the URL of a lock on a server, and not a path?"""
+    scheme, colon, _ = text.partition("://")
+    return bool(colon) and scheme[:1].isalpha() and scheme.translate(_IN_SCHEMES).isalnum() and scheme.isascii()
+
+
+_IN_SCHEMES = str.maketrans("", "", "+.-")
+
+
 def _width() -> int:
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns) > 0:

@@ -1,6 +1,7 @@
 """`holdfast doctor`: what the file system of a directory really does, found out by trying.
 
 Everything happens in a directory of its own, which is gone afterwards. "Two processes" are this one and a child.
+A server is tested by `server_doctor`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ..paths import Mount
 
 EXAMPLES = """\
-exit status: 0 every kind of lock is safe there, 1 some are not
+exit status: 0 every kind of lock is safe there, 1 some are not, 3 an error of the system or the server
 
 examples:
   holdfast doctor /tmp
@@ -46,13 +47,19 @@ class Finding:
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument("path", metavar="PATH", nargs="?", default=".", help="a directory, or a path in it (here)")
+    parser.epilog = f"{arguments.URLS}The test uses a random name.\n\n{EXAMPLES}"
+    parser.add_argument(
+        "path", metavar="PATH", nargs="?", default=".", help="a directory, a path in it, or the URL of a server"
+    )
     arguments.add_json(parser)
     parser.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
+    if arguments.is_url(options.path):
+        from . import server_doctor
+
+        return server_doctor.call(options)
     if not hasattr(os, "fork"):
         raise Unsupported("holdfast doctor needs a second process by fork, which this system does not have")
     os.stat(options.path)  # a share that is not mounted is not there
@@ -92,15 +99,15 @@ def _show(directory: str, mount: Mount, findings: list[Finding], verdicts: list[
     output.say(f"{output.shown(os.path.realpath(directory))}: {kind}, mounted at {output.shown(mount.where)}\n")
     width = max(len(finding.what) for finding in [*findings, *verdicts])
     for finding in findings:
-        _say(finding, width, {True: "yes", False: "NO", None: "-"})
+        say_finding(finding, width, {True: "yes", False: "NO", None: "-"})
     output.say("")
     for finding in verdicts:
-        _say(finding, width, {True: "safe", False: "NOT SAFE", None: "-"})
+        say_finding(finding, width, {True: "safe", False: "NOT SAFE", None: "-"})
     verdict = "Every kind of lock is safe here." if safe else "Not every kind of lock is safe here."
     output.say("\n" + output.coloured(verdict, output.GREEN if safe else output.RED))
 
 
-def _say(finding: Finding, width: int, words: dict[bool | None, str]) -> None:
+def say_finding(finding: Finding, width: int, words: dict[bool | None, str]) -> None:
     colour = {True: output.GREEN, False: output.RED, None: output.DIM}[finding.good]
     result = output.coloured(f"{words[finding.good]:8}", colour)
     output.say(f"  {finding.what:{width}}  {result}  {output.shown(finding.note)}".rstrip())
@@ -133,10 +140,13 @@ def _remove(room: str) -> None:
 
 
 class Other:
-    """A child that does something, says so, and stays until the `with` block is left."""
+    """A child that does something, says so, and stays until `go_on`, or until the `with` block is left.
 
-    def __init__(self, action: Callable[[], Any]) -> None:
-        self._action = action
+    Then it calls `then` with the result of the action, and ends.
+    """
+
+    def __init__(self, action: Callable[[], Any], then: Callable[[Any], object] = id) -> None:
+        self._action, self._then = action, then
 
     def __enter__(self) -> Other:
         ready, told = pipe(writer=InheritedFd)
@@ -148,6 +158,7 @@ class Other:
                 kept = self._action()  # until it ends: the kernel lets go of it then
                 os.write(told.fd, b"1")
                 os.read(go_on.fd, 1)
+                self._then(kept)
                 code = 0 if kept is not None else 1
             except BaseException:
                 pass
@@ -159,8 +170,11 @@ class Other:
             self.did = os.read(ready.fd, 1) == b"1"
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def go_on(self) -> None:
         self._go_on.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.go_on()
         os.waitpid(self._pid, 0)
 
 

@@ -1,4 +1,4 @@
-"""`holdfast ls`: every lock in some directories, of all kinds, and its state."""
+"""`holdfast ls`: every lock in some directories and on some servers, of all kinds, and its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..status import Status
 
 EXAMPLES = """\
-exit status: 0 unless a directory cannot be read
+exit status: 0, or 3 if a directory or a server cannot be read
 
 examples:
   holdfast ls
@@ -28,8 +28,8 @@ _HEADINGS = ("STATE", "KIND", "AGE", "WAITING", "PID", "USER", "LOCK", "HOLDER")
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], help="where to look (here)")
+    parser.epilog = f"{arguments.URLS}Without a name: all locks of the server.\n\n{EXAMPLES}"
+    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], help="directories, or URLs of servers")
     parser.add_argument("-r", "--recursive", action="store_true", help="in their directories too")
     parser.add_argument("--held", action="store_true", help="only those that are held")
     arguments.add_json(parser)
@@ -43,6 +43,9 @@ def call(options: argparse.Namespace) -> int:
             everything += all_locks([directory], options.recursive)
         except OSError as error:
             output.complain(f"holdfast ls: {output.shown(directory)}: {error.strerror}")
+            code = 3
+        except HoldfastError as error:
+            output.complain(f"holdfast ls: {output.shown(output.without_passwords(str(error)))}")
             code = 3
     found = [status for status in everything if status.held or not options.held]
     if options.json:
@@ -70,12 +73,15 @@ def state_of(status: Status) -> str:
         return "stale"
     if status.corrupt:
         return "corrupt"
-    return "shared" if status.kind == "lock" and any(holder.shared for holder in status.holders) else "held"
+    is_lock = status.permits is None and status.kind not in ("file", "task")
+    return "shared" if is_lock and any(holder.shared for holder in status.holders) else "held"
 
 
 def kind_name(status: Status) -> str:
     if status.kind == "semaphore":
         return f"{len(status.holders)} of {status.permits}"
+    if status.permits is not None:
+        return f"{status.kind}, {len(status.holders)} of {status.permits}"
     return "kernel" if status.kind == "lock" else status.kind
 
 
@@ -93,6 +99,8 @@ def _row(status: Status) -> tuple[str, ...]:
 
 
 def relative(path: str) -> str:
+    if arguments.is_url(path):
+        return path
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 
@@ -152,6 +160,11 @@ def all_locks(
     locked = kernel_locked_inodes()
     found: list[Status] = []
     for directory in directories:
+        if arguments.is_url(directory):
+            from .servers import locks_on
+
+            found += locks_on(directory)
+            continue
         for path in candidates(directory, recursive, quiet=quiet):
             if stop():
                 return found

@@ -9,7 +9,7 @@ from .. import LockFile
 from ..errors import NotLocked
 from . import arguments, output
 from .kinds import kind_of
-from .sema import HELD, POLICY_HELP, STALE_HELP, lock_at
+from .sema import HELD, POLICY_HELP, STALE_HELP, lock_at, refuse_url
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def configure(name: str, parser: arguments.Parser) -> None:
 
 
 def clean(options: argparse.Namespace) -> int:
+    refuse_url("clean", options.path)
     cleaned = [path for path in _lock_files(options.path) if _clean(path, options)]
     if options.json:
         output.say_json({"cleaned": bool(cleaned), "paths": cleaned})
@@ -76,6 +77,7 @@ def _lock_files(path: str) -> list[str]:
 
 
 def break_(options: argparse.Namespace) -> int:
+    refuse_url("break", options.path)
     kind = kind_of(options.path)
     if kind in ("lock", "semaphore"):
         return _is_kernel_lock(options)

@@ -2,6 +2,8 @@
 
 The child inherits the descriptor that carries the lock, so that it keeps the lock if this process is killed; and when
 the child has ended, the lock is released by name, so that a grandchild in the background does not keep it.
+
+A lock on a server is held by this process alone. See `servers`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import sys
 
 from .. import Lock
-from ..errors import LockLost, NotALockFile, Timeout, Unsupported
+from ..errors import ConnectionFailed, LockLost, NotALockFile, Timeout
 from . import arguments, output
 
 TYPE_CHECKING = False
@@ -39,9 +41,9 @@ examples:
 
 def configure(name: str, parser: arguments.Parser) -> None:
     parser.usage = "holdfast run TARGET [options] -- COMMAND …\n       holdfast run TARGET [options] -c 'SHELL LINE'"
-    parser.epilog = EXAMPLES
+    parser.epilog = f"{arguments.URLS}\n{EXAMPLES}"
     parser.misuse, parser.failure, parser.takes_command = MISUSE, FAILURE, True
-    parser.add_argument("target", metavar="TARGET", help="the path of the lock")
+    parser.add_argument("target", metavar="TARGET", help="the path of the lock, or the URL of a lock on a server")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("-s", "--shared", action="store_true", help="share the lock with others that share it")
     mode.add_argument("-x", "--exclusive", action="store_true", help="have it alone (the default)")
@@ -56,6 +58,9 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.add_argument("--tag", help="what to say about the holder (--kind file)")
     parser.add_argument(
         "--stale", metavar="S", type=arguments.seconds, default=3600.0, help="take over what is so old (--kind file)"
+    )
+    parser.add_argument(
+        "--ttl", metavar="S", type=arguments.seconds, help="a server keeps the lock of a vanished holder so long (10)"
     )
     parser.add_argument(
         "--grace", metavar="S", type=arguments.seconds, default=10.0, help="from SIGTERM to SIGKILL if it is lost"
@@ -76,6 +81,10 @@ def add_waiting(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     command = command_of(options)
+    if arguments.is_url(options.target):
+        from . import servers
+
+        return servers.run(options, command)
     lock = _lock(options)
     hold = acquire(lock, 0 if options.no_wait else options.timeout, options)
     if hold is None:
@@ -94,8 +103,8 @@ def command_of(options: argparse.Namespace) -> list[str]:
 
 
 def _lock(options: argparse.Namespace) -> BaseLock[Any]:
-    if "://" in options.target:
-        raise Unsupported(f"{options.target}: there is no engine for this kind of address", path=options.target)
+    if options.ttl is not None:
+        raise ValueError("--ttl is for locks on servers, and this is a path: leave it out")
     if options.kind == "file":
         if options.shared or options.permits is not None:
             raise ValueError("a lock file has one holder: --kind file goes with neither -s nor -j")
@@ -147,6 +156,8 @@ def _other_kind(path: str) -> NotALockFile:
 class Child:
     """The command, while the lock is held for it."""
 
+    on_server = False  # then the kernel kills the command if this process dies, and there is no file to watch
+
     def __init__(self, hold: Hold, options: argparse.Namespace) -> None:
         self._hold = hold
         self._close: bool = options.close
@@ -166,6 +177,9 @@ class Child:
             return LOST
         except OSError as error:
             output.complain(f"holdfast: {output.shown(self.path)}: the lock file was not removed: {error.strerror}")
+        except ConnectionFailed as error:
+            text = output.shown(output.without_passwords(str(error)))
+            output.complain(f"holdfast: the lock was not released: {text} The server releases it when it expires.")
         return status
 
     def run_only(self, command: list[str]) -> int:

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from .. import LockFile
 from ..errors import HoldfastError
-from . import listing, output
+from . import arguments, listing, output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +141,7 @@ class Screen(Live["list[Status]"]):
         self._held_only = False
         self._wanted = ""
         self._looked = False
+        self._name_width = _COLUMNS["LOCK"]
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -160,7 +161,7 @@ class Screen(Live["list[Status]"]):
         table, more = self.query_one(DataTable), max(0, self.size.width - sum(_COLUMNS.values()))
         columns = {str(column.label): column for column in table.ordered_columns}
         if columns:
-            columns["LOCK"].width = _COLUMNS["LOCK"] + more // 3
+            columns["LOCK"].width = self._name_width = _COLUMNS["LOCK"] + more // 3
             columns["HOLDER"].width = _COLUMNS["HOLDER"] + more - more // 3
             self._draw()
 
@@ -200,7 +201,7 @@ class Screen(Live["list[Status]"]):
         state = listing.state_of(status)
         waited = longest_wait(status)
         texts = (
-            output.shown(listing.relative(status.path)),
+            _name(status, self._name_width),
             state,
             listing.kind_name(status),
             listing.age_of(status),
@@ -266,6 +267,8 @@ class Screen(Live["list[Status]"]):
         chosen = self._chosen()
         if chosen is None or not chosen.held:
             self.notify("nobody holds this lock")
+        elif arguments.is_url(chosen.path):
+            self.notify("the server releases this lock when its holder has ended: end the holder", severity="warning")
         elif chosen.kind != "file":
             self.notify("a kernel lock cannot be taken away; it is free when its holder has ended", severity="warning")
         else:
@@ -280,6 +283,13 @@ class Screen(Live["list[Status]"]):
         else:
             self.notify(f"{output.shown(status.path)} is free")
         self._look()
+
+
+def _name(status: Status, width: int) -> str:
+    """The path of a lock. A URL ends with the name of the lock, so that its beginning is cut."""
+    text = output.shown(listing.relative(status.path))
+    is_cut = arguments.is_url(status.path) and len(text) >= width  # with a space behind it
+    return f"…{text[2 - width :]}" if is_cut else text
 
 
 def _details(status: Status) -> str:

@@ -36,8 +36,10 @@ EXAMPLES = {
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.epilog = f"{_STATUSES}\nexample:\n  {EXAMPLES[name]}\n"
-    parser.add_argument("path", metavar="PATH", help="the lock file")
+    urls = f"{arguments.URLS}\n" if name == "status" else ""
+    parser.epilog = f"{urls}{_STATUSES}\nexample:\n  {EXAMPLES[name]}\n"
+    what = "the lock: its path, or the URL of a lock on a server" if name == "status" else "the lock file"
+    parser.add_argument("path", metavar="PATH", help=what)
     parser.add_argument("--stale", metavar="S", type=arguments.seconds, default=3600.0, help=STALE_HELP)
     parser.add_argument("--policy", choices=("proof", "old", "dead-and-old"), default="proof", help=POLICY_HELP)
     if name in ("try", "acquire"):
@@ -86,7 +88,16 @@ def acquire(options: argparse.Namespace) -> int:
     return _acquire(options, options.timeout)
 
 
+def refuse_url(command: str, path: str) -> None:
+    """Raise Unsupported if the path is a URL."""
+    if arguments.is_url(path):
+        from . import servers
+
+        servers.refuse(command, path)
+
+
 def _acquire(options: argparse.Namespace, timeout: float | None) -> int:
+    refuse_url("acquire", options.path)
     lock = lock_of(options, tag=options.tag, fence=options.fence)
     pid = options.pid or os.getppid()
     try:
@@ -135,6 +146,7 @@ def _say_held(found: Status, timeout: float | None, options: argparse.Namespace)
 
 
 def release(options: argparse.Namespace) -> int:
+    refuse_url("release", options.path)
     lock = lock_at(options.path, kind_of(options.path), options.stale or None, options.policy)
     code, text = 0, f"Lock released: {output.shown(options.path)}"
     answer: dict[str, object] = {"released": True}
@@ -171,10 +183,11 @@ def _way_out(found: Status) -> str:
 
 def status(options: argparse.Namespace) -> int:
     facts = _facts(options)
+    path = facts["path"] if arguments.is_url(options.path) else options.path
     if options.json:
         output.say_json(_as_json(facts))
     elif not options.quiet:
-        output.say("\n".join(_lines(options.path, facts)))
+        output.say("\n".join(_lines(path, facts)))
     return HELD if facts["held"] else 0
 
 
@@ -183,6 +196,12 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
 
     Of a lock file for which nobody queues, without `Status`: to import dataclasses takes as long as all the rest.
     """
+    if arguments.is_url(options.path):
+        from . import servers
+
+        if options.kind is not None:
+            raise ValueError("--kind does not go with a URL: its scheme names the kind. Leave it out.")
+        return servers.facts(options.path)
     kind = options.kind or kind_of(options.path) or "file"
     lock = lock_of(options)
     if kind == "file" and not os.path.isdir(os.path.realpath(lock.path) + ".queue"):
@@ -286,12 +305,19 @@ def _running(facts: dict[str, Any]) -> str:
     return "yes" if system.process_exists(facts["pid"]) else "no"
 
 
+def _kind(facts: dict[str, Any]) -> str:
+    names = {"lock": "kernel lock", "task": "lock of a task"}
+    if facts["kind"] in names:
+        return names[facts["kind"]]
+    name = f"semaphore of {facts['permits']}" if facts["permits"] else "lock"
+    return name if facts["kind"] == "semaphore" else f"{name}, {facts['kind']}"
+
+
 def _own_lines(facts: dict[str, Any]) -> list[str]:
     lines = []
     holders = facts.get("holders", ())
     if facts["kind"] != "file":
-        names = {"lock": "kernel lock", "task": "lock of a task"}
-        lines.append("  Kind: " + names.get(facts["kind"], f"semaphore of {facts['permits']}"))
+        lines.append(f"  Kind: {_kind(facts)}")
     if len(holders) > 1:
         lines.append(f"  Holders: {', '.join(str(holder['pid']) for holder in holders)}")
     if facts["command"]:

@@ -2,7 +2,10 @@
 
 The signals stay blocked, so none is lost between two calls. One from the terminal goes to the whole foreground group,
 to the child too, and is not passed on a second time; the kernel says where each comes from. Events on the lock's file
-arrive as SIGIO.
+arrive as SIGIO. The thread that renews a lock on a server sends SIGIO when the lock is lost.
+
+The command of a lock on a server cannot inherit the lock. The kernel kills it when this process dies, with the signal
+that the command asks for between fork and exec (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from math import inf
 from time import monotonic
 
 from .. import system
-from ..files import OwnedFd
+from ..files import InheritedFd, OwnedFd, pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ _A_MOMENT = 0.05  # seconds
 _LOOK = 1.0  # seconds between looks where the file system tells of no events
 _SAFETY_LOOK = 10.0
 _LONGEST = 1e6  # what the system can wait for
+_PR_SET_PDEATHSIG = 1
 
 
 def supervise(child: Child, command: list[str]) -> int:
@@ -54,6 +58,8 @@ def supervise(child: Child, command: list[str]) -> int:
 
 
 def _spawn(child: Child, command: list[str], mask: set[int]) -> int:
+    if child.on_server:
+        return _spawn_bound(command, child.environment(), mask)
     fds = child.inherited()
     for fd in fds:
         os.set_inheritable(fd, True)
@@ -62,6 +68,48 @@ def _spawn(child: Child, command: list[str], mask: set[int]) -> int:
     finally:
         for fd in fds:
             os.set_inheritable(fd, False)
+
+
+def _spawn_bound(command: list[str], environment: dict[str, str], mask: set[int]) -> int:
+    """Start a command that the kernel kills when this process dies.
+
+    posix_spawn cannot do that, and a program in between (setpriv) is not everywhere. Other threads run here, so the
+    child calls nothing between fork and exec that may wait for one of them.
+    """
+    import ctypes
+    import warnings
+
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+    failed, report = pipe(writer=InheritedFd)  # closed by exec
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about the other threads
+        pid = os.fork()
+    if pid == 0:
+        try:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == parent:  # else it has died already
+                _reset_signals(mask)
+                os.execvpe(command[0], command, environment)
+        except OSError as error:
+            os.write(report.fd, str(error.errno).encode())
+        finally:
+            os._exit(1)
+    report.close()
+    with failed:
+        number = int(os.read(failed.fd, 16) or 0)
+    if number:
+        os.waitpid(pid, 0)
+        raise OSError(number, os.strerror(number))
+    return pid
+
+
+def _reset_signals(mask: set[int]) -> None:
+    """Handlers of Python end with exec. A signal that comes before that must do what it will do after it."""
+    for number in (*_PASSED_ON, *_RESET):
+        if number in _RESET or callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class _Supervisor:
@@ -102,7 +150,7 @@ class _Supervisor:
 
     def _look_at_lock(self) -> None:
         if self._look == _A_MOMENT:
-            self._watch = _watch(self._child.path)
+            self._watch = None if self._child.on_server else _watch(self._child.path)
             self._look = _LOOK if self._watch is None else _SAFETY_LOOK
         if self._watch is not None:
             self._watch.drain()

@@ -1,4 +1,7 @@
-"""`holdfast top`: the locks in some directories, live. The screen itself is `screen`, which needs Textual."""
+"""`holdfast top`: the locks in some directories and on some servers, live.
+
+The screen itself is `screen`, which needs Textual.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ examples:
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], help="where to look (here)")
+    parser.epilog = f"{arguments.URLS}Without a name: all locks of the server.\n\n{EXAMPLES}"
+    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], help="directories, or URLs of servers")
     parser.add_argument("-r", "--recursive", action="store_true", help="in their directories too")
     parser.add_argument("--every", metavar="S", type=arguments.seconds, default=1.0, help="seconds between looks (1)")
     arguments.add_json(parser, "print how it stands now, as JSON, and end")
@@ -36,8 +39,11 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         output.say_json([as_json(status) for status in all_locks(options.directories, options.recursive)])
         return 0
-    for directory in options.directories:
-        os.scandir(directory).close()  # one that cannot be read: say so before the screen opens
+    for directory in options.directories:  # one that cannot be read: say so before the screen opens
+        if arguments.is_url(directory):
+            all_locks([directory], recursive=False)
+        else:
+            os.scandir(directory).close()
     if not output.on_terminal(sys.stdin) or not output.on_terminal(sys.stderr):
         raise Unsupported("holdfast top needs a terminal; holdfast ls shows the same, once")
     try:

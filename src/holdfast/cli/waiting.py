@@ -29,9 +29,9 @@ examples:
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument("path", metavar="PATH", help="the lock, or with --all a directory of locks")
-    parser.add_argument("--all", action="store_true", help="all locks that are in the directory now")
+    parser.epilog = f"{arguments.URLS}\n{EXAMPLES}"
+    parser.add_argument("path", metavar="PATH", help="the lock or its URL; with --all a directory or a server")
+    parser.add_argument("--all", action="store_true", help="all locks that are there now")
     parser.add_argument("--timeout", metavar="S", type=arguments.seconds, help="wait at most so many seconds")
     parser.add_argument("--stale", metavar="S", type=arguments.seconds, default=3600.0, help=STALE_HELP)
     parser.add_argument("--policy", choices=("proof", "old", "dead-and-old"), default="proof", help=POLICY_HELP)
@@ -42,6 +42,8 @@ def configure(name: str, parser: arguments.Parser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
+    if arguments.is_url(options.path):
+        return _on_server(options)
     from .listing import all_locks
 
     locks = [(options.path, kind_of(options.path))]
@@ -53,10 +55,24 @@ def call(options: argparse.Namespace) -> int:
             _wait(path, kind, None if deadline is None else max(0.0, deadline - monotonic()), options)
         except Timeout as error:
             return _timed_out(error, options)
+    return _free(options.path, options)
+
+
+def _on_server(options: argparse.Namespace) -> int:
+    from . import servers
+
+    try:
+        servers.wait(options, None if options.timeout is None else monotonic() + options.timeout)
+    except Timeout as error:
+        return _timed_out(error, options)
+    return _free(servers.shown_name(options.path), options)
+
+
+def _free(path: str, options: argparse.Namespace) -> int:
     if options.json:
-        output.say_json({"free": True, "path": options.path})
+        output.say_json({"free": True, "path": path})
     elif not options.quiet:
-        output.say(f"{'All locks are' if options.all else 'Lock is'} free: {output.shown(options.path)}")
+        output.say(f"{'All locks are' if options.all else 'Lock is'} free: {output.shown(path)}")
     return 0
 
 

@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from .. import wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath
+from ..owner import without_passwords
 from .engine import BUSY, Outcome
 from .etcd_client import LEASE_NOT_FOUND, EtcdError, EtcdLease, EtcdServer, Watch, decode, encode, servers
 from .server import (
@@ -36,7 +37,6 @@ from .server import (
     client_name,
     holder_of,
     unreachable,
-    without_password,
 )
 
 TYPE_CHECKING = False
@@ -58,7 +58,7 @@ class EtcdEngine(ServerEngine):
 
     def __init__(self, url: str, *, shared: bool = False, permits: int = 0, ttl: float | None = None) -> None:
         parts = urlsplit(url)
-        super().__init__(without_password(url), "etcd")
+        super().__init__(without_passwords(url), "etcd")
         name = unquote(parts.path[1:])
         if not name or "\0" in name or not parts.netloc.rpartition("@")[2]:
             raise UnsafePath(

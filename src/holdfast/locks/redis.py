@@ -33,6 +33,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from .. import process, system, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from ..files import OwnedFd, pipe
+from ..owner import without_passwords
 from .engine import BUSY, Outcome
 from .redis_scripts import ACQUIRE, KEYS, RELEASE, RENEW, STATUS, Script
 from .server import (
@@ -45,7 +46,6 @@ from .server import (
     clock,
     holder_of,
     unreachable,
-    without_password,
 )
 
 TYPE_CHECKING = False
@@ -261,7 +261,7 @@ class RedisEngine(ServerEngine):
         if redis is None:
             raise Unsupported("Redis needs redis-py, which is not installed. Run: pip install 'holdfast[redis]'")
         parts = urlsplit(url)
-        super().__init__(without_password(url), "redis")
+        super().__init__(without_passwords(url), "redis")
         database, _, name = parts.path.lstrip("/").partition("/")
         name = unquote(name)
         if not database.isdigit() or not name or "\0" in name:

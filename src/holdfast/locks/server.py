@@ -402,12 +402,5 @@ def holder_of(client: str, shared: bool, since: float | None = None) -> Holder:
     return Holder(int(pid), shared, None, host or None, since)
 
 
-def without_password(url: str) -> str:
-    """The URL for a message."""
-    head, at, host = url.rpartition("@")
-    scheme, _, user = head.partition("://")
-    return f"{scheme}://{user.partition(':')[0]}:***@{host}" if at and ":" in user else url
-
-
 def unreachable(name: str, reason: object, remedy: str) -> ConnectionFailed:
     return ConnectionFailed(f"{name}: {reason}. {remedy}", path=name)

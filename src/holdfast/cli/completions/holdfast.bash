@@ -8,7 +8,7 @@
 _shtab_holdfast_tasks_subparsers=(put work ls show watch stats retry cancel purge pause resume schedule unschedule recover)
 _shtab_holdfast_subparsers=(run dir events tasks fd try acquire release status wait ls top clean break doctor completion)
 
-_shtab_holdfast_run_option_strings=(-h --help -s --shared -x --exclusive -j --permits -n --no-wait --nonblock -w --timeout --wait -E --busy-code -o --close -c --fair --no-fair --keep --kind --tag --stale --grace --json -q --quiet)
+_shtab_holdfast_run_option_strings=(-h --help -s --shared -x --exclusive -j --permits -n --no-wait --nonblock -w --timeout --wait -E --busy-code -o --close -c --fair --no-fair --keep --kind --tag --stale --ttl --grace --json -q --quiet)
 _shtab_holdfast_dir_option_strings=(-h --help --keep --to --no-durable -c -n --no-wait --nonblock -w --timeout --wait -E --busy-code -o --close --grace -j --json -q --quiet)
 _shtab_holdfast_events_option_strings=(-h --help --type --tag --after --limit --backwards --batch --json-line --unless-type --unless-tag --no-durable --lock-timeout -j --json)
 _shtab_holdfast_tasks_put_option_strings=(-h --help --id --after --delay --max-pending --wait --no-durable --parse --priority --attempts --timeout --key --limit --rate --json -q --quiet)
