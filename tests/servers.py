@@ -1,6 +1,6 @@
 """Real servers for the tests, on loopback.
 
-    server = Postgres.start()       installs PostgreSQL if this process may
+    server = Postgres.start()       installs PostgreSQL if this process may. `Samba` starts in the same way
     server.url("database")          for a user without special rights
     server.kill()                   SIGKILL for every process of the server
     server.restart()                the same data and the same port
@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,126 @@ class Postgres:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+class Samba:
+    """A file server with the share "store". It closes the files of a client that vanished after about 10 seconds."""
+
+    user = "daemon"  # Samba needs an account of the system for each user
+
+    def __init__(self, program: Path, directory: Path) -> None:
+        self.program = program
+        self.directory = directory
+        self.share = directory / "share"
+        self.port = 0
+        self.addresses = ["127.0.0.1"]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def start(cls) -> Samba:
+        if os.geteuid() != 0:
+            cannot("samba: the server needs root")
+        program = installed("samba", lambda: next(iter(Path("/usr/sbin").glob("smbd")), None))
+        delete_left_over("samba")
+        server = cls(program, Path(tempfile.mkdtemp(prefix=f"holdfast-samba-{os.getpid()}-")))
+        try:
+            server.share.mkdir()
+            server.run()
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def configure(self) -> None:
+        private = ("state", "lock", "cache", "pid", "ncalrpc", "private")
+        for name in private:
+            (self.directory / name).mkdir(exist_ok=True)
+        settings = {
+            **{
+                f"{name} {'dir' if name in ('ncalrpc', 'private') else 'directory'}": self.directory / name
+                for name in private
+            },
+            "server role": "standalone server",
+            "interfaces": " ".join(self.addresses),
+            "bind interfaces only": "yes",
+            "smb ports": self.port,
+            "disable netbios": "yes",
+            "load printers": "no",
+            "printing": "bsd",
+            "printcap name": "/dev/null",
+            "disable spoolss": "yes",
+            "server min protocol": "SMB2_02",
+            "passdb backend": f"tdbsam:{self.directory}/private/passdb.tdb",
+            "socket options": "TCP_NODELAY SO_KEEPALIVE TCP_KEEPIDLE=5 TCP_KEEPINTVL=2 TCP_KEEPCNT=3",
+        }
+        share = {"path": self.share, "read only": "no", "force user": "root"}
+        lines = ["[global]", *_lines(settings), "[store]", *_lines(share)]
+        lines += ["[readonly]", *_lines({**share, "read only": "yes"})]
+        (self.directory / "smb.conf").write_text("\n".join(lines))
+
+    def run(self) -> None:
+        for _ in range(5):  # another program may take the port first
+            self.port = free_port()
+            self.restart()
+            if self.process is not None and self.process.poll() is None:
+                break
+
+    def restart(self) -> None:
+        """Start the server, and wait until it accepts connections."""
+        self.configure()
+        options = ["-F", "--no-process-group", "--debug-stdout", "-s", self.directory / "smb.conf"]
+        if not (self.directory / "private/passdb.tdb").exists():
+            change = ["smbpasswd", "-c", self.directory / "smb.conf", "-s", "-a", self.user]
+            text = f"{PASSWORD}\n{PASSWORD}\n"
+            done = subprocess.run(change, input=text, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        with open(self.directory / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    "setpriv",
+                    "--pdeathsig",
+                    "TERM",
+                    self.program,
+                    "-F",
+                    "--no-process-group",
+                    "--debug-stdout",
+                    *options,
+                ],
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # when it ends, it sends a signal to its group
+            )
+        until(lambda: self.process is None or self.process.poll() is not None or self.is_ready())
+
+    def is_ready(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def url(self, path: str, user: str = user, password: str = PASSWORD) -> str:
+        return f"smb://{user}:{password}@127.0.0.1:{self.port}/{path}"
+
+    def log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        pids = [self.process.pid, *descendants(self.process.pid)]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        until(lambda: not any(is_alive(pid) for pid in pids))
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _lines(settings: dict[str, object]) -> list[str]:
+    return [f"  {name} = {value}" for name, value in settings.items()]
+
+
 class FarNetwork:
     """A network of its own, connected to the server by a cable that can be cut. A process enters it by its name."""
 
@@ -290,8 +411,8 @@ class FarNetwork:
         self._server.restart()
 
 
-def delete_left_over() -> None:
+def delete_left_over(kind: str = "postgres") -> None:
     """Delete the files of servers whose process of tests was killed."""
-    for directory in Path(tempfile.gettempdir()).glob("holdfast-postgres-*"):
+    for directory in Path(tempfile.gettempdir()).glob(f"holdfast-{kind}-*"):
         if not is_alive(int(directory.name.split("-")[2])):
             shutil.rmtree(directory, ignore_errors=True)
