@@ -47,7 +47,12 @@ from .smb_session import TTL_S, Refused, Share, SmbSession, explain, shares
 from .smb_watch import DirectoryWatch, watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
     from ..status import Status
+
+    Result = TypeVar("Result")
 
 _PORT = 445
 _LOOK_S = 5.0  # until a waiter tries again without an event
@@ -119,6 +124,20 @@ class SmbEngine(ServerEngine):
             share.is_proven = True
         return session
 
+    def on_session(self, work: Callable[[SmbSession, float], Result], timeout: float) -> Result:
+        """Call `work` with the session and the deadline. If the server has ended the session, with a new one."""
+        until = monotonic() + timeout
+        session = self.session(timeout)
+        try:
+            try:
+                return work(session, until)
+            except ConnectionFailed:
+                if session.is_open:
+                    raise
+            return work(self.session(max(0.001, until - monotonic())), until)
+        except Refused as error:
+            raise explain(self.name, error) from None
+
     def _prove(self, session: SmbSession, timeout: float) -> None:
         name = f"{self.path}.{os.urandom(8).hex()}.probe"
         first, second = session.file(name), session.file(name)
@@ -148,37 +167,24 @@ class SmbEngine(ServerEngine):
 
     def take(self, timeout: float) -> tuple[ServerGrant | Outcome, bool]:
         """One attempt. The second value: will a deletion of the file follow that causes no event?"""
-        until = monotonic() + timeout
-        session = self.session(timeout)
-        try:
-            return self._take(session, until)
-        except ConnectionFailed:
-            if session.is_open:
-                raise
-        # The server has ended the session since it was used, and closed its files.
-        return self._take(self.session(max(0.001, until - monotonic())), until)
+        return self.on_session(self._take, timeout)
 
     def _take(self, session: SmbSession, until: float) -> tuple[ServerGrant | Outcome, bool]:
-        try:
-            for _ in range(_MAX_ROUNDS):
-                file = session.file(self.path)
-                write = file.write(client_name().encode(), send=False)
-                try:
-                    session.ask([smb_file.create(file), write], max(0.001, until - monotonic()), file)
-                    return ServerGrant(self, session, file, self._next_token(session, file, until)), False
-                except Refused as error:
-                    _close(session, file)
-                    if error.status in _BUSY:
-                        return BUSY, error.status == _DELETE_PENDING
-                    if error.status != _COLLISION:
-                        raise
-                except BaseException:
-                    _close(session, file)
+        for _ in range(_MAX_ROUNDS):
+            file = session.file(self.path)
+            write = file.write(client_name().encode(), send=False)
+            try:
+                session.ask([smb_file.create(file), write], max(0.001, until - monotonic()), file)
+                return ServerGrant(self, session, file, self._next_token(session, file, until)), False
+            except BaseException as error:
+                _close(session, file)
+                status = error.status if isinstance(error, Refused) else 0
+                if status in _BUSY:
+                    return BUSY, status == _DELETE_PENDING
+                if status != _COLLISION:
                     raise
-                if not self._delete_left_over(session, until):
-                    return BUSY, False
-        except Refused as error:
-            raise explain(self.name, error) from None
+            if not self._delete_left_over(session, until):
+                return BUSY, False
         return BUSY, True
 
     def _delete_left_over(self, session: SmbSession, until: float) -> bool:
@@ -230,26 +236,26 @@ class SmbEngine(ServerEngine):
         return _SmbWaiter(self, timeout)
 
     def status(self) -> Status:
-        """Read the file, in one round trip. If it can also be opened without sharing it, it is left over."""
-        session = self.session(TTL_S)
+        return self.on_session(self._status, TTL_S)
+
+    def _status(self, session: SmbSession, until: float) -> Status:
+        """Read the file. If it can also be opened while others must not write to it, no process holds it."""
         try:
-            since, content = self._read(session, alone=False)
-            try:
-                self._read(session, alone=True)
-            except Refused as error:
-                if error.status != _SHARING_VIOLATION:
-                    raise
-                return self.state((holder_of(content.decode(errors="replace"), False, since),), ())
+            since, content = self._read(session, until, alone=False)
+            self._read(session, until, alone=True)
         except Refused as error:
+            if error.status == _SHARING_VIOLATION:
+                return self.state((holder_of(content.decode(errors="replace"), False, since),), ())
             if error.status not in (_NOT_FOUND, _DELETE_PENDING):
-                raise explain(self.name, error) from None
+                raise
         return self.state((), ())
 
-    def _read(self, session: SmbSession, *, alone: bool) -> tuple[float, bytes]:
+    def _read(self, session: SmbSession, until: float, *, alone: bool) -> tuple[float, bytes]:
+        """In one round trip, so that the file is not open for longer: it could not be deleted meanwhile."""
         file = session.file(self.path)
-        opened = smb_file.open_for_reading(file, alone=alone)
-        calls = [opened, file.read(0, _MAX_CONTENT, send=False), file.close(send=False)]
-        _, content, _ = session.ask(calls, TTL_S, file)
+        calls = [smb_file.open_for_reading(file, alone=alone), file.read(0, _MAX_CONTENT, send=False)]
+        calls.append(file.close(send=False))
+        _, content, _ = session.ask(calls, max(0.001, until - monotonic()), file)
         return file.creation_time.timestamp(), content
 
 
@@ -270,12 +276,12 @@ class _SmbWaiter(Waiter):
         self._watch: DirectoryWatch = self._register(timeout)
 
     def _register(self, timeout: float) -> DirectoryWatch:
-        engine, until = self._engine, monotonic() + timeout
-        session = engine.session(timeout)
-        try:
+        engine = self._engine
+
+        def register(session: SmbSession, until: float) -> DirectoryWatch:
             return watch(session, engine.directory, engine.file_name, self._wake, max(0.001, until - monotonic()))
-        except Refused as error:
-            raise explain(engine.name, error) from None
+
+        return engine.on_session(register, timeout)
 
     def attempt(self, timeout: float) -> ServerGrant | None:
         until = monotonic() + timeout

@@ -44,7 +44,8 @@ _MAX_CALLS = 16  # at the same time: the server limits the requests without an a
 _MAX_RENEWED = 256
 _SLICE_S = 0.5
 _REMEDY = "Check the URL, and that the server runs and can be reached."
-_GONE = {0xC0000128, 0xC0000203, 0xC00000C9, 0xC000035C, 0xC0000008}  # the file, the session or the share was closed
+_FILE_CLOSED = {0xC0000128, 0xC0000008}  # by the administrator of the server
+_SESSION_ENDED = {0xC00000C9, 0xC0000203, 0xC000035C}  # by the administrator, or because it has expired
 _EXPLANATIONS: dict[int, tuple[type[HoldfastError], str, str]] = {
     0xC000006D: (ConnectionFailed, "the server refuses the login", "Check the user name and the password."),
     0xC0000022: (ConnectionFailed, "access is denied", "Give this user the right to create and delete files there."),
@@ -216,6 +217,9 @@ class SmbSession(Lease):
         finally:
             self._calls.release()
         answers = self._receive(calls, requests)
+        for answer in answers:
+            if isinstance(answer, Refused) and answer.status in _SESSION_ENDED:
+                raise self._broken(SMBException("the server has ended the session"))
         self.answered(sent)
         return answers
 
@@ -292,7 +296,7 @@ class SmbSession(Lease):
                 some = grants[at : at + _MAX_CALLS]
                 calls = [grant.id.read(0, 1, send=False) for grant in some]
                 for grant, answer in zip(some, self.ask_all(calls, timeout, related=False), strict=True):
-                    if isinstance(answer, Refused) and answer.status in _GONE:
+                    if isinstance(answer, Refused) and answer.status in _FILE_CLOSED:
                         gone.append(grant)
         except ConnectionFailed:
             if not self.is_open:
