@@ -6,44 +6,43 @@
                     `pid@host`. The server deletes it when it is closed, by its holder or by the end of the connection
     name.token      the last token. It stays
 
-`token`: SMB has no counter, and the times of new files are too coarse: two holders in one tick of the server's kernel
-(4 ms) would have the same time. So the holder reads the last token from `name.token` and writes the next one: one more,
-or the time of its file on the server in microseconds, if that is greater. If the file was deleted, tokens still grow
-with the clock of the server. This costs two round trips.
+The holder reads the last token from `name.token`, and writes the next one. That is one more, or the time of its file in
+microseconds if that is greater. So tokens grow even if `name.token` was deleted. The time alone is not enough: its
+resolution is a tick of the server's kernel (4 ms), and several holders fit into that. This costs two round trips.
 
-A file that is left over from a crash of the server is not open. The next process that acquires the lock opens it alone,
-checks that its content is `pid@host`, and deletes it. Any other content is refused with NotALockFile.
+A server that crashes leaves the file behind, but not open. The next process that acquires the lock opens it alone,
+checks that it contains `pid@host`, and deletes it. Any other content is refused with NotALockFile.
 
-Waiters are told by the server when the file is deleted (CHANGE_NOTIFY), and try again. The server does not order them.
+The server notifies the waiters when the file is deleted (CHANGE_NOTIFY), and all of them try again, in no order.
 
-Loss: the end of the connection is noticed at once. The open files are read every 3 seconds. If the server does not
-answer for `TTL_S` seconds, the holder calls its locks lost. The server must not be faster, and should not be much
-slower: Samba closes the files of a machine that has vanished after 9.7 s with these options in smb.conf, and after two
-hours without them:
+Loss: a connection that ends is noticed at once. Every 3 seconds the holder reads its open files. If the server does not
+answer for `TTL_S` seconds, the locks are lost. The server must not release them earlier. Samba releases the locks of a
+machine that has vanished after 9.7 s with these options in smb.conf, and after two hours without them:
 
     socket options = TCP_NODELAY SO_KEEPALIVE TCP_KEEPIDLE=5 TCP_KEEPINTVL=2 TCP_KEEPCNT=3
 
-Not every server locks. The first use of a share opens a private file twice, and refuses the share if that succeeds.
-A program on the server itself, which does not use SMB, is not excluded. smbprotocol was chosen because it needs no
-mount and no root, and can keep a file open with a share mode. It is the only SMB 3 client for Python that can watch a
-directory. It cannot use descriptors above 1023.
+Some servers do not lock. So the first use of a share opens a private file twice, and refuses the share if that
+succeeds. A program on the server that opens the file without SMB is not excluded.
+
+smbprotocol was chosen because it needs no mount and no root, and has share modes and notifications. It fails if its
+socket has a descriptor above 1023.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from .. import system, wait
-from ..errors import ConnectionFailed, HoldfastError, NotALockFile, UnsafePath, Unsupported
+from ..errors import ConnectionFailed, HoldfastError, NotALockFile, Unsupported
 from ..files import pipe
 from . import smb_file, smb_session
 from .engine import BUSY, Outcome
 from .server import ServerEngine, ServerGrant, Waiter, client_name, holder_of, without_password
-from .smb_session import TTL_S, Refused, Share, SmbSession, explain, shares
+from .smb_session import TTL_S, Refused, Share, SmbSession, explain, shares, split
 from .smb_watch import DirectoryWatch, watch
 
 if TYPE_CHECKING:
@@ -54,16 +53,16 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
-_PORT = 445
 _LOOK_S = 5.0  # until a waiter tries again without an event
 _POLL_S = 0.1  # the same, on a server that reports no changes, and for a file that is about to be deleted
 _MAX_ROUNDS = 5  # of an attempt that finds files without a holder
-_MAX_CONTENT = 1024
+_STATUS_S = 2.0  # a caller whose timeout has passed waits for it, too
+_SHORT_S = 1.0  # a server that does not answer within a shorter time may be well
+_CLOSE_S = 0.5  # for the answer to a request that is made after an error
+_MAX_CONTENT, _MAX_DIGITS = 1024, 18
 _CLIENT = re.compile(rb"\d+@[^\0\r\n]*")  # the content of a lock
-_FORBIDDEN = re.compile(r'[\\:*?"<>|\x00-\x1f]')  # in names on Windows. A colon would name a stream of a file
 _NOT_FOUND, _COLLISION = 0xC0000034, 0xC0000035
 _SHARING_VIOLATION, _DELETE_PENDING = 0xC0000043, 0xC0000056
-_BUSY = (_SHARING_VIOLATION, _DELETE_PENDING)
 
 
 class SmbEngine(ServerEngine):
@@ -83,30 +82,12 @@ class SmbEngine(ServerEngine):
             )
         if ttl is not None:
             raise Unsupported("SMB keeps a lock as long as the connection lives: leave ttl out.")
-        host, port, user, password, share, *parts = self._split(url)
+        self.address, parts = split(url, self.name)
+        host, port, share, *_ = self.address
         self.path = "\\".join(parts)
         self.directory, self.file_name = "\\".join(parts[:-1]), parts[-1]
-        self.address = (host, port, share, user, password)
         self._share_name = f"smb://{host}:{port}/{share}"
         self.key = ("smb", host, port, share.casefold(), self.path)
-
-    def _split(self, url: str) -> Any:
-        """The host, the port, the user, the password, the share, and the parts of the path."""
-        parts = urlsplit(url)
-        try:
-            port = parts.port or _PORT
-            names = [unquote(name, errors="strict") for name in parts.path.split("/")[1:]]
-        except ValueError:  # not a port, or not UTF-8
-            names = []
-        bad = [name for name in names if name in ("", ".", "..") or _FORBIDDEN.search(name) or name[-1] in " ."]
-        if len(names) < 2 or bad or not parts.hostname or parts.query or parts.fragment:
-            raise UnsafePath(
-                f"{self.name}: the URL names no lock. Write smb://user:password@host:445/share/directory/name. Write "
-                "special characters of the password as %40 for @ or %2F for /.",
-                path=self.name,
-            )
-        user, password = (None if text is None else unquote(text) for text in (parts.username, parts.password))
-        return (parts.hostname, port, user, password, *names)
 
     @property
     def _share(self) -> Share:
@@ -163,13 +144,10 @@ class SmbEngine(ServerEngine):
     # One attempt.
 
     def attempt(self, timeout: float) -> ServerGrant | Outcome:
-        return self.take(timeout)[0]
+        return self.on_session(self.take, timeout)[0]
 
-    def take(self, timeout: float) -> tuple[ServerGrant | Outcome, bool]:
+    def take(self, session: SmbSession, until: float) -> tuple[ServerGrant | Outcome, bool]:
         """One attempt. The second value: will a deletion of the file follow that causes no event?"""
-        return self.on_session(self._take, timeout)
-
-    def _take(self, session: SmbSession, until: float) -> tuple[ServerGrant | Outcome, bool]:
         for _ in range(_MAX_ROUNDS):
             file = session.file(self.path)
             write = file.write(client_name().encode(), send=False)
@@ -179,7 +157,7 @@ class SmbEngine(ServerEngine):
             except BaseException as error:
                 _close(session, file)
                 status = error.status if isinstance(error, Refused) else 0
-                if status in _BUSY:
+                if status in (_SHARING_VIOLATION, _DELETE_PENDING):
                     return BUSY, status == _DELETE_PENDING
                 if status != _COLLISION:
                     raise
@@ -197,7 +175,7 @@ class SmbEngine(ServerEngine):
                 raise NotALockFile(f"{self.name} is not a lock. It was not changed. Check the path.", path=self.name)
             session.ask([smb_file.delete(file)], max(0.001, until - monotonic()))
         except Refused as error:
-            if error.status in _BUSY:
+            if error.status in (_SHARING_VIOLATION, _DELETE_PENDING):
                 return False
             if error.status != _NOT_FOUND:
                 raise
@@ -211,8 +189,11 @@ class SmbEngine(ServerEngine):
         try:
             calls = [smb_file.open_for_writing(file), file.read(0, 32, send=False)]
             _, content = session.ask(calls, max(0.001, until - monotonic()), file)
-            last = int(content) if content.strip().isdigit() else 0
-            token: int = max(last + 1, round(lock.creation_time.timestamp() * 1_000_000))
+            digits = content.strip() or b"0"
+            if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+                text = f"{self.name}.token does not hold a number, and was not changed. Check the path, or delete it."
+                raise NotALockFile(text, path=self.name)
+            token: int = max(int(digits) + 1, round(lock.creation_time.timestamp() * 1_000_000))
             calls = [file.write(b"%d\n" % token, send=False), file.close(send=False)]
             session.ask(calls, max(0.001, until - monotonic()))
         except BaseException:
@@ -223,7 +204,7 @@ class SmbEngine(ServerEngine):
     def release_grant(self, grant: ServerGrant) -> bool:
         session: Any = grant.lease
         try:
-            session.ask([grant.id.close(send=False)], TTL_S)
+            session.close_file(grant.id, TTL_S)
         except Refused:  # the server has closed the file
             return False
         except ConnectionFailed:
@@ -236,7 +217,7 @@ class SmbEngine(ServerEngine):
         return _SmbWaiter(self, timeout)
 
     def status(self) -> Status:
-        return self.on_session(self._status, TTL_S)
+        return self.on_session(self._status, _STATUS_S)
 
     def _status(self, session: SmbSession, until: float) -> Status:
         """Read the file. If it can also be opened while others must not write to it, no process holds it."""
@@ -262,10 +243,8 @@ class SmbEngine(ServerEngine):
 def _close(session: SmbSession, file: Any) -> None:
     """Close a file if it is open, after an error or a check."""
     if file.connected and session.is_open:
-        try:
-            session.ask([file.close(send=False)], TTL_S)
-        except (HoldfastError, Refused):
-            pass
+        with suppress(HoldfastError, Refused):
+            session.close_file(file, _CLOSE_S)
 
 
 class _SmbWaiter(Waiter):
@@ -281,7 +260,15 @@ class _SmbWaiter(Waiter):
         def register(session: SmbSession, until: float) -> DirectoryWatch:
             return watch(session, engine.directory, engine.file_name, self._wake, max(0.001, until - monotonic()))
 
-        return engine.on_session(register, timeout)
+        return self._call(register, timeout)
+
+    def _call(self, work: Callable[[SmbSession, float], Result], timeout: float) -> Result:
+        try:
+            return self._engine.on_session(work, timeout)
+        except ConnectionFailed:
+            if timeout < _SHORT_S:  # the time of the caller is over, not that of the server
+                raise wait.DeadlinePassed from None
+            raise
 
     def attempt(self, timeout: float) -> ServerGrant | None:
         until = monotonic() + timeout
@@ -290,7 +277,7 @@ class _SmbWaiter(Waiter):
         if not self._watch.session.is_open:
             self._watch.remove(self._wake)
             self._watch = self._register(timeout)
-        found, soon = self._engine.take(max(0.001, until - monotonic()))
+        found, soon = self._call(self._engine.take, max(0.001, until - monotonic()))
         if isinstance(found, ServerGrant):
             self._watch.remove(self._wake)
             return found

@@ -7,12 +7,14 @@ A request that is not answered in time is abandoned: when its answer comes after
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 import uuid
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from .. import process, system
 from ..errors import ConnectionFailed, HoldfastError, NotALockFile, UnsafePath, Unsupported
@@ -39,8 +41,12 @@ else:
     is_installed = True
     logging.getLogger("smbprotocol").addHandler(logging.NullHandler())  # else a lost connection is printed
 
+_PORT = 445
+_FORBIDDEN = re.compile(r'[\\:*?"<>|\x00-\x1f]')  # in names on Windows. A colon would name a stream of a file
 TTL_S = 9.0  # the keepalive of the server needs at least 9.7 s to close the files of a machine that vanished
-_MAX_CALLS = 16  # at the same time: the server limits the requests without an answer
+# The server limits the number of requests without an answer (credits). Some are kept for renewals and releases.
+_MAX_CALLS, _RESERVED = 8, 8
+_CREDITS_S = 0.01
 _MAX_RENEWED = 256
 _SLICE_S = 0.5
 _REMEDY = "Check the URL, and that the server runs and can be reached."
@@ -61,6 +67,22 @@ _EXPLANATIONS: dict[int, tuple[type[HoldfastError], str, str]] = {
     0xC000007F: (ConnectionFailed, "the disk of the server is full", "Delete something there."),
     0xC00000A2: (Unsupported, "the share is read-only", "Choose a share that this user can write to."),
 }
+
+
+def split(url: str, name: str) -> tuple[Address, list[str]]:
+    """The address of the share, and the parts of the path. `name` is the URL for messages."""
+    with suppress(ValueError):  # not a host, not a port, or not UTF-8
+        parts = urlsplit(url)
+        share, *path = [unquote(part, errors="strict") for part in parts.path.split("/")[1:]] or [""]
+        user, password = (None if text is None else unquote(text) for text in (parts.username, parts.password))
+        bad = [part for part in (share, *path) if not part or part[-1] in " ." or _FORBIDDEN.search(part)]
+        if path and not bad and parts.hostname and not parts.query and not parts.fragment:
+            return (parts.hostname, parts.port or _PORT, share, user, password), path
+    raise UnsafePath(
+        f"{name}: the URL names no lock. Write smb://user:password@host:445/share/directory/name, and special "
+        "characters of the password as %40 for @ or %2F for /.",
+        path=name,
+    )
 
 
 class Refused(Exception):
@@ -165,6 +187,7 @@ class SmbSession(Lease):
             raise failed
         super().__init__(name, TTL_S, sent)
         self._calls = threading.BoundedSemaphore(_MAX_CALLS)
+        self._sending = threading.Lock()
         self._turn = 0
 
     @property
@@ -197,25 +220,39 @@ class SmbSession(Lease):
 
         file: is opened by the first request. It is closed if the answer comes too late
         """
-        answers = self.ask_all(calls, timeout, file)
+        sent, until = clock(), monotonic() + timeout
+        if not self._calls.acquire(timeout=timeout):
+            raise self._silent(timeout)
+        try:
+            requests = self.send([message for message, _ in calls], related=True, until=until)
+            answers = self._answers(calls, requests, sent, timeout, file)
+        finally:
+            self._calls.release()
         for answer in answers:
             if isinstance(answer, Refused):
                 raise answer
         return answers
 
-    def ask_all(self, calls: list[Call], timeout: float, file: Any = None, *, related: bool = True) -> list[Any]:
-        """Send requests, and return their answers and the errors of those that failed."""
-        sent, until = clock(), monotonic() + timeout
-        if not self._calls.acquire(timeout=timeout):
-            raise self._silent(timeout)
-        try:
-            requests = self.send([message for message, _ in calls], related=related)
-            for request in requests:
-                if not self._wait(request, until):
-                    threading.Thread(target=self._abandon, args=(calls, requests, file), daemon=True).start()
-                    raise self._silent(timeout)
-        finally:
-            self._calls.release()
+    def close_file(self, file: Any, timeout: float) -> None:
+        """Close a file. If no answer comes in time, the server closes it later. Raises Refused if it is not open."""
+        (answer,) = self._ask([file.close(send=False)], timeout)
+        if isinstance(answer, Refused):
+            raise answer
+
+    def _ask(self, calls: list[Call], timeout: float) -> list[Any]:
+        """Send requests that are not about one file."""
+        sent = clock()
+        return self._answers(calls, self.send([message for message, _ in calls]), sent, timeout)
+
+    def _answers(
+        self, calls: list[Call], requests: list[Any], sent: float, timeout: float, file: Any = None
+    ) -> list[Any]:
+        """The answers, and the errors of requests that failed."""
+        until = monotonic() + timeout - (clock() - sent)
+        for request in requests:
+            if not self._wait(request, until):
+                threading.Thread(target=self._abandon, args=(calls, requests, file), daemon=True).start()
+                raise self._silent(timeout)
         answers = self._receive(calls, requests)
         for answer in answers:
             if isinstance(answer, Refused) and answer.status in _SESSION_ENDED:
@@ -223,15 +260,24 @@ class SmbSession(Lease):
         self.answered(sent)
         return answers
 
-    def send(self, messages: list[Any], *, related: bool = False) -> list[Any]:
-        tree = self.tree
+    def send(self, messages: list[Any], *, related: bool = False, until: float | None = None) -> list[Any]:
+        """until: wait for credits until then, and leave some for renewals and releases."""
+        needed = len(messages) + (0 if until is None else _RESERVED)
+        tree, window = self.tree, self.connection.sequence_window
+        while self.connection.is_open:
+            with self._sending:
+                if window["high"] - window["low"] >= needed:
+                    return self._send(messages, tree.session.session_id, tree.tree_connect_id, related=related)
+            if until is None or monotonic() >= until:
+                raise unreachable(self.server, "too many requests have no answer", _REMEDY)
+            sleep(_CREDITS_S)
+        raise self._broken(SMBException("the server has closed the connection"))
+
+    def _send(self, *arguments: Any, related: bool) -> list[Any]:
         try:
-            found: list[Any] = self.connection.send_compound(
-                messages, tree.session.session_id, tree.tree_connect_id, related=related
-            )
+            return self.connection.send_compound(*arguments, related=related)  # type: ignore[no-any-return]
         except (SMBException, OSError) as error:
             raise self._broken(error) from None
-        return found
 
     def _wait(self, request: Any, until: float) -> bool:
         """Wait for the answer. False: it has not come in time. At the end of the connection there is none."""
@@ -267,7 +313,7 @@ class SmbSession(Lease):
                 self._wait(request, float("inf"))
             self._receive(calls, requests)
             if file is not None and file.connected:
-                self.ask([file.close(send=False)], TTL_S)
+                self.close_file(file, TTL_S)
 
     def _silent(self, timeout: float) -> HoldfastError:
         if timeout >= 1 and not self.grants:
@@ -291,11 +337,11 @@ class SmbSession(Lease):
         gone = []
         try:
             if not grants:
-                self.ask([(SMB2Echo(), self.connection.receive)], timeout)
+                self._ask([(SMB2Echo(), self.connection.receive)], timeout)
             for at in range(0, len(grants), _MAX_CALLS):
                 some = grants[at : at + _MAX_CALLS]
                 calls = [grant.id.read(0, 1, send=False) for grant in some]
-                for grant, answer in zip(some, self.ask_all(calls, timeout, related=False), strict=True):
+                for grant, answer in zip(some, self._ask(calls, timeout), strict=True):
                     if isinstance(answer, Refused) and answer.status in _FILE_CLOSED:
                         gone.append(grant)
         except ConnectionFailed:

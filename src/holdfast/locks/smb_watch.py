@@ -119,7 +119,7 @@ class DirectoryWatch:
                 del _watches[self._key]
         if self._file.connected and self.session.is_open:
             with suppress(HoldfastError, Refused):
-                self.session.ask([self._file.close(send=False)], TTL_S)
+                self.session.close_file(self._file, TTL_S)
 
 
 def _deleted(answer: bytes) -> set[str]:
