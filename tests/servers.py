@@ -348,6 +348,15 @@ class Samba:
         self.process.wait()
         until(lambda: not any(is_alive(pid) for pid in pids))
 
+    def shut_down(self) -> None:
+        """As an administrator does it."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(PATIENCE)
+
+    def allow(self, address: str) -> None:
+        """Nothing to do: with a password, every machine may connect."""
+
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.kill()

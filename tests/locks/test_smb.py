@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 import servers
+from smbprotocol.open import CreateDisposition, FilePipePrinterAccessMask, ImpersonationLevel
 from support import Raised, auntil, descriptors, in_child, until
 
 import holdfast
@@ -248,6 +249,27 @@ def test_a_lock_left_over_from_a_crash_of_the_server_is_free(
         assert lock.status().holders[0].pid == os.getpid()
 
 
+def test_a_file_that_another_program_has_open_alone_is_held(url: str, name: str) -> None:
+    session = session_of(url)
+    file = session.file(name.replace("/", "\\"))
+    alone = file.create(
+        ImpersonationLevel.Impersonation,
+        FilePipePrinterAccessMask.GENERIC_WRITE,
+        0,
+        0,
+        CreateDisposition.FILE_CREATE,
+        0,
+        send=False,
+    )
+    session.ask([alone], 10)
+    lock = holdfast.lock(url)
+    assert lock.try_acquire() is None
+    (holder,) = lock.status().holders
+    assert holder.pid is None
+    session.close_file(file, 10)
+    assert not lock.status().held
+
+
 def test_user_data_is_refused_and_not_changed(url: str, samba: servers.Samba, name: str) -> None:
     (samba.share / name).write_text("user data")
     with pytest.raises(NotALockFile, match="is not a lock"):
@@ -310,6 +332,24 @@ def test_a_waiter_outlives_its_connection(url: str, samba: servers.Samba, start_
     assert waiters() == 0
 
 
+def test_a_session_that_is_lost_during_an_attempt_does_not_grant(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, engine = holdfast.lock(url), smb.SmbEngine
+    next_token = engine._next_token
+    lost: list[Any] = []
+
+    def lose_once(self: smb.SmbEngine, session: smb_session.SmbSession, file: Any, until_: float) -> int:
+        token = next_token(self, session, file, until_)
+        if not lost:
+            lost.append(session)
+            session.lose()
+        return token
+
+    monkeypatch.setattr(engine, "_next_token", lose_once)
+    with lock.acquire(timeout=10) as hold:
+        assert hold._grant.lease is not lost[0]
+        hold.check()
+
+
 def test_a_file_that_the_administrator_closes_is_lost(url: str, samba: servers.Samba) -> None:
     hold: Any = holdfast.lock(url).acquire()
     lease = hold._grant.lease
@@ -345,13 +385,13 @@ def test_a_silent_server_loses_the_lock_at_its_deadline(url: str, samba: servers
         pass
 
 
-def test_an_answer_that_comes_too_late_leaves_no_lock_behind(url: str, samba: servers.Samba) -> None:
+def test_an_answer_that_comes_too_late_leaves_no_lock_behind(url: str, samba: servers.Samba, name: str) -> None:
     with holdfast.lock(url + "2").acquire():  # which keeps the session open
         pid = server_process(samba, url)
         engine = smb.SmbEngine(url)
         os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(ConnectionFailed, match=r"no answer within 0\.2 s"):
+            with pytest.raises(ConnectionFailed, match=rf"{name}: no answer within 0\.2 s"):
                 engine.attempt(0.2)
         finally:
             os.kill(pid, signal.SIGCONT)

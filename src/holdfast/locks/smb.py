@@ -96,10 +96,7 @@ class SmbEngine(ServerEngine):
     def session(self, timeout: float) -> SmbSession:
         """The session of this process. At the first use of a share, the server must prove that it locks."""
         share, until = self._share, monotonic() + timeout
-        try:
-            session = share.session(timeout)
-        except HoldfastError as error:
-            raise type(error)(str(error).replace(self._share_name, self.name, 1), path=self.name) from None
+        session = share.session(timeout)
         if not share.is_proven:
             self._prove(session, max(0.001, until - monotonic()))
             share.is_proven = True
@@ -108,8 +105,8 @@ class SmbEngine(ServerEngine):
     def on_session(self, work: Callable[[SmbSession, float], Result], timeout: float) -> Result:
         """Call `work` with the session and the deadline. If the server has ended the session, with a new one."""
         until = monotonic() + timeout
-        session = self.session(timeout)
         try:
+            session = self.session(timeout)
             try:
                 return work(session, until)
             except ConnectionFailed:
@@ -118,6 +115,8 @@ class SmbEngine(ServerEngine):
             return work(self.session(max(0.001, until - monotonic())), until)
         except Refused as error:
             raise explain(self.name, error) from None
+        except ConnectionFailed as error:
+            raise ConnectionFailed(str(error).replace(self._share_name, self.name, 1), path=self.name) from None
 
     def _prove(self, session: SmbSession, timeout: float) -> None:
         name = f"{self.path}.{os.urandom(8).hex()}.probe"
@@ -153,7 +152,11 @@ class SmbEngine(ServerEngine):
             write = file.write(client_name().encode(), send=False)
             try:
                 session.ask([smb_file.create(file), write], max(0.001, until - monotonic()), file)
-                return ServerGrant(self, session, file, self._next_token(session, file, until)), False
+                grant = ServerGrant(self, session, file, self._next_token(session, file, until))
+                if not session.is_open:  # it was lost before it had this grant
+                    session.lose()
+                    raise explain(self.name, ConnectionResetError("the connection was lost"))
+                return grant, False
             except BaseException as error:
                 _close(session, file)
                 status = error.status if isinstance(error, Refused) else 0
@@ -221,6 +224,8 @@ class SmbEngine(ServerEngine):
 
     def _status(self, session: SmbSession, until: float) -> Status:
         """Read the file. If it can also be opened while others must not write to it, no process holds it."""
+        since: float | None = None
+        content = b""
         try:
             since, content = self._read(session, until, alone=False)
             self._read(session, until, alone=True)

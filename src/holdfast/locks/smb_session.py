@@ -251,7 +251,9 @@ class SmbSession(Lease):
         until = monotonic() + timeout - (clock() - sent)
         for request in requests:
             if not self._wait(request, until):
-                threading.Thread(target=self._abandon, args=(calls, requests, file), daemon=True).start()
+                threading.Thread(
+                    target=self._abandon, args=(calls, requests, file), name="holdfast-smb", daemon=True
+                ).start()
                 raise self._silent(timeout)
         answers = self._receive(calls, requests)
         for answer in answers:

@@ -99,7 +99,9 @@ class DirectoryWatch:
                     names = None
                 request = self._send()
                 self._wake(names)
-        except (SMBException, HoldfastError, OSError, TypeError):  # closed, refused, or the connection has ended
+        except (SMBException, HoldfastError, OSError, TypeError):
+            pass  # closed, refused, or the connection has ended
+        finally:
             self.is_ended = True
             self._wake(None)
 
