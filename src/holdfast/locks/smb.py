@@ -286,6 +286,7 @@ class _SmbWaiter(Waiter):
         if isinstance(found, ServerGrant):
             self._watch.remove(self._wake)
             return found
+        self._watch.go_on()
         self._until = monotonic() + (_POLL_S if soon or self._watch.is_ended else _LOOK_S)
         return None
 

@@ -44,6 +44,7 @@ def watch(session: SmbSession, directory: str, name: str, pipe: OwnedFd, timeout
     except BaseException:
         found.remove(pipe)
         raise
+    found.go_on()
     return found
 
 
@@ -59,7 +60,8 @@ process.after_fork_in_child(_reset)
 class DirectoryWatch:
     """Writes a byte into the pipe of each waiter whose file was deleted, and into all of them when it ends.
 
-    The server keeps the changes between two requests, so that none is missed.
+    The server keeps the changes between two requests, so that none is missed. When all waiters are awake, the next
+    request is sent after one of them has found the lock busy. So the one that acquires it does not pay for a request.
     """
 
     def __init__(self, key: tuple[SmbSession, str]) -> None:
@@ -67,7 +69,8 @@ class DirectoryWatch:
         self.session, directory = key
         self.pipes: dict[OwnedFd, str] = {}
         self.is_ended = False
-        self._is_begun = False
+        self._is_begun = self._is_closed = False
+        self._is_needed = threading.Event()
         self._beginning = threading.Lock()
         self._file = self.session.file(directory)
 
@@ -97,20 +100,31 @@ class DirectoryWatch:
                     names = _deleted(self.session.connection.receive(request)["data"].get_value())
                 except NotifyEnumDir:  # there were too many changes
                     names = None
+                if self._wake(names):
+                    self._is_needed.wait()
+                if self._is_closed:
+                    return
                 request = self._send()
-                self._wake(names)
         except (SMBException, HoldfastError, OSError, TypeError):
             pass  # closed, refused, or the connection has ended
         finally:
             self.is_ended = True
             self._wake(None)
 
-    def _wake(self, names: set[str] | None) -> None:
+    def _wake(self, names: set[str] | None) -> bool:
+        """names: of the deleted files. None: any. True: all waiters are awake."""
         with _mutex:
-            for pipe, name in self.pipes.items():
-                if names is None or name in names:
-                    with suppress(OSError):
-                        system.write(pipe.fd, b"!")
+            woken = [pipe for pipe, name in self.pipes.items() if names is None or name in names]
+            if len(woken) == len(self.pipes):
+                self._is_needed.clear()  # before a waiter can set it
+            for pipe in woken:
+                with suppress(OSError):
+                    system.write(pipe.fd, b"!")
+            return len(woken) == len(self.pipes)
+
+    def go_on(self) -> None:
+        """A waiter goes on waiting."""
+        self._is_needed.set()
 
     def remove(self, pipe: OwnedFd) -> None:
         """A waiter leaves. The last one ends the watch."""
@@ -119,6 +133,8 @@ class DirectoryWatch:
                 return
             if _watches.get(self._key) is self:
                 del _watches[self._key]
+            self._is_closed = True
+        self.go_on()
         if self._file.connected and self.session.is_open:
             with suppress(HoldfastError, Refused):
                 self.session.close_file(self._file, TTL_S)
