@@ -23,9 +23,7 @@ machine that has vanished after 9.7 s with these options in smb.conf, and after 
 
 Some servers do not lock. So the first use of a share opens a private file twice, and refuses the share if that
 succeeds. A program on the server that opens the file without SMB is not excluded.
-
-smbprotocol was chosen because it needs no mount and no root, and has share modes and notifications. It fails if its
-socket has a descriptor above 1023.
+smbprotocol needs no mount and no root. It fails if its socket has a descriptor above 1023.
 """
 
 from __future__ import annotations
@@ -56,9 +54,8 @@ if TYPE_CHECKING:
 _LOOK_S = 5.0  # until a waiter tries again without an event
 _POLL_S = 0.1  # the same, on a server that reports no changes, and for a file that is about to be deleted
 _MAX_ROUNDS = 5  # of an attempt that finds files without a holder
-_STATUS_S = 2.0  # a caller whose timeout has passed waits for it, too
+_STATUS_S, _CLOSE_S = 2.0, 0.5  # short: a caller whose timeout has passed waits for them, too
 _SHORT_S = 1.0  # a server that does not answer within a shorter time may be well
-_CLOSE_S = 0.5  # for the answer to a request that is made after an error
 _MAX_CONTENT, _MAX_DIGITS = 1024, 18
 _CLIENT = re.compile(rb"\d+@[^\0\r\n]*")  # the content of a lock
 _NOT_FOUND, _COLLISION = 0xC0000034, 0xC0000035
@@ -169,11 +166,17 @@ class SmbEngine(ServerEngine):
         return BUSY, True
 
     def _delete_left_over(self, session: SmbSession, until: float) -> bool:
-        """Delete a lock that no process holds. False: a process holds it."""
+        """Delete a lock that no process holds. False: a process holds it.
+
+        Samba can open a file while its holder deletes it. Deleting it again, Samba would delete the file of the next
+        holder, which has the same name. So the file must still have a name, and no other client can delete it now.
+        """
         file = session.file(self.path)
         try:
-            calls = [smb_file.open_alone(file), file.read(0, _MAX_CONTENT, send=False)]
-            _, content = session.ask(calls, max(0.001, until - monotonic()), file)
+            calls = [smb_file.open_alone(file), smb_file.count_names(file), file.read(0, _MAX_CONTENT, send=False)]
+            _, names, content = session.ask(calls, max(0.001, until - monotonic()), file)
+            if not names:
+                return True
             if content and not _CLIENT.fullmatch(content):
                 raise NotALockFile(f"{self.name} is not a lock. It was not changed. Check the path.", path=self.name)
             session.ask([smb_file.delete(file)], max(0.001, until - monotonic()))
@@ -224,14 +227,13 @@ class SmbEngine(ServerEngine):
 
     def _status(self, session: SmbSession, until: float) -> Status:
         """Read the file. If it can also be opened while others must not write to it, no process holds it."""
-        since: float | None = None
-        content = b""
+        since, content = 0.0, b""
         try:
             since, content = self._read(session, until, alone=False)
             self._read(session, until, alone=True)
         except Refused as error:
             if error.status == _SHARING_VIOLATION:
-                return self.state((holder_of(content.decode(errors="replace"), False, since),), ())
+                return self.state((holder_of(content.decode(errors="replace"), False, since or None),), ())
             if error.status not in (_NOT_FOUND, _DELETE_PENDING):
                 raise
         return self.state((), ())

@@ -9,10 +9,17 @@ if TYPE_CHECKING:
     from .smb_session import Call
 
 with suppress(ImportError):  # `SmbEngine` names the remedy
-    from smbprotocol.file_info import FileDispositionInformation, InfoType
+    from smbprotocol.file_info import FileDispositionInformation, FileStandardInformation, InfoType
     from smbprotocol.open import CreateDisposition as Disposition
     from smbprotocol.open import CreateOptions as Options
-    from smbprotocol.open import DirectoryAccessMask, FileAttributes, ImpersonationLevel, SMB2SetInfoRequest
+    from smbprotocol.open import (
+        DirectoryAccessMask,
+        FileAttributes,
+        ImpersonationLevel,
+        SMB2QueryInfoRequest,
+        SMB2QueryInfoResponse,
+        SMB2SetInfoRequest,
+    )
     from smbprotocol.open import FilePipePrinterAccessMask as Access
     from smbprotocol.open import ShareAccess as Share
 
@@ -66,3 +73,21 @@ def delete(file: Any) -> Call:
     request["buffer"] = content
     request["file_id"] = file.file_id
     return request, file.connection.receive
+
+
+def count_names(file: Any) -> Call:
+    """How many names does an open file have? 0: it was deleted."""
+    request = SMB2QueryInfoRequest()
+    request["info_type"] = InfoType.SMB2_0_INFO_FILE
+    request["file_info_class"] = FileStandardInformation.INFO_CLASS
+    request["output_buffer_length"] = 24
+    request["file_id"] = file.file_id
+
+    def receive(sent: Any) -> int:
+        response = SMB2QueryInfoResponse()
+        response.unpack(file.connection.receive(sent)["data"].get_value())
+        found = FileStandardInformation()
+        found.unpack(response["buffer"].get_value())
+        return int(found["number_of_links"].get_value())
+
+    return request, receive

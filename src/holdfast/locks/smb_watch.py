@@ -70,6 +70,7 @@ class DirectoryWatch:
         self.pipes: dict[OwnedFd, str] = {}
         self.is_ended = False
         self._is_begun = self._is_closed = False
+        self._is_idle = False  # has the thread sent no request, because all waiters are awake?
         self._is_needed = threading.Event()
         self._beginning = threading.Lock()
         self._file = self.session.file(directory)
@@ -100,9 +101,7 @@ class DirectoryWatch:
                     names = _deleted(self.session.connection.receive(request)["data"].get_value())
                 except NotifyEnumDir:  # there were too many changes
                     names = None
-                if self._wake(names):
-                    self._is_needed.wait()
-                if self._is_closed:
+                if not self._goes_on_after(names):
                     return
                 request = self._send()
         except (SMBException, HoldfastError, OSError, TypeError):
@@ -111,30 +110,46 @@ class DirectoryWatch:
             self.is_ended = True
             self._wake(None)
 
-    def _wake(self, names: set[str] | None) -> bool:
-        """names: of the deleted files. None: any. True: all waiters are awake."""
+    def _goes_on_after(self, names: set[str] | None) -> bool:
+        """Wake waiters. Wait until one of them goes on waiting, or all have left."""
+        self._wake(names)
+        if self._is_idle:
+            self._is_needed.wait()
+        with _mutex:
+            was_idle, self._is_idle = self._is_idle, False
+        if self._is_closed and was_idle:
+            self._close()
+        return not self._is_closed
+
+    def _wake(self, names: set[str] | None) -> None:
+        """names: of the deleted files. None: any."""
         with _mutex:
             woken = [pipe for pipe, name in self.pipes.items() if names is None or name in names]
-            if len(woken) == len(self.pipes):
+            if woken and len(woken) == len(self.pipes):
+                self._is_idle = True
                 self._is_needed.clear()  # before a waiter can set it
             for pipe in woken:
                 with suppress(OSError):
                     system.write(pipe.fd, b"!")
-            return len(woken) == len(self.pipes)
 
     def go_on(self) -> None:
         """A waiter goes on waiting."""
         self._is_needed.set()
 
     def remove(self, pipe: OwnedFd) -> None:
-        """A waiter leaves. The last one ends the watch."""
+        """A waiter leaves. The last one ends the watch. If the thread is idle, the waiter need not wait for that."""
         with _mutex:
             if self.pipes.pop(pipe, None) is None or self.pipes:
                 return
             if _watches.get(self._key) is self:
                 del _watches[self._key]
             self._is_closed = True
-        self.go_on()
+            self._is_needed.set()
+            if self._is_idle:
+                return
+        self._close()
+
+    def _close(self) -> None:
         if self._file.connected and self.session.is_open:
             with suppress(HoldfastError, Refused):
                 self.session.close_file(self._file, TTL_S)
