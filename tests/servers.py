@@ -1,6 +1,6 @@
 """Real servers for the tests, on loopback.
 
-    server = Postgres.start()       installs PostgreSQL if this process may. `Redis` and `Etcd` start in the same way
+    server = Postgres.start()       installs PostgreSQL if this process may. `Redis`, `Etcd` and `Samba` start so, too
     server.url("database")          for a user without special rights
     server.kill()                   SIGKILL for every process of the server
     server.restart()                the same data and the same port
@@ -323,6 +323,86 @@ class Redis(Server):
 
     def allow(self, address: str) -> None:
         """Nothing to do: with a password, every machine may connect."""
+
+
+class Samba(Server):
+    """A file server with the share "store". It closes the files of a client that vanished after about 10 seconds."""
+
+    kind = "samba"
+    user = "root"
+    login = "daemon"  # Samba needs an account of the system for each user
+
+    def __init__(self, program: Path) -> None:
+        super().__init__()
+        self.program = program
+        self.share = self.directory / "share"
+        self.share.mkdir()
+
+    @classmethod
+    def start(cls) -> Samba:
+        if os.geteuid() != 0:
+            cannot("samba: the server needs root")
+        server = cls(installed("samba", lambda: next(iter(Path("/usr/sbin").glob("smbd")), None)))
+        try:
+            server.run()
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def configure(self) -> None:
+        private = ("state", "lock", "cache", "pid", "ncalrpc", "private")
+        for name in private:
+            (self.directory / name).mkdir(exist_ok=True)
+        settings = {
+            **{
+                f"{name} {'dir' if name in ('ncalrpc', 'private') else 'directory'}": self.directory / name
+                for name in private
+            },
+            "server role": "standalone server",
+            "interfaces": " ".join(self.addresses),
+            "bind interfaces only": "yes",
+            "smb ports": self.port,
+            "disable netbios": "yes",
+            "load printers": "no",
+            "printing": "bsd",
+            "printcap name": "/dev/null",
+            "disable spoolss": "yes",
+            "server min protocol": "SMB2_02",
+            "passdb backend": f"tdbsam:{self.directory}/private/passdb.tdb",
+            "socket options": "TCP_NODELAY SO_KEEPALIVE TCP_KEEPIDLE=5 TCP_KEEPINTVL=2 TCP_KEEPCNT=3",
+        }
+        share = {"path": self.share, "read only": "no", "force user": "root"}
+        lines = ["[global]", *_lines(settings), "[store]", *_lines(share)]
+        lines += ["[readonly]", *_lines({**share, "read only": "yes"})]
+        (self.directory / "smb.conf").write_text("\n".join(lines))
+
+    def command(self) -> list[object]:
+        return [self.program, "-F", "--no-process-group", "--debug-stdout", "-s", self.directory / "smb.conf"]
+
+    def begin(self) -> None:
+        self.configure()
+        if not (self.directory / "private/passdb.tdb").exists():
+            change = ["smbpasswd", "-c", self.directory / "smb.conf", "-s", "-a", self.login]
+            text = f"{PASSWORD}\n{PASSWORD}\n"
+            done = subprocess.run(change, input=text, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        super().begin()
+
+    def shut_down(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(PATIENCE)
+
+    def url(self, path: str, user: str = login, password: str = PASSWORD) -> str:
+        return f"smb://{user}:{password}@127.0.0.1:{self.port}/{path}"
+
+    def allow(self, address: str) -> None:
+        """Nothing to do: with a password, every machine may connect."""
+
+
+def _lines(settings: dict[str, object]) -> list[str]:
+    return [f"  {name} = {value}" for name, value in settings.items()]
 
 
 class EtcdNode(Server):

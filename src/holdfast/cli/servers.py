@@ -90,11 +90,9 @@ def _lock(options: argparse.Namespace) -> ServerLock:
         if reason:
             raise ValueError(f"{option} does not go with a URL: {reason}. Leave it out.")
     check(options.target)
-    lock = ServerLock(
+    return ServerLock(
         options.target, shared=options.shared, permits=options.permits, ttl=options.ttl, on_lost=_wake_supervisor
     )
-    lock._engine.name = shown_name(lock.name)  # redis-py also takes ?password=…
-    return lock
 
 
 def _wake_supervisor(_: object) -> None:

@@ -97,6 +97,8 @@ class Lease:
         if not self.grants and grant.good_until:
             self.answered(grant.good_until - self.ttl + self.margin)
         self.grants.add(grant)
+        if self.is_lost:  # meanwhile
+            self._lose([grant])
         self.watch()
 
     def watch(self) -> None:

@@ -47,6 +47,7 @@ class ServerLock(BaseLock[ServerHold]):
 
     __slots__ = ("_url", "on_lost", "permits", "shared", "ttl")
 
+    _engine: Any  # a `ServerEngine`
     _hold_type = ServerHold
     _options = ("shared", "permits", "ttl", "timeout", "on_lost")
 
