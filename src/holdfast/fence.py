@@ -1,7 +1,8 @@
 """Refuse the writes of a holder that has lost its lock and does not know it yet.
 
-A holder may be stopped for longer than its lease lasts, and then go on to write. No lock can prevent that. But each hold
-has a `token` that is greater than all earlier ones, and the resource can refuse a token that is older than one it saw:
+A holder may be stopped for longer than its lease lasts, and then go on to write. No lock can prevent that. But each
+hold has a `token` that is greater than all earlier ones, and the resource can refuse a token that is older than one it
+saw:
 
     fence = holdfast.fence.Fence()                 in the process that owns the resource
     fence.check(request.token)                     raises LockLost for an old token
@@ -47,8 +48,8 @@ class Fence:
 def check(connection: Any, resource: str, token: int | None) -> None:
     """Raise LockLost if PostgreSQL has seen a newer token for this resource. Else store the token.
 
-    connection: a psycopg connection, in the transaction that changes the resource. The table `holdfast_fence` is created
-        if it does not exist
+    connection: a psycopg connection, in the transaction that changes the resource. `check` creates the table
+        `holdfast_fence` if it does not exist
     resource: a name for what the lock protects
     token: the `token` of the hold
     """
