@@ -34,7 +34,8 @@ LOOPS: dict[str, dict[str, tuple[str, str]]] = {
     "PostgreSQL": {
         RAW: (
             "import psycopg; c = psycopg.connect({url!r}, autocommit=True)",
-            "c.execute('select pg_try_advisory_lock(5)').fetchone(); c.execute('select pg_advisory_unlock(5)').fetchone()",
+            "c.execute('select pg_try_advisory_lock(5)').fetchone(); "
+            "c.execute('select pg_advisory_unlock(5)').fetchone()",
         ),
         OURS: ("import holdfast; lock = holdfast.lock({url!r} + '?name=bench')", "lock.acquire().release()"),
     },
@@ -60,14 +61,14 @@ LOOPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "etcd": {
         RAW: (
-            "import http.client; c = http.client.HTTPConnection({host!r}, {port}); "
-            'put = lambda: c.request(\'POST\', \'/v3/kv/put\', \'{{"key": "YQ==", "value": "YQ=="}}\') or c.getresponse().read(); '
-            "delete = lambda: c.request('POST', '/v3/kv/deleterange', '{{\"key\": \"YQ==\"}}') or c.getresponse().read()",
-            "put(); delete()",
+            "import http.client, json; c = http.client.HTTPConnection({host!r}, {port}); "
+            "key = {{'key': 'YQ==', 'value': ''}}; "
+            "call = lambda what, sent: c.request('POST', '/v3/kv/' + what, json.dumps(sent)) or c.getresponse().read()",
+            "call('put', key); call('deleterange', {{'key': 'YQ=='}})",
         ),
         OURS: ("import holdfast; lock = holdfast.lock({url!r} + '/bench')", "lock.acquire().release()"),
         "etcd3gw lock": (
-            "import etcd3gw; c = etcd3gw.Etcd3Client({host!r}, {port}, api_path='/v3/'); lock = c.lock('etcd3gw', ttl=10)",
+            "import etcd3gw; c = etcd3gw.Etcd3Client({host!r}, {port}, api_path='/v3/'); lock = c.lock('gw', ttl=10)",
             "lock.acquire(); lock.release()",
         ),
     },
