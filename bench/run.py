@@ -15,6 +15,7 @@ import beside
 import commands
 import contention
 import directories
+import engines
 import events
 import flock_loop
 import handoff
@@ -55,6 +56,8 @@ SECTIONS: dict[str, Section] = {
     "tasks-wake": _everywhere(tasks.wake),
     "tasks-many": lambda quick, places: iter([tasks.many(quick, places[0])]),
     "tasks-postgres": tasks_postgres.section,
+    "engines": engines.section,
+    "engines-handoff": engines.handoff_section,
     "waiters": lambda quick, places: iter([contention.waiters(quick, places[0])]),
 }
 

@@ -7,6 +7,7 @@
 
     Lock            a kernel lock on a path, exclusive or shared
     LockFile        a lock file with pid, time and tag, which also works between machines
+    lock, semaphore the same on PostgreSQL, etcd, Redis or SMB, by URL; `fence` refuses a holder that lost its lock
     Semaphore       a number of permits on a path
     TaskLocks       a directory with one lock per task, for workers
     AtomicDir       a directory that is replaced as a whole
@@ -26,6 +27,7 @@ from .locks.lock import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from . import fence
     from .atomicdir.directory import AtomicDir
     from .locks.lock_file import LockFile
     from .locks.semaphore import Semaphore
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from .tasks.worker import Worker
 
 __all__ = ["AtomicDir", "Hold", "Lock", "LockFile", "Semaphore", "Status", "TaskLocks", "TaskQueue", "Worker"]
-__all__ += ["lock", "semaphore"]
+__all__ += ["fence", "lock", "semaphore"]
 __all__ += errors.__all__
 
 __version__ = "0.1.0"
@@ -49,6 +51,7 @@ _LOADED_ON_USE = {
     "TaskLocks": ".locks.task_locks",
     "TaskQueue": ".tasks.queue",
     "Worker": ".tasks.worker",
+    "fence": ".fence",
     "lock": ".locks.url",
     "semaphore": ".locks.url",
 }
@@ -59,7 +62,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(_LOADED_ON_USE[name], __name__), name)
+    module = import_module(_LOADED_ON_USE[name], __name__)
+    found = globals()[name] = module if name == "fence" else getattr(module, name)
     return found
 
 
