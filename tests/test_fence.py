@@ -1,0 +1,121 @@
+"""`holdfast.fence`: a resource refuses the token of a holder that has lost its lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import servers
+
+import holdfast
+from holdfast import fence
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[servers.Postgres]:
+    server = servers.Postgres.start()
+    with server.connect("postgres") as connection:
+        connection.execute("create database fence")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def connection(postgres: servers.Postgres) -> Iterator[Any]:
+    with postgres.connect("fence") as connection:
+        connection.execute("drop table if exists holdfast_fence, site")
+        yield connection
+
+
+def test_a_fence_in_memory_refuses_an_older_token() -> None:
+    gate = fence.Fence()
+    gate.check(5)
+    gate.check(5)  # the same holder again
+    gate.check(7)
+    with pytest.raises(holdfast.LockLost, match="token 5 is older than 7"):
+        gate.check(5)
+    assert gate.token == 7
+
+
+@pytest.mark.parametrize("token", [None, "7", True, -1, 1.5])
+def test_a_token_is_a_number(token: Any) -> None:
+    with pytest.raises(TypeError, match=r"hold\.token"):
+        fence.Fence().check(token)
+
+
+def test_a_transaction_with_an_older_token_changes_nothing(connection: Any) -> None:
+    connection.execute("create table site (version int)")
+    connection.execute("insert into site values (0)")
+
+    def write(token: int, version: int) -> None:
+        with connection.transaction():
+            fence.check(connection, "deploy", token)
+            connection.execute("update site set version = %s", (version,))
+
+    write(3, 1)
+    write(8, 2)
+    with pytest.raises(holdfast.LockLost, match="token 3 is older than 8"):
+        write(3, 3)
+    assert connection.execute("select version from site").fetchone() == (2,)
+    fence.check(connection, "another resource", 1)
+
+
+def test_an_older_holder_waits_for_the_commit_of_a_newer_one_and_is_refused(
+    connection: Any, postgres: servers.Postgres
+) -> None:
+    fence.check(connection, "deploy", 1)
+    outcome: list[BaseException | None] = []
+
+    def write_late() -> None:
+        with postgres.connect("fence") as other:
+            try:
+                fence.check(other, "deploy", 1)
+            except holdfast.LockLost as error:
+                outcome.append(error)
+            else:
+                outcome.append(None)
+
+    with connection.transaction():
+        fence.check(connection, "deploy", 2)
+        thread = threading.Thread(target=write_late)
+        thread.start()
+        thread.join(0.2)
+        assert not outcome, "it did not wait for the commit"
+    thread.join()
+    assert isinstance(outcome[0], holdfast.LockLost)
+
+
+def test_the_token_of_a_lock_on_the_server_passes(connection: Any, postgres: servers.Postgres) -> None:
+    lock = holdfast.lock(postgres.url("fence") + "?name=deploy")
+    for _ in range(2):
+        with lock as hold:
+            fence.check(connection, "deploy", hold.token)
+
+
+def test_a_lock_in_a_transaction_ends_with_it(connection: Any, postgres: servers.Postgres) -> None:
+    url = postgres.url("fence") + "?name=in-transaction"
+    with connection.transaction():
+        hold = holdfast.lock(url, connection=connection).acquire()
+        assert hold.token and not hold.lost
+        assert holdfast.lock(url).try_acquire() is None
+        hold.release()  # the end of the transaction releases the lock
+        assert holdfast.lock(url).try_acquire() is None
+    holdfast.lock(url).acquire(timeout=10).release()
+
+
+def test_a_timeout_in_a_transaction_does_not_spoil_it(connection: Any, postgres: servers.Postgres) -> None:
+    url = postgres.url("fence") + "?name=busy"
+    with holdfast.lock(url).acquire(), connection.transaction():
+        lock = holdfast.lock(url, connection=connection)
+        assert lock.try_acquire() is None
+        with pytest.raises(holdfast.Timeout):
+            lock.acquire(timeout=0.1)
+        assert connection.execute("select 1").fetchone() == (1,)
+
+
+def test_a_lock_in_a_transaction_needs_one(connection: Any, postgres: servers.Postgres) -> None:
+    lock = holdfast.lock(postgres.url("fence") + "?name=none", connection=connection)
+    with pytest.raises(holdfast.Unsupported, match=r"connection\.transaction\(\)"):
+        lock.acquire()
