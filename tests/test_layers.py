@@ -15,7 +15,7 @@ PACKAGE = Path(holdfast.__file__).parent
 LAYERS = [
     {"errors"},
     {"system"},
-    {"process", "paths", "json_text"},
+    {"process", "paths", "json_text", "fence"},
     {"files", "owner", "metrics", "wait"},
     {"watch", "status", "postgres"},
     {"locks"},
