@@ -250,6 +250,12 @@ def test_a_session_that_was_dropped_is_closed(postgres: str) -> None:
     watching.close()
 
 
+def test_only_psycopg_closes_the_socket_when_garbage_is_collected(session: postgres.Session) -> None:
+    owner: object = session._socket
+    owner.__del__()  # type: ignore[attr-defined]  # in a cycle it may be collected before the session
+    assert session.connection.execute("select 1").fetchone() == (1,)
+
+
 def test_the_end_of_a_session_makes_its_socket_readable(postgres: str) -> None:
     import select
 

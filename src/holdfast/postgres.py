@@ -63,6 +63,19 @@ _HOSTS = r"(?:,?(?:\[[^]]*\]|[^][:,@]*)(?::\d*)?)*"
 _IN_QUERY = r"([?&][^=&]*password=)[^&]*"
 
 
+class _Socket(OwnedFd):
+    """The socket of a connection. Only the fork hook closes it, in a child: here psycopg does, also when garbage is
+    collected, in any order."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        try:
+            self.detach()
+        except (AttributeError, TypeError):  # the interpreter is going down
+            pass
+
+
 class Session:
     """One session on a server. `connection` is its psycopg connection, in autocommit mode. `pid` is the backend's.
     `number` is for the owner of the session."""
@@ -71,7 +84,7 @@ class Session:
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
-        self._socket = OwnedFd(connection.fileno())  # so that the fork hook closes the copy of a child
+        self._socket = _Socket(connection.fileno())
         self.pid = connection.info.backend_pid
 
     @property
