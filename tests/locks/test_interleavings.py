@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(600)  # a search takes as long as it takes, also on a busy machine
 SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 FURTHER = [2, pytest.param(3, marks=SLOW)]
 LONGER = [range(60), pytest.param(range(1000, 4000), marks=SLOW)]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     Use = Callable[[], object]
 
+pytestmark = pytest.mark.timeout(600)  # a search takes as long as it takes, also on a busy machine
 SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 FURTHER = [1, pytest.param(2, marks=SLOW)]
 FURTHER_STILL = [2, pytest.param(3, marks=SLOW)]
