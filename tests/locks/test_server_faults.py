@@ -1,0 +1,101 @@
+"""Faults of locks on servers that need threads, interrupts, forks or a silent server at a certain moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import servers
+from faces import Caller
+from support import PATIENCE, in_child
+from test_conformance import SERVERS, Target, only, target, until_waiters  # noqa: F401
+
+import holdfast
+from holdfast import wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CALL_S = 3.0  # what an end may take after a timeout: the lock asks once more who holds it
+
+
+@contextmanager
+def silent(target: Any) -> Iterator[None]:  # noqa: F811
+    """Stop the processes of the server, which keep their connections and do not answer."""
+    nodes = target.server.nodes if target.kind == "etcd" else [target.server]
+    pids = [pid for node in nodes for pid in (node.process.pid, *servers.descendants(node.process.pid))]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@only(*SERVERS)
+def test_a_child_that_unwinds_the_wait_of_its_parent_does_not_end_it(target: Target) -> None:  # noqa: F811
+    hold = target.lock().acquire(timeout=PATIENCE)
+    waiting = Caller(begin_to_wait, target.lock()).result()
+    until_waiters(target.lock(), 1)
+    assert in_child(waiting.close) is None
+    time.sleep(0.2)  # a cancelled statement ends a moment later
+    assert len(target.lock().status().waiters) == 1
+    waiting.close()
+    hold.release()
+
+
+def begin_to_wait(lock: Any) -> Any:
+    steps = lock._steps(None, None)
+    while isinstance(step := next(steps), wait.Run):
+        step.block()
+    return steps
+
+
+@only(*SERVERS)
+def test_a_lock_that_was_granted_after_the_timeout_is_given_back(target: Target) -> None:  # noqa: F811
+    lock = target.lock()
+    lock.acquire(timeout=PATIENCE).release()
+    with silent(target), pytest.raises(holdfast.ConnectionFailed):
+        lock.acquire(timeout=0.3)
+    # No other call of this process to the server.
+    free = "import sys, holdfast; holdfast.lock(sys.argv[1]).acquire(timeout=20).release()"
+    subprocess.run([sys.executable, "-c", free, target.address], check=True, timeout=60)
+
+
+@only(*SERVERS)
+def test_the_timeout_of_one_thread_does_not_depend_on_the_call_of_another(target: Target) -> None:  # noqa: F811
+    target.lock().acquire(timeout=PATIENCE).release()
+
+    with silent(target):
+        patient = Caller(lambda: target.lock().acquire(timeout=20).release())
+        time.sleep(0.2)
+        began = time.monotonic()
+        with pytest.raises(holdfast.ConnectionFailed):
+            target.lock(f"{target.name}-other").acquire(timeout=0.3)
+        took = time.monotonic() - began
+    patient.result()
+    assert took < 2
+
+
+@only(*SERVERS)
+def test_a_wait_for_a_server_that_falls_silent_ends_soon_after_its_deadline(target: Target) -> None:  # noqa: F811
+    options = {} if target.kind == "postgresql" else {"ttl": 20}
+    hold = target.lock(**options).acquire(timeout=PATIENCE)
+    waiting = Caller(target.lock(**options).acquire, timeout=2)
+    until_waiters(target.lock(**options), 1)
+    began = time.monotonic()
+    with silent(target):
+        with pytest.raises(holdfast.HoldfastError):
+            waiting.result()
+        took = time.monotonic() - began
+    with suppress(holdfast.LockLost):
+        hold.release()
+    assert took < 2 + 2 * CALL_S
