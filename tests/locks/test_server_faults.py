@@ -6,18 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import servers
 from faces import Caller
 from support import PATIENCE, in_child
-from test_conformance import SERVERS, Target, only, target, until_waiters  # noqa: F401
+from test_conformance import DATABASE, SERVERS, Target, only, target, until_waiters  # noqa: F401
 
 import holdfast
-from holdfast import wait
+from holdfast import postgres, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,9 +67,7 @@ def test_a_lock_that_was_granted_after_the_timeout_is_given_back(target: Target)
     lock.acquire(timeout=PATIENCE).release()
     with silent(target), pytest.raises(holdfast.ConnectionFailed):
         lock.acquire(timeout=0.3)
-    # No other call of this process to the server.
-    free = "import sys, holdfast; holdfast.lock(sys.argv[1]).acquire(timeout=20).release()"
-    subprocess.run([sys.executable, "-c", free, target.address], check=True, timeout=60)
+    in_another_process(target)
 
 
 @only(*SERVERS)
@@ -99,3 +99,52 @@ def test_a_wait_for_a_server_that_falls_silent_ends_soon_after_its_deadline(targ
     with suppress(holdfast.LockLost):
         hold.release()
     assert took < 2 + 2 * CALL_S
+
+
+@only(*SERVERS)
+def test_an_interrupted_acquire_leaves_no_lock_and_no_broken_connection(target: Target) -> None:  # noqa: F811
+    kept = target.lock(f"{target.name}-kept").acquire(timeout=PATIENCE)  # so that the lease is renewed
+    target.lock().acquire(timeout=PATIENCE).release()
+    main = threading.get_ident()
+    with silent(target):
+        threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            target.lock().acquire(timeout=PATIENCE)
+    in_another_process(target)
+    target.lock().acquire(timeout=PATIENCE).release()
+    kept.release()
+
+
+def in_another_process(target: Target) -> None:  # noqa: F811
+    """Another process can acquire the lock, and this one does not call the server meanwhile."""
+    free = "import sys, holdfast; holdfast.lock(sys.argv[1]).acquire(timeout=20).release()"
+    subprocess.run([sys.executable, "-c", free, target.address], check=True, timeout=60)
+
+
+@only("postgresql")
+def test_a_name_that_is_new_is_learned_within_the_timeout(target: Any) -> None:  # noqa: F811
+    target.lock().acquire(timeout=PATIENCE).release()
+    with target.server.connect(DATABASE) as other, other.transaction():
+        other.execute("lock table holdfast_lock in access exclusive mode")
+        began = time.monotonic()
+        with pytest.raises(holdfast.ConnectionFailed):
+            target.lock(f"{target.name}-new").acquire(timeout=0.5)
+        assert time.monotonic() - began < CALL_S
+    target.lock(f"{target.name}-new").acquire(timeout=PATIENCE).release()
+
+
+@only("postgresql")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_closes_no_file_that_has_the_number_of_a_lost_connection(target: Any) -> None:  # noqa: F811
+    session = postgres.connect(target.server.url(DATABASE))
+    number = session.fileno()
+    with target.server.connect("postgres", user="postgres") as admin:
+        admin.execute("select pg_terminate_backend(%s)", [session.pid])
+    with pytest.raises(psycopg.OperationalError):
+        session.connection.execute("select 1")
+    read, write = os.pipe()
+    os.dup2(read, number)  # libpq has closed the socket
+    assert in_child(lambda: os.fstat(number).st_ino) == os.fstat(read).st_ino
+    session.close()
+    for fd in {read, write, number}:
+        os.close(fd)
