@@ -15,11 +15,12 @@ import psycopg
 import pytest
 import servers
 from faces import Caller
-from support import PATIENCE, in_child
+from support import PATIENCE, in_child, until
 from test_conformance import DATABASE, SERVERS, Target, only, target, until_waiters  # noqa: F401
 
 import holdfast
 from holdfast import postgres, wait
+from holdfast.locks.server import Lease, ServerGrant, clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,6 +120,66 @@ def in_another_process(target: Target) -> None:  # noqa: F811
     """Another process can acquire the lock, and this one does not call the server meanwhile."""
     free = "import sys, holdfast; holdfast.lock(sys.argv[1]).acquire(timeout=20).release()"
     subprocess.run([sys.executable, "-c", free, target.address], check=True, timeout=60)
+
+
+@only(*SERVERS)
+def test_the_timeout_includes_the_first_attempt(target: Target) -> None:  # noqa: F811
+    options = {} if target.kind == "postgresql" else {"ttl": 20}
+    hold = target.lock(**options).acquire(timeout=PATIENCE)
+    target.lock(f"{target.name}-other", **options).acquire(timeout=PATIENCE).release()
+    with silent(target):
+        began = time.monotonic()
+        waiting = Caller(target.lock(**options).acquire, timeout=4)
+        time.sleep(3)
+    with pytest.raises(holdfast.Timeout):
+        waiting.result()
+    assert time.monotonic() - began < 6
+    hold.release()
+
+
+class CountedLease(Lease):
+    """A lease that gets a grant at the moment when the thread that renews it finds none."""
+
+    renewals = 0
+    forgets = True
+
+    def renew(self, timeout: float) -> list[ServerGrant]:
+        self.renewals += 1
+        return []
+
+    @property
+    def waiters(self) -> Any:  # type: ignore[override]
+        if self.forgets and threading.current_thread().name == "holdfast-renewal":
+            self.forgets = False
+            self.caller = Caller(self.get_grant)
+            self.caller.join(0.2)
+        return set()
+
+    @waiters.setter
+    def waiters(self, _: object) -> None: ...
+
+    def get_grant(self) -> None:
+        self.grants.add(object())  # type: ignore[arg-type]
+        self.watch()
+
+
+def test_a_lease_that_gets_a_grant_while_it_is_forgotten_is_renewed() -> None:
+    lease = CountedLease("nowhere", 1.0, clock())
+    lease.watch()
+    until(lambda: lease.renewals > 1)
+    lease.grants.clear()
+
+
+def test_a_lost_lease_with_waiters_keeps_no_thread_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Lease] = []
+    monkeypatch.setattr(Lease, "renew_now", calls.append)
+    lease = Lease("nowhere else", 1.0, clock() - 1)
+    lease.waiters.add("a waiter")
+    lease.is_lost = True
+    lease.watch()
+    time.sleep(0.2)
+    lease.waiters.clear()
+    assert len(calls) < 10
 
 
 @only("postgresql")
