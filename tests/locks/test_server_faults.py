@@ -209,3 +209,17 @@ def test_a_child_closes_no_file_that_has_the_number_of_a_lost_connection(target:
     session.close()
     for fd in {read, write, number}:
         os.close(fd)
+
+
+@only("redis")
+def test_a_lock_whose_answer_came_late_is_renewed_in_its_own_time(target: Any) -> None:  # noqa: F811
+    """The other locks of the process were renewed meanwhile, but not this one."""
+    kept = target.lock(f"{target.name}-kept").acquire(timeout=PATIENCE)
+    lease = kept._grant.lease
+    lease.renew_now()
+    sent = clock() - 0.9 * lease.ttl
+    late = ServerGrant(kept._grant._engine, lease, "x:0:1@nowhere", 1, sent)  # Redis has deleted it
+    assert lease.next_renewal <= clock()
+    until(lambda: late.is_lost, seconds=1)
+    kept.check()
+    kept.release()

@@ -94,8 +94,13 @@ class Lease:
         """The socket is readable: find out whether the lease has ended."""
 
     def add(self, grant: ServerGrant) -> None:
-        if not self.grants and grant.good_until:
-            self.answered(grant.good_until - self.ttl + self.margin)
+        if grant.good_until:
+            sent = grant.good_until - self.ttl + self.margin
+            if not self.grants:
+                self.answered(sent)
+            else:  # its answer may have come late, after the others were renewed
+                self.deadline = min(self.deadline, grant.good_until)
+                self.next_renewal = min(self.next_renewal, sent + self.ttl / 3)
         self.grants.add(grant)
         if self.is_lost:  # meanwhile
             self._lose([grant])
