@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -223,3 +224,9 @@ def test_a_lock_whose_answer_came_late_is_renewed_in_its_own_time(target: Any) -
     until(lambda: late.is_lost, seconds=1)
     kept.check()
     kept.release()
+
+
+def test_a_password_with_a_slash_is_not_shown() -> None:
+    with pytest.raises(holdfast.UnsafePath) as raised:
+        holdfast.lock("etcd://user:secret/word@127.0.0.1:1/name").acquire(timeout=1)
+    assert "secret" not in "".join(traceback.format_exception(raised.value)).replace("secret/word@127", "")

@@ -212,7 +212,11 @@ def _host_and_port(text: str, name: str) -> tuple[str, int]:
     try:
         return str(parts.hostname or "127.0.0.1"), parts.port or _PORT
     except ValueError:
-        raise UnsafePath(f"{name}: {text} is no host and port. Write host:port,host:port", path=name) from None
+        # `text` is not shown: it is a part of the password, if that contains a slash.
+        raise UnsafePath(
+            f"{name}: a part of the URL is no host and port. Write host:port,host:port, and %2F for / in a password.",
+            path=name,
+        ) from None
 
 
 class Watch:
