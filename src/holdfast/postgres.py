@@ -24,7 +24,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from . import process
+from . import process, system
 from .errors import ConnectionFailed, Unsupported
 from .files import OwnedFd
 
@@ -65,9 +65,14 @@ _IN_QUERY = r"([?&][^=&]*password=)[^&]*"
 
 class _Socket(OwnedFd):
     """The socket of a connection. Only the fork hook closes it, in a child: here psycopg does, also when garbage is
-    collected, in any order."""
+    collected, in any order, and libpq when the connection is lost."""
 
     __slots__ = ()
+
+    def __init__(self, fd: int) -> None:
+        number = process.SharedNumber(fd)
+        number.inode = system.fstat(fd).st_ino
+        super().__init__(number)
 
     def __del__(self) -> None:
         try:

@@ -233,6 +233,15 @@ class InheritedNumber(int):
     """The number of a descriptor that a forked child keeps."""
 
 
+class SharedNumber(int):
+    """The number of a descriptor that a library closes, too. Then it may be the number of another file by now."""
+
+    inode: int
+
+    def is_closed(self) -> bool:
+        return system.fstat(self).st_ino != self.inode
+
+
 _in_child: list[Callable[[], object]] = []
 _held: list[tuple[RLock, Callable[[], object]]] = []
 forks: list[None] = []  # one entry per fork under way: this may be a child whose hook has not run yet
@@ -289,7 +298,8 @@ def _begin_in_child() -> None:
         if isinstance(descriptors.get(key), InheritedNumber) or (fd := descriptors.pop(key, None)) is None:
             continue
         try:
-            system.close(fd)
+            if not (isinstance(fd, SharedNumber) and fd.is_closed()):
+                system.close(fd)
         except OSError:
             pass
     for reset in _in_child:

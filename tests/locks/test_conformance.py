@@ -200,9 +200,9 @@ class Peers:
             if peer.process.poll() is not None or peer._expected:
                 peer.__exit__(RuntimeError)
             else:
+                self._idle.append(peer)  # first: else nobody closes it after a failure
                 peer.do("hold = holds = lock = None")
                 assert peer.complaints() == ""
-                self._idle.append(peer)
 
     def close(self) -> None:
         for peer in (*self._idle, *self._used):
@@ -766,7 +766,7 @@ def test_a_waiter_notices_the_restart_of_the_server(
 ) -> None:
     lock = target.lock()
     waiter = start()
-    waiter.begin("hold = lock.acquire(timeout=30); hold.check(); hold.release()")
+    waiter.begin("with lock.acquire(timeout=30) as hold: hold.check()")  # lost, if it got the lock before the restart
     until_waiters(lock, 1)
     holder.kill()
     restarted()
@@ -842,7 +842,8 @@ def mingle(url: str, options: dict[str, Any], record: str, seconds: float) -> in
             if kind == "permit":
                 lock = holdfast.semaphore(f"{url}-semaphore", 2, **options)
             timeout = random.choice((0, 0.3, PATIENCE))
-            with suppress(holdfast.Timeout):
+            # On a busy machine, 0.3 s may be too short for a new connection.
+            with suppress(holdfast.Timeout, *[holdfast.ConnectionFailed] if timeout == 0.3 else []):
                 hold = anyio.run(acquire, lock, timeout) if random.random() < 0.3 else lock.acquire(timeout)
                 if hold is not None:
                     change(kind, 1)

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from .. import wait
-from ..errors import ConnectionFailed, HoldfastError, UnsafePath
+from ..errors import HoldfastError, UnsafePath
 from ..owner import without_passwords
 from .engine import BUSY, Outcome
 from .etcd_client import LEASE_NOT_FOUND, EtcdError, EtcdLease, EtcdServer, Watch, decode, encode, servers
@@ -114,10 +114,11 @@ class EtcdEngine(ServerEngine):
                 answer = self.call("kv/txn", request, max(0.001, until - monotonic()))
             except EtcdError as error:
                 if error.code != LEASE_NOT_FOUND:
+                    lease.discard(key)  # a cluster that was too slow may have added it
                     raise
                 lease.lose()
                 continue
-            except ConnectionFailed:  # the key may be there
+            except BaseException:  # no answer, or an interrupt: the key may be there
                 lease.discard(key)
                 raise
             revision = int(answer["header"]["revision"])
@@ -241,4 +242,4 @@ class EtcdWaiter(Waiter):
 
     def leave(self) -> None:
         self._end_watch()
-        self._place.leave(self._engine.ttl)
+        self._place.leave(STATUS_TIMEOUT_S)  # not longer: the timeout of the caller has passed

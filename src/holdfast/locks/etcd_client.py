@@ -162,11 +162,16 @@ class EtcdServer:
 
     def lease(self, ttl: float, timeout: float) -> EtcdLease:
         """The lease of this process for new keys. It is granted if there is none."""
-        with self._mutex:
+        until = monotonic() + timeout
+        if not self._mutex.acquire(timeout=timeout):  # another thread asks for one
+            raise self._failed(TimeoutError())
+        try:
             found = self._leases.get(ttl)
             if found is None or found.is_lost or clock() >= found.deadline:
-                found = self._leases[ttl] = EtcdLease(self, ttl, timeout)
+                found = self._leases[ttl] = EtcdLease(self, ttl, max(0.001, until - monotonic()))
             return found
+        finally:
+            self._mutex.release()
 
     def watch(self, request: dict[str, Any], timeout: float) -> Watch:
         until = monotonic() + timeout
@@ -207,7 +212,11 @@ def _host_and_port(text: str, name: str) -> tuple[str, int]:
     try:
         return str(parts.hostname or "127.0.0.1"), parts.port or _PORT
     except ValueError:
-        raise UnsafePath(f"{name}: {text} is no host and port. Write host:port,host:port", path=name) from None
+        # `text` is not shown: it is a part of the password, if that contains a slash.
+        raise UnsafePath(
+            f"{name}: a part of the URL is no host and port. Write host:port,host:port, and %2F for / in a password.",
+            path=name,
+        ) from None
 
 
 class Watch:

@@ -29,17 +29,15 @@ from typing import TYPE_CHECKING, Any
 from .. import postgres, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from .engine import BUSY, Grant, Outcome
-from .postgres_sessions import TTL_S, LockSession, Sessions, servers
+from .postgres_sessions import TTL_S, Denied, LockSession, Sessions, servers
 from .server import STATUS_TIMEOUT_S, ServerEngine, ServerGrant, Waiter, holder_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..status import Holder, Status
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg
-    from psycopg import pq
+    from psycopg import pq, sql
 
 MAX_PERMITS = 1000
 _LOOK_S = 1.0
@@ -115,11 +113,13 @@ class PostgresEngine(ServerEngine):
         """A session for an attempt. That of a semaphore may have other permits of it."""
         sessions = self.sessions
         if (self.number, self.permits) not in sessions.known:
+            until = monotonic() + timeout
             session = sessions.borrow(timeout, self.number)  # one that cannot take the key because it has it already
             try:
-                self._learn(session)
+                self._learn(session, max(0.001, until - monotonic()))
             finally:
                 sessions.forget(session, self.number)
+            timeout = max(0.001, until - monotonic())
         return sessions.borrow(timeout, None if self.permits else self.number, exclusive=not self.shared)
 
     def _attempt(self, session: LockSession, timeout: float) -> ServerGrant | Outcome | None:
@@ -185,49 +185,37 @@ class PostgresEngine(ServerEngine):
 
     # The table of names.
 
-    def _learn(self, session: LockSession) -> None:
+    def _learn(self, session: LockSession, timeout: float) -> None:
         """Add the name to the table. Refuse another name with this key, or another number of permits that is in use."""
-        with session._mutex:
-            session.finish(TTL_S)
-            postgres.explained(self.url, lambda: self._learn_now(session))
-        self.sessions.known.add((self.number, self.permits))
+        until = monotonic() + timeout
 
-    def _learn_now(self, session: LockSession) -> None:
-        connection = session.session.connection
-        run = connection.execute
-        missing = "select count(*) from pg_class where relname = any(%s) and pg_table_is_visible(oid)"
+        def run(query: str) -> Any:
+            return session.ask(query, max(0.001, until - monotonic()))[-1]
+
+        tables = ",".join(f"'{name}'" for name in _TABLES)
+        row = f"{self.number}, {sql.Literal(self.lock_name).as_string(None)}, {self.permits}"
         try:
-            if (run(missing, [list(_TABLES)]).fetchone() or (0,))[0] < len(_TABLES):
-                with connection.transaction():
-                    run("select pg_advisory_xact_lock(%s)", [key_of("holdfast tables of locks")])
-                    run(_CREATE)
-            row = (self.number, self.lock_name, self.permits)
-            run("insert into holdfast_lock (key, name, permits) values (%s, %s, %s) on conflict do nothing", row)
-        except psycopg.errors.InsufficientPrivilege as error:
+            (found,) = run(f"select count(*) from pg_class where relname in ({tables}) and pg_table_is_visible(oid)")
+            if int(found) < len(_TABLES):  # one transaction
+                run(f"select pg_advisory_xact_lock({key_of('holdfast tables of locks')}); {_CREATE}")
+            run(f"insert into holdfast_lock (key, name, permits) values ({row}) on conflict do nothing")
+        except Denied as error:
             statements = " ".join(_CREATE.split())
             raise Unsupported(
-                f"{self.name}: this user may not create or write the table of locks ({error.diag.message_primary}). As "
-                f"the owner of the database, run: {statements}; grant insert, select, update on holdfast_lock, and "
-                "usage on holdfast_lock_token."
+                f"{self.name}: this user may not create or write the table of locks ({error.reason}). As the owner of "
+                f"the database, run: {statements}; grant insert, select, update on holdfast_lock, and usage on "
+                "holdfast_lock_token."
             ) from None
-        name, permits = run("select name, permits from holdfast_lock where key = %s", [self.number]).fetchone() or (
-            "",
-            0,
-        )
+        name, permits = run(f"select name, permits from holdfast_lock where key = {self.number}") or ("", 0)
         if name != self.lock_name:
             raise Unsupported(
                 f"{self.name}: the name {name!r} has the same key in this database. Give the lock another name."
             )
-        if permits != self.permits:
-            self._change_permits(run, permits)
-
-    def _change_permits(self, run: Callable[..., Any], permits: int) -> None:
-        if not run("select pg_try_advisory_lock(%s)", [self.number]).fetchone()[0]:
-            raise self._other_number(permits)
-        try:
-            run("update holdfast_lock set permits = %s where key = %s", [self.permits, self.number])
-        finally:
-            run("select pg_advisory_unlock(%s)", [self.number])
+        if int(permits) != self.permits:
+            free = f"select case when pg_try_advisory_xact_lock({self.number}) then {self.number} end"
+            if run(f"update holdfast_lock set permits = {self.permits} where key = ({free}) returning key") is None:
+                raise self._other_number(int(permits))
+        self.sessions.known.add((self.number, self.permits))
 
     def _other_number(self, permits: int) -> Unsupported:
         used = f"as a semaphore with {permits} permits" if permits else "as a lock, or with another number of permits"
@@ -254,8 +242,9 @@ class PostgresEngine(ServerEngine):
         except ConnectionFailed:
             if not session.is_open:
                 return False
-            session.cancel()  # the end of the session releases the lock
-            session.lose()
+            with session._mutex:  # another thread may use it
+                session.cancel()  # the end of the session releases the lock
+                session.lose()
             raise
         finally:
             for key in {grant.id, self.number}:
@@ -415,7 +404,7 @@ class TransactionEngine(PostgresEngine):
         if (self.number, 0) not in self.sessions.known:
             session = self.sessions.borrow(TTL_S)
             try:
-                self._learn(session)
+                self._learn(session, TTL_S)
             finally:
                 self.sessions.forget(session, None)
 

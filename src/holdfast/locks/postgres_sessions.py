@@ -20,7 +20,14 @@ with suppress(ImportError):  # `postgres.connect` names the remedy
 
 TTL_S = 9.0  # the keepalive of the server needs at least 9.8 s to end a session
 _MAX_SPARE = 2
+_DENIED = b"42501"  # a code of SQL
 _SETTINGS = {"lock_timeout": "0", "statement_timeout": "0", "client_connection_check_interval": "2000"}
+
+
+class Denied(ConnectionFailed):
+    """The user may not do this. `reason` is the server's."""
+
+    reason = ""
 
 
 class LockSession(Lease):
@@ -36,10 +43,12 @@ class LockSession(Lease):
         self.exclusive: set[int] = set()  # those of them that are exclusive
         self.has_waiter = False  # which alone may read the socket
         self._owed: Callable[[list[Any]], object] | None = None  # what to do with an answer that came too late
-        self.session.connection.execute(
-            "select set_config(name, value, false) from unnest(%s::text[], %s::text[]) as ours (name, value)"
+        self._rows: list[tuple[Any, ...] | None] = []  # of the answer that is being received
+        settings = ",".join(f"('{name}', '{value}')" for name, value in _SETTINGS.items())
+        self.ask(
+            f"select set_config(name, value, false) from (values {settings}) as ours (name, value)"
             " join pg_settings using (name)",
-            [list(_SETTINGS), list(_SETTINGS.values())],
+            TTL_S,
         )
 
     @property
@@ -59,8 +68,8 @@ class LockSession(Lease):
         """The first row of each statement that was sent. None: the server has not answered within the timeout."""
         connection = self.session.connection.pgconn
         until = monotonic() + timeout
-        rows: list[tuple[Any, ...] | None] = []
         failed: psycopg.Error | None = None
+        denied = b""
         try:
             while True:
                 while connection.is_busy():
@@ -73,38 +82,70 @@ class LockSession(Lease):
                     break
                 if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
                     failed = psycopg.OperationalError(result.error_message.decode(errors="replace"))
+                    if result.error_field(pq.DiagnosticField.SQLSTATE) == _DENIED:
+                        denied = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
                     continue  # to the end of the answer
                 texts = [result.get_value(0, column) for column in range(result.nfields)] if result.ntuples else None
-                rows.append(None if texts is None else tuple(None if text is None else text.decode() for text in texts))
+                row = None if texts is None else tuple(None if text is None else text.decode() for text in texts)
+                self._rows.append(row)
         except psycopg.Error as error:
             failed = error
+        rows, self._rows = self._rows, []
+        if denied:
+            refused = Denied(str(failed))
+            refused.reason = denied.decode(errors="replace")
+            raise refused
         if failed is not None:
             raise self.failed(failed)
         return rows
 
     def ask(self, query: str, timeout: float, owed: Callable[[list[Any]], object] = len) -> list[Any]:
-        """Run statements. If their answer comes too late, `owed` is called with it before the next ones."""
-        with self._mutex:
-            sent = clock()
+        """Run statements. If their answer comes too late, or after an interrupt, `owed` is called with it.
+
+        The thread that renews this lease sees to that. It ends a session that does not answer.
+        """
+        until = monotonic() + timeout
+        if not self._mutex.acquire(timeout=timeout):  # another thread waits for its answer
+            raise self._silent(timeout)
+        try:
             self.finish(timeout)
-            self.send(query)
-            rows = self.receive(timeout)
+            sent = clock()
+            self._owed = owed
+            try:
+                self.send(query)
+                rows = self.receive(max(0.0, until - monotonic()))
+            except HoldfastError:
+                self._owed = None  # the server has answered, or the session has ended
+                raise
             if rows is None:
-                self._owed = owed
                 raise self._silent(timeout)
+            self._owed = None
             self.answered(sent)
             return rows
+        finally:
+            if self._owed is not None and not self.is_lost:
+                self.waiters.add(self._owed)
+                self.next_renewal = clock()
+                self.watch()
+            self._mutex.release()
 
     def finish(self, timeout: float) -> None:
         """Receive an answer that came too late for its caller."""
         owed = self._owed
         if owed is None:
             return
-        rows = self.receive(timeout)
+        try:
+            rows = self.receive(timeout)
+        except HoldfastError:
+            rows = []  # the statements failed
+            if self.is_lost:
+                raise
         if rows is None:
             raise self._silent(timeout)
         self._owed = None
-        owed(rows)
+        self.waiters.discard(owed)
+        if rows:
+            owed(rows)
 
     def lose(self) -> None:
         super().lose()

@@ -347,7 +347,8 @@ class _RedisWaiter(Waiter):
     def leave(self) -> None:
         self._listener.remove(self._id)
         with suppress(HoldfastError, OSError):
-            self._engine.server.run(RELEASE, self._engine, self._id, timeout=self._engine.ttl)
+            # Not longer: the timeout of the caller has passed. Redis forgets the place when its time is over.
+            self._engine.server.run(RELEASE, self._engine, self._id, timeout=STATUS_TIMEOUT_S)
 
 
 def _holder(id: bytes) -> Holder:

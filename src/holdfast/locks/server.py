@@ -94,8 +94,13 @@ class Lease:
         """The socket is readable: find out whether the lease has ended."""
 
     def add(self, grant: ServerGrant) -> None:
-        if not self.grants and grant.good_until:
-            self.answered(grant.good_until - self.ttl + self.margin)
+        if grant.good_until:
+            sent = grant.good_until - self.ttl + self.margin
+            if not self.grants:
+                self.answered(sent)
+            else:  # its answer may have come late, after the others were renewed
+                self.deadline = min(self.deadline, grant.good_until)
+                self.next_renewal = min(self.next_renewal, sent + self.ttl / 3)
         self.grants.add(grant)
         if self.is_lost:  # meanwhile
             self._lose([grant])
@@ -161,9 +166,9 @@ class _Renewer:
         self._woken, self._wake = pipe()
 
     def watch(self, lease: Lease) -> None:
-        if lease in self._leases:
-            return
-        with self._mutex:
+        with self._mutex:  # first: the thread forgets the leases without grants meanwhile
+            if lease in self._leases:
+                return
             self._leases.add(lease)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="holdfast-renewal", daemon=True)
@@ -175,6 +180,7 @@ class _Renewer:
         used = clock()
         while True:
             with self._mutex:
+                self._leases = {lease for lease in self._leases if not lease.is_lost}
                 leases = [lease for lease in self._leases if lease.grants or lease.waiters]
                 used = clock() if leases else used
                 if not leases:
@@ -305,6 +311,7 @@ class ServerEngine(Engine):
             raise would_deadlock(self.name, asynchronous, reason)
         waiter: Any = None
         grant = None
+        registry = process.registry
         try:
             waiter = yield from _run(lambda: self.join(seconds_left(deadline)), lambda waiter: waiter.leave())
             while True:
@@ -317,7 +324,8 @@ class ServerEngine(Engine):
             wait.check_deadline(deadline)
             raise
         finally:
-            if waiter is not None and grant is None:
+            # In a forked child, the place in the queue is its parent's.
+            if waiter is not None and grant is None and process.current_registry() is registry:
                 _leave(waiter, asynchronous)
 
     def conflict(self, held: list[Grant]) -> str:
@@ -342,10 +350,12 @@ class ServerEngine(Engine):
 
 def _run(work: Callable[[], Any], undo: Callable[[Any], object]) -> wait.Steps[Any]:
     step = wait.Run(work, undo)
+    registry = process.registry
     try:
         yield step
     except BaseException:  # an interrupt
-        step.take_back()
+        if process.current_registry() is registry:  # else a forked child unwinds the wait of its parent
+            step.take_back()
         raise
     return step.outcome()
 

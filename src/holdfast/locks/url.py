@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 
+from .. import wait
 from ..errors import Unsupported
-from .base import BaseLock
+from .base import DEFAULT, BaseLock, check_timeout
 from .server import ServerEngine, ServerHold
 
 TYPE_CHECKING = False
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .base import StrPath
+    from .base import Default, StrPath
     from .lock import Lock
     from .semaphore import Semaphore
 
@@ -73,6 +74,19 @@ class ServerLock(BaseLock[ServerHold]):
         self.permits = permits
         self.ttl = ttl
         self.on_lost = on_lost
+
+    # The timeout includes the first attempt, which may take long.
+
+    def acquire(self, timeout: float | Default | None = DEFAULT) -> ServerHold:
+        timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
+        return wait.drive(self._steps(None, timeout))
+
+    acquire.__doc__ = BaseLock.acquire.__doc__
+
+    def __enter__(self) -> ServerHold:
+        hold = self.acquire()
+        self._entered.append(hold)
+        return hold
 
     def __reduce__(self) -> tuple[object, ...]:
         return _describe_again, (self._url, {name: getattr(self, name) for name in self._options})
