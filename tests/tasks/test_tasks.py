@@ -360,6 +360,29 @@ def test_a_process_that_ends_normally_writes_what_it_has_done_and_gives_back_the
     assert {task.tried for task in TaskQueue(jobs).tasks(("pending",))} == {0}
 
 
+WHILE_WRITING = """
+import sys, threading, time
+from holdfast.tasks import TaskQueue
+queue = TaskQueue(sys.argv[1], durable=False)
+settle, is_writing = queue.store.settle, threading.Event()
+def slowly(endings):
+    is_writing.set()
+    time.sleep(0.5)
+    return settle(endings)
+queue.store.settle = slowly
+queue.put(1)
+queue.claim().complete()
+is_writing.wait()
+"""
+
+
+def test_a_process_that_ends_while_another_thread_writes_what_it_has_done_waits_for_that(jobs: Path) -> None:
+    import subprocess
+
+    subprocess.run([sys.executable, "-W", "error", "-c", WHILE_WRITING, str(jobs)], check=True)
+    assert TaskQueue(jobs).stats()["done"] == 1
+
+
 # Changing.
 
 
