@@ -487,6 +487,14 @@ def test_pruning_goes_through_all_tasks_and_keeps_recent_ones(store: Store) -> N
     assert (counts["done"], counts["failed"], counts["running"], counts["ready"]) == (0, 5, 5, 10)
 
 
+def test_a_short_lived_process_prunes_behind_many_tasks_that_are_kept(store: Store) -> None:
+    store.add([*tasks(20), *tasks(1, priority=1), *tasks(1)])
+    (attempt,) = store.claim(store.register(), 1)
+    store.settle([done(attempt)])
+    assert store.prune({"done": time() + 100}, 7) == 1
+    assert store.get([attempt.id]) == [None]
+
+
 def test_a_paused_queue_gives_no_task(store: Store) -> None:
     store.add(tasks(1))
     worker = store.register()

@@ -454,7 +454,6 @@ def test_done_tasks_are_pruned_after_a_while_and_failed_ones_are_kept(
     assert [id in queue for id in ids] == [False, True, True, True]
     assert not TaskQueue(jobs, keep=None).prune()
     kept_shorter = TaskQueue(jobs, keep=None, keep_failed=60)
-    monkeypatch.setattr("holdfast.tasks.sql._A_DAY_S", -1.0)  # the next pass begins
     assert kept_shorter.prune()
     assert [id in queue for id in ids] == [False, False, True, True]
 

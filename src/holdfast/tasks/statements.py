@@ -142,7 +142,8 @@ STATEMENTS = {
     "delete": "delete from {p}task where seq = ?",
     "page": f"select {_STORED} from {{p}}task where state = {{state}} and seq > ? order by seq limit ?",
     "stored": f"select {_STORED} from {{p}}task where {{by}}",
-    "prunable": "select seq, state, ended_at from {p}task where seq > ? order by seq limit ? {skip}",
+    "prunable": """select seq, ended_at from {p}task where state = {state} and ended_at <= ? order by seq limit ?
+        {skip}""",
     "count": "(select count(*) from (select 1 from {p}task where state = {state} limit {limit}) s)",
     "meta": "select value from {p}meta where name = ?",
     "set_meta": """insert into {p}meta (name, value) values (?, ?)
