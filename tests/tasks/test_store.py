@@ -438,6 +438,16 @@ def test_waiting_tasks_are_cancelled_and_running_ones_are_marked(store: Store) -
     assert state(store, "x") == "done"
 
 
+def test_running_tasks_that_were_cancelled_are_known_with_their_workers(store: Store) -> None:
+    store.add([*tasks(2), NewTask("3", id="mine")])
+    worker = store.register()
+    first, _, third = store.claim(worker, 3)
+    assert store.cancel(Selection(ids=[first.id, "mine"])) == 2
+    assert store.cancelling() == {(first.id, first.token): worker.name, ("mine", third.token): worker.name}
+    store.settle([done(first), done(third)])
+    assert store.cancelling() == {}
+
+
 def test_all_tasks_of_some_states_are_cancelled(store: Store) -> None:
     store.add(tasks(1200))
     store.add(tasks(3, delay=100))

@@ -803,6 +803,15 @@ def test_threads_share_a_few_sessions(store: PostgresStore, postgres: str) -> No
     worker.close()
 
 
+def test_an_idle_worker_learns_that_the_clock_of_the_server_has_jumped(store: PostgresStore) -> None:
+    store.add([NewTask("1", delay=1.0)])
+    worker = store.register()
+    assert store.claim(worker, 1, idle=True) == []
+    store._offset -= 3600  # as after an hour in which this machine slept
+    assert store.wait(worker, PATIENCE) is Woken.TASK
+    assert len(store.claim(worker, 1)) == 1
+
+
 def test_the_clock_is_the_servers(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "time", lambda: 0.0)
     store.add([NewTask("{}", delay=1000)])

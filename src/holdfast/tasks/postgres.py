@@ -95,7 +95,7 @@ _STATEMENTS = {
         select pg_notify('{p}' || substring(worker from '[0-9]+$'), '') from chosen""",
     "locks": _LOCKS,
     "any_dead": f"""select exists (select 1 from (select distinct worker from {{p}}task where state = 1) w
-        where {_DEAD})""",
+        where {_DEAD}), {_CLOCK}""",
     "orphans": f"select distinct worker from {{p}}task where state = 1 and {_DEAD} order by worker",
     "forget_dead": f"delete from {{p}}idle where {_DEAD}",
 }
@@ -335,7 +335,10 @@ class PostgresStore(Store):
                 return Woken.TIME
             if self.read(self.has_task):
                 return Woken.TASK
-            if self.read(lambda run: run(self.sql["any_dead"]).fetchone()[0]):
+            began = monotonic()
+            is_dead, clock = self.read(lambda run: run(self.sql["any_dead"]).fetchone())
+            self._set_clock((clock,), began)  # it was set, or this machine has slept
+            if is_dead:
                 return Woken.DEATH
 
     def changes(self) -> Changes:

@@ -323,10 +323,6 @@ class TaskQueue:
         self._write()
         return not any(self.store.count(OPEN, at_most=1).values())
 
-    def cancelling(self) -> dict[tuple[str, int], str | None]:
-        """The workers of running tasks that were cancelled, by id and token. Workers call this."""
-        return {(task.id, task.token): task.worker for task in self.store.tasks(["running"]) if task.cancelling}
-
     def wait(
         self, ids: str | Iterable[str], timeout: float | None = None, *, cancelled: threading.Event | None = None
     ) -> list[Task]:

@@ -128,6 +128,7 @@ STATEMENTS = {
     "report": "update {p}task set progress = ? where seq = ? and token = ? and state = 1",
     "running": f"""select {_ATTEMPT}, reserved from {{p}}task where state = 1 and worker = ? order by reserved, seq
         {{lock}}""",
+    "cancelling": "select seq, id, token, worker from {p}task where state = 1 and cancelling = 1",
     "workers": "select distinct worker from {p}task where state = 1",
     "add_edge": "insert into {p}edge (blocker, task) values (?, ?)",
     "dependents": "select seq, id from {p}edge join {p}task on seq = task where blocker = ? order by seq",
