@@ -216,6 +216,25 @@ def test_an_operation_whose_commit_was_not_answered_is_done_once(proxy: tuple[Pr
     worker.close()
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("id", [None, "named"])
+def test_one_task_is_ended_in_one_round_trip_and_once(
+    proxy: tuple[Proxy, PostgresStore], when: str, id: str | None
+) -> None:
+    cutter, store = proxy
+    store.add([NewTask("1", id=id), *tasks(1)])
+    first, second = store.claim(store.register(), 2)
+    cutter.cut = (b"commit", "before")
+    assert store.settle(done([second])) == [True]
+    assert cutter.cuts == 0
+    cutter.cut = (b"cut here", when)
+    ending = Ending(first.id, first.token, "done", result_json='"cut here"')
+    assert store.settle([ending]) == [True]
+    assert cutter.cuts == 1
+    assert store.settle([ending]) == [False]
+    assert count(store) == {"done": 2}
+
+
 def test_a_worker_learns_that_the_end_of_a_short_task_was_refused(store: PostgresStore) -> None:
     store.add(tasks(3))
     claimer = Claimer(store, Retries(1.0, 1.0), buffered=True, reserves=False)
