@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,28 @@ def test_a_process_that_does_not_wait_for_the_disk_sees_what_it_has_done(jobs: P
     assert quick.stats()["done"] == 100
     assert [quick.get(id).state for id in ids[:100]] == ["done"] * 100
     until(lambda: in_child(lambda: TaskQueue(jobs).stats()) == {**quick.stats()})
+
+
+def test_a_thread_may_look_while_others_begin_to_claim(queue: TaskQueue) -> None:
+    has_ended = threading.Event()
+
+    def look() -> None:
+        while not has_ended.is_set():
+            queue._write()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as executor:
+            looking = executor.submit(look)
+            for _ in range(40):
+                kept = [queue.new_claimer() for _ in range(300)]
+                del kept
+            has_ended.set()
+            looking.result(PATIENCE)
+    finally:
+        sys.setswitchinterval(interval)
+        has_ended.set()
 
 
 AT_EXIT = """
