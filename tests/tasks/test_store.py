@@ -802,9 +802,10 @@ def test_a_task_that_ended_while_the_clock_was_wrong_does_not_keep_others_from_b
     worker = store.register()
     first, second, _ = store.claim(worker, 3)
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.tasks.sql.time", lambda: time() + 1e8)
+        for module in ("sql", "postgres"):
+            patch.setattr(f"holdfast.tasks.{module}.time", lambda: time() + 1e8)
         store.settle([done(first)])
-        store.prune({"done": time() + 1e8 - 1000}, 10)  # a pass that begins in the future
+        store.prune({"done": time() + 1e8 - 1000}, 10)
     store.settle([done(second)])
     until(lambda: store.prune({"done": time() - 0.01}, 10) == 1)
     assert [task is None for task in store.get([first.id, second.id])] == [False, True]
