@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,28 @@ def test_a_process_that_does_not_wait_for_the_disk_sees_what_it_has_done(jobs: P
     until(lambda: in_child(lambda: TaskQueue(jobs).stats()) == {**quick.stats()})
 
 
+def test_a_thread_may_look_while_others_begin_to_claim(queue: TaskQueue) -> None:
+    has_ended = threading.Event()
+
+    def look() -> None:
+        while not has_ended.is_set():
+            queue._write()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as executor:
+            looking = executor.submit(look)
+            for _ in range(40):
+                kept = [queue.new_claimer() for _ in range(300)]
+                del kept
+            has_ended.set()
+            looking.result(PATIENCE)
+    finally:
+        sys.setswitchinterval(interval)
+        has_ended.set()
+
+
 AT_EXIT = """
 import sys
 from holdfast.tasks import TaskQueue
@@ -358,6 +381,29 @@ def test_a_process_that_ends_normally_writes_what_it_has_done_and_gives_back_the
     stats = TaskQueue(jobs).stats()
     assert (stats["done"], stats["pending"], stats["running"]) == (100, 100, 0)
     assert {task.tried for task in TaskQueue(jobs).tasks(("pending",))} == {0}
+
+
+WHILE_WRITING = """
+import sys, threading, time
+from holdfast.tasks import TaskQueue
+queue = TaskQueue(sys.argv[1], durable=False)
+settle, is_writing = queue.store.settle, threading.Event()
+def slowly(endings):
+    is_writing.set()
+    time.sleep(0.5)
+    return settle(endings)
+queue.store.settle = slowly
+queue.put(1)
+queue.claim().complete()
+is_writing.wait()
+"""
+
+
+def test_a_process_that_ends_while_another_thread_writes_what_it_has_done_waits_for_that(jobs: Path) -> None:
+    import subprocess
+
+    subprocess.run([sys.executable, "-W", "error", "-c", WHILE_WRITING, str(jobs)], check=True)
+    assert TaskQueue(jobs).stats()["done"] == 1
 
 
 # Changing.
@@ -431,7 +477,6 @@ def test_done_tasks_are_pruned_after_a_while_and_failed_ones_are_kept(
     assert [id in queue for id in ids] == [False, True, True, True]
     assert not TaskQueue(jobs, keep=None).prune()
     kept_shorter = TaskQueue(jobs, keep=None, keep_failed=60)
-    monkeypatch.setattr("holdfast.tasks.sql._A_DAY_S", -1.0)  # the next pass begins
     assert kept_shorter.prune()
     assert [id in queue for id in ids] == [False, False, True, True]
 

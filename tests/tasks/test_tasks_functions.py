@@ -280,10 +280,19 @@ def test_sigterm_lets_coroutines_finish(queue: TaskQueue, in_memory: Path) -> No
         while not (in_memory / "go").exists():
             await asyncio.sleep(0.001)
 
+    class Observer:
+        fds = ()
+
+        def look(self) -> None:
+            if working.is_ending:
+                (in_memory / "ending").touch()
+
     ids = queue.put_all(range(5))
-    worker = Child(lambda _: Worker(queue, handle, concurrency=2).run())
+    working = Worker(queue, handle, concurrency=2, observer=Observer())
+    worker = Child(lambda _: working.run())
     until(lambda: len(list(in_memory.glob("_*"))) == 2)
     os.kill(worker.pid, signal.SIGTERM)
+    until((in_memory / "ending").exists)
     (in_memory / "go").touch()
     assert worker.end()[0] == 0
     states = [queue.get(id).state for id in ids]

@@ -216,6 +216,25 @@ def test_an_operation_whose_commit_was_not_answered_is_done_once(proxy: tuple[Pr
     worker.close()
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("id", [None, "named"])
+def test_one_task_is_ended_in_one_round_trip_and_once(
+    proxy: tuple[Proxy, PostgresStore], when: str, id: str | None
+) -> None:
+    cutter, store = proxy
+    store.add([NewTask("1", id=id), *tasks(1)])
+    first, second = store.claim(store.register(), 2)
+    cutter.cut = (b"commit", "before")
+    assert store.settle(done([second])) == [True]
+    assert cutter.cuts == 0
+    cutter.cut = (b"cut here", when)
+    ending = Ending(first.id, first.token, "done", result_json='"cut here"')
+    assert store.settle([ending]) == [True]
+    assert cutter.cuts == 1
+    assert store.settle([ending]) == [False]
+    assert count(store) == {"done": 2}
+
+
 def test_a_worker_learns_that_the_end_of_a_short_task_was_refused(store: PostgresStore) -> None:
     store.add(tasks(3))
     claimer = Claimer(store, Retries(1.0, 1.0), buffered=True, reserves=False)
@@ -801,6 +820,15 @@ def test_threads_share_a_few_sessions(store: PostgresStore, postgres: str) -> No
         (sessions,) = connection.execute(query).fetchone() or (0,)
     assert sessions <= 1 + MAX_SESSIONS
     worker.close()
+
+
+def test_an_idle_worker_learns_that_the_clock_of_the_server_has_jumped(store: PostgresStore) -> None:
+    store.add([NewTask("1", delay=1.0)])
+    worker = store.register()
+    assert store.claim(worker, 1, idle=True) == []
+    store._offset -= 3600  # as after an hour in which this machine slept
+    assert store.wait(worker, PATIENCE) is Woken.TASK
+    assert len(store.claim(worker, 1)) == 1
 
 
 def test_the_clock_is_the_servers(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,13 @@ def test_a_schedule_follows_its_time_zone_in_the_queue(queue: TaskQueue, clock: 
     assert queue.next_scheduled("nothing") is None
 
 
+def test_a_moment_in_the_hour_that_comes_twice_is_made_up_for_in_that_hour(queue: TaskQueue, clock: Clock) -> None:
+    queue.schedule("report", cron="30 2 * * *", tz="Europe/Berlin")
+    clock.set("2026-10-25T01:10:00")  # 02:10 in Berlin, for the second time
+    queue.put_scheduled()
+    assert ids(queue) == ["report@2026-10-25T00:30:00Z"]
+
+
 # Bad input.
 
 

@@ -229,17 +229,22 @@ class _Guard:
 
     def _look(self) -> None:
         for claimer, begun in list(self.claimers.items()):
-            del self.claimers[claimer]
-            claimer.is_guarded = False  # its thread may add it again from now on
+            if claimer.begun != begun:
+                self.add(claimer, claimer.begun)
+                continue
+            is_gone = False
             try:
-                if claimer.begun == begun:
-                    claimer.flush()
+                claimer.flush()  # it stays in `claimers`: if the process ends meanwhile, `_flush_all` waits for it
             except FileNotFoundError:
-                continue  # the queue was deleted
+                is_gone = True  # the queue was deleted
             except Exception:  # the claimer's own thread meets the same error, and raises it
                 sleep(_RETRY_S)
-            if claimer.has_pending:
-                self.add(claimer, claimer.begun)
+            with claimer.mutex:  # its thread may add it again
+                if claimer.has_pending and not is_gone:
+                    self.add(claimer, claimer.begun)
+                else:
+                    claimer.is_guarded = False
+                    del self.claimers[claimer]
 
 
 _current: _Guard | None = None

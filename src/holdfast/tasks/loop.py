@@ -89,7 +89,7 @@ class Loop:
 
     def _cancel_all(self) -> None:
         self._looked_at = monotonic()
-        for key in self._work.queue.cancelling():
+        for key in self._work.queue.store.cancelling():
             self._loop.call_soon_threadsafe(self._cancel, key, Cancelled("cancelled"))
 
     def _wait(self, claimer: Claimer, has_room: bool, is_stopping: bool) -> None:

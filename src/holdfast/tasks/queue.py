@@ -78,7 +78,7 @@ class TaskQueue:
         self.store = open_store(self._where, durable=self.durable, mode=self._mode)
         self.path = self.name = self.store.name  # the directory, or the URL without a password
         self._local = threading.local()
-        self._claimers: weakref.WeakSet[Claimer] = weakref.WeakSet()
+        self._claimers: weakref.WeakValueDictionary[int, Claimer] = weakref.WeakValueDictionary()
         self.async_claimers: list[Claimer] = []  # that no call of `aclaim` uses
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class TaskQueue:
 
     def close(self) -> None:
         """Close the connection of this thread. Tasks that it has reserved are given back."""
-        for claimer in list(self._claimers):
+        for claimer in self._all_claimers():
             claimer.close()
         self.store.close()
 
@@ -275,12 +275,16 @@ class TaskQueue:
         claimer = Claimer(
             self.store, self.retries, buffered=is_local and not durable, reserves=not (is_local and durable)
         )
-        self._claimers.add(claimer)
+        self._claimers[id(claimer)] = claimer
         return claimer
+
+    def _all_claimers(self) -> list[Claimer]:
+        """Not `values()`: another thread may add one meanwhile."""
+        return [claimer for found in self._claimers.valuerefs() if (claimer := found()) is not None]
 
     def _write(self) -> None:
         """Write what this process has completed, so that it sees it."""
-        for claimer in list(self._claimers):
+        for claimer in self._all_claimers():
             claimer.write()
 
     # Look.
@@ -322,10 +326,6 @@ class TaskQueue:
         """Is no task pending or running?"""
         self._write()
         return not any(self.store.count(OPEN, at_most=1).values())
-
-    def cancelling(self) -> dict[tuple[str, int], str | None]:
-        """The workers of running tasks that were cancelled, by id and token. Workers call this."""
-        return {(task.id, task.token): task.worker for task in self.store.tasks(["running"]) if task.cancelling}
 
     def wait(
         self, ids: str | Iterable[str], timeout: float | None = None, *, cancelled: threading.Event | None = None

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from ..errors import Unsupported
-from .statements import DELAYED, NUMBERS, PARKED, READY, STATEMENTS, attempt_of, filled, number_of, task_of
+from .statements import DELAYED, NUMBERS, PARKED, READY, STATEMENTS, attempt_of, filled, id_of, number_of, task_of
 from .store import NEVER, STATES, Attempt, Changes, Ending, NewTask, Registration, Task, Woken
 
 Result = TypeVar("Result")
@@ -148,6 +148,11 @@ class Reader(ABC):
         for place, (attempt, row) in enumerate(zip(attempts, rows, strict=True)):
             attempt.begun = place == 0 or row[-1] == 0
         return attempts
+
+    def cancelling(self) -> dict[tuple[str, int], str]:
+        """The workers of running tasks that were cancelled, by id and token."""
+        rows = self.read(lambda run: run(self.sql["cancelling"]).fetchall())
+        return {(id_of(seq, id), token): worker for seq, id, token, worker in rows}
 
     def is_paused(self) -> bool:
         return self.read(lambda run: run(self.sql["meta"], ("paused",)).fetchone()) is not None

@@ -28,6 +28,7 @@ _ALIASES = {
 }
 OPTIONS = frozenset({"priority", "attempts", "timeout", "key", "limit", "rate"})  # of `put`
 A_DAY_S = 86_400.0
+_LONGEST_SHIFT_S = 3 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,24 @@ class Schedule:
         if self.every is not None:
             moment: float | None = now // self.every * self.every
         else:
-            moment = self._by_cron(now // 1 + 1, lambda found: found <= now, reverse=True)
+            # In the hour that comes twice, begin behind it: what came the first time is later by the clock on the wall.
+            went_back = max(0.0, self._offset(now - _LONGEST_SHIFT_S) - self._offset(now))
+            moment = self._by_cron(now // 1 + 1 + went_back, lambda found: found <= now, reverse=True)
         return moment if moment is not None and moment > after else None
+
+    def _zone(self) -> tzinfo:
+        return timezone.utc if self.tz is None else zone_of(self.tz)
+
+    def _offset(self, moment: float) -> float:
+        """Seconds that the clock on the wall is ahead of UTC."""
+        offset = datetime.fromtimestamp(moment, self._zone()).utcoffset()
+        return 0.0 if offset is None else offset.total_seconds()
 
     def _by_cron(self, begin: float, fits: Any, *, reverse: bool = False) -> float | None:
         from cronsim import CronSim, CronSimError
 
         text = _ALIASES.get(self.cron.strip(), self.cron) if isinstance(self.cron, str) else ""
-        local = datetime.fromtimestamp(begin, timezone.utc if self.tz is None else zone_of(self.tz))
+        local = datetime.fromtimestamp(begin, self._zone())
         try:
             if len(text.split()) != 5:
                 raise CronSimError("Wrong number of fields")

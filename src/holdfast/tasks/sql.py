@@ -7,6 +7,7 @@ alive, and wakes those that wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from time import time
 from typing import Any
 
@@ -35,7 +36,7 @@ class Store(Reader):
     """Operations of the port in SQL."""
 
     least_token = 0  # all new tokens are greater
-    _pruned = (0, 0.0)  # where the current pass of `prune` is, and when it began
+    _rates_forgotten_at = 0.0
 
     # Add.
 
@@ -410,32 +411,25 @@ class Store(Reader):
         return changed
 
     def prune(self, older_than: dict[str, float], limit: int) -> int:
-        """A pass goes through all tasks by their number, and stops where one ended too recently. The next pass begins
-        at the first task, because tasks that were passed over may have ended: a day after this one began, or sooner if
-        tasks are kept for less."""
+        """Delete tasks that ended in a state before its moment: of each state up to `limit`, the oldest numbers first.
+        Stop where one ended later."""
         moments = {NUMBERS[state]: moment for state, moment in older_than.items()}
-        interval = min(_A_DAY_S, time() - max(older_than.values()))
 
-        def work(tx: Transaction) -> tuple[int, tuple[int, float]]:
-            place, began = self._pruned
+        def work(tx: Transaction) -> int:
             newest = self.newest(tx)
             deleted: list[int] = []
-            for seq, state, ended_at in tx.run(self.sql["prunable"], (place, limit)).fetchall():
+            for state, moment in moments.items():
                 # A moment in the future: the clock was wrong then. It is not in the way of others.
-                if seq == newest or (state in moments and moments[state] <= ended_at <= time() + _A_DAY_S):
-                    if not 0 <= time() - began <= interval:
-                        place, began = 0, time()
-                        tx.run(self.sql["forget_rates"], (tx.now,))
-                    break
-                place = seq
-                if state in moments and ended_at < moments[state]:
-                    deleted.append(seq)
+                rows = tx.run(self.sql["prunable"].format(state=state), (time() + _A_DAY_S, limit)).fetchall()
+                deleted += [seq for seq, _ in takewhile(lambda row: row[0] != newest and row[1] < moment, rows)]  # noqa: B023
             for seq in deleted:
                 tx.run(self.sql["delete"], (seq,))
-            return len(deleted), (place, began)
+            if not 0 <= time() - self._rates_forgotten_at <= _A_DAY_S:
+                self._rates_forgotten_at = time()
+                tx.run(self.sql["forget_rates"], (tx.now,))
+            return len(deleted)
 
-        deleted, self._pruned = self.transact(work)
-        return deleted
+        return self.transact(work)
 
     def set_paused(self, paused: bool) -> None:
         """While a queue is paused, `claim` returns nothing."""

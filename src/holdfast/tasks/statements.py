@@ -128,6 +128,7 @@ STATEMENTS = {
     "report": "update {p}task set progress = ? where seq = ? and token = ? and state = 1",
     "running": f"""select {_ATTEMPT}, reserved from {{p}}task where state = 1 and worker = ? order by reserved, seq
         {{lock}}""",
+    "cancelling": "select seq, id, token, worker from {p}task where state = 1 and cancelling = 1",
     "workers": "select distinct worker from {p}task where state = 1",
     "add_edge": "insert into {p}edge (blocker, task) values (?, ?)",
     "dependents": "select seq, id from {p}edge join {p}task on seq = task where blocker = ? order by seq",
@@ -142,7 +143,8 @@ STATEMENTS = {
     "delete": "delete from {p}task where seq = ?",
     "page": f"select {_STORED} from {{p}}task where state = {{state}} and seq > ? order by seq limit ?",
     "stored": f"select {_STORED} from {{p}}task where {{by}}",
-    "prunable": "select seq, state, ended_at from {p}task where seq > ? order by seq limit ? {skip}",
+    "prunable": """select seq, ended_at from {p}task where state = {state} and ended_at <= ? order by seq limit ?
+        {skip}""",
     "count": "(select count(*) from (select 1 from {p}task where state = {state} limit {limit}) s)",
     "meta": "select value from {p}meta where name = ?",
     "set_meta": """insert into {p}meta (name, value) values (?, ?)

@@ -260,7 +260,7 @@ class Worker:
     def _end_cancelled(self, now: float) -> None:
         """Kill children that run cancelled tasks. Not at once: a child may have ended the task without having written
         it, and an event loop cancels its coroutines itself."""
-        cancelled = self.queue.cancelling()
+        cancelled = self.queue.store.cancelling()
         self._cancelled_since = {key: self._cancelled_since.get(key, now) for key in cancelled}
         patience = GRACE_S if self._work.is_loop else _SOON_S
         due = {key for key, since in self._cancelled_since.items() if now - since >= patience}
