@@ -34,13 +34,17 @@ def silent(target: Any) -> Iterator[None]:  # noqa: F811
     """Stop the processes of the server, which keep their connections and do not answer."""
     nodes = target.server.nodes if target.kind == "etcd" else [target.server]
     pids = [pid for node in nodes for pid in (node.process.pid, *servers.descendants(node.process.pid))]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        _send(pids, signal.SIGSTOP)
         yield
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        _send(pids, signal.SIGCONT)
+
+
+def _send(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # a process of a connection that has just ended
+            os.kill(pid, number)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
