@@ -59,15 +59,6 @@ class Place:
 URL = object()
 
 
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[servers.Redis]:
-    server = servers.Redis.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture(params=ENGINES)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     if request.param == "redis":

@@ -209,7 +209,7 @@ class PostgresEngine(ServerEngine):
         name, permits = run(f"select name, permits from holdfast_lock where key = {self.number}") or ("", 0)
         if name != self.lock_name:
             raise Unsupported(
-                f"{self.name}: the name {name!r} has the same key in this database. Give the lock another name."
+                f"{self.name}: the name {name!r} has the same key in this database. Choose another name for the lock."
             )
         if int(permits) != self.permits:
             free = f"select case when pg_try_advisory_xact_lock({self.number}) then {self.number} end"

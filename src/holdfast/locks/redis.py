@@ -1,8 +1,8 @@
 """Locks on Redis and Valkey: for efficiency, not for correctness.
 
 A lock is kept in memory by one server. A server that restarts without its data, or a replica that takes over before it
-has all writes, gives the lock away while it is held. The holder is told when its lease is renewed, which may be too
-late. If that matters, let the resource refuse an old `token` (`holdfast.fence`), or use PostgreSQL or etcd.
+has all writes, grants the lock again while it is held. The holder learns of the loss at its next renewal, which may be
+too late. If that matters, let the resource refuse an old `token` (`holdfast.fence`), or use PostgreSQL or etcd.
 
 Keys, of which all have the name in braces, so that a cluster keeps them on one server:
 
@@ -76,7 +76,7 @@ _REMEDIES = {
 
 
 class Listener:
-    """The connection on which this process is told whose turn it is, and its thread."""
+    """The connection on which Redis publishes the ids of the waiters whose turn it is, and the thread that reads it."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection

@@ -135,7 +135,7 @@ def lock(
     url: postgresql://…?name=…, etcd://…/name, redis://…/0/name, smb://…/share/path; or a path, which gives a `Lock`
     shared: several holders may share the lock, and exclude an exclusive holder
     timeout: seconds that `acquire` and `with` wait; None: for ever; 0: one attempt
-    ttl: seconds after which etcd and Redis give the lock of a vanished holder to the next one. Default: 10
+    ttl: seconds after which etcd and Redis release the lock of a holder that vanished. Default: 10
     on_lost: called with the hold, in a thread, when the lock was taken away or the server does not answer any more
     connection: a psycopg connection of yours: the lock is held until the end of its transaction
 
