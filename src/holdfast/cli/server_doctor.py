@@ -92,8 +92,10 @@ def call(options: argparse.Namespace) -> int:
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         say_finding(finding, width, {True: "yes", False: "NO", None: "-"})
-    verdict = "Locks on this server are safe." if safe else "Locks on this server are not safe."
+    verdict = "Locks on this server work." if safe else "Locks on this server are not safe."
     output.say("\n" + output.coloured(verdict, output.GREEN if safe else output.RED))
+    if room.kind == "RedisEngine":
+        output.say("Redis may lose a lock when it restarts or fails over: check hold.token where that would do harm.")
     return 0 if safe else 1
 
 
