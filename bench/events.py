@@ -89,7 +89,7 @@ def raw_appender(place: str, line: bytes) -> Callable[[int], object]:
 
 
 def bare_appender(place: str, line: bytes) -> Callable[[int], object]:
-    """What the rules ask for, and nothing else: the lock, what it names, ledger, end, room, turn, and mark."""
+    """What the rules ask for, and nothing else: the lock, what it names, ledger, end, room, and the turn to sync."""
     import fcntl
 
     lock, ledger = os.open(f"{place}/lock", os.O_RDWR | os.O_CREAT), os.open(f"{place}/mark", os.O_RDWR | os.O_CREAT)
@@ -108,11 +108,9 @@ def bare_appender(place: str, line: bytes) -> Callable[[int], object]:
         os.stat(f"{place}/lock")
         fcntl.flock(lock, fcntl.LOCK_UN)
         os.access(f"{place}/queue", 0)
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fdatasync(log)
-        fcntl.flock(ledger, fcntl.LOCK_EX)
         fcntl.flock(ledger, fcntl.LOCK_UN)
-        fcntl.flock(log, fcntl.LOCK_UN)
 
     return append
 

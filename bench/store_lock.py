@@ -17,7 +17,7 @@ from typing import Any
 from measure import Place, Row, Table, paired_ratio
 
 from holdfast.events import Event, EventStore
-from holdfast.events.store_lock import StoreLock
+from holdfast.events.log.store_lock import StoreLock
 
 WITH, WITHOUT, BARE = "with the store's lock", "without it", "with the system calls of the lock alone"
 LIMIT = 1.05
@@ -62,7 +62,7 @@ LOCKS = {WITHOUT: NoLock, BARE: BareLock}
 def open_store(path: str, name: str, *, durable: bool) -> EventStore:
     store = EventStore(path, durable=durable)
     if name != WITH:
-        committer = store._committer
+        committer = store._engine.committer
         committer.lock = committer.disk._lock = LOCKS[name](committer.lock.path, timeout=None, mode=0o644)
     return store
 

@@ -4,6 +4,9 @@
     session.connection.execute("select 1")       a psycopg connection, in autocommit mode
     session.close()
 
+    pool = postgres.Pool(url, 4, settings)
+    with pool.session() as session: …                the same for an operation: a session that is open already, if any
+
 `connect` raises `Unsupported` if psycopg is missing or if a pooler gives each transaction another session, and
 `ConnectionFailed` for everything else: the server is away, the password is wrong, the database does not exist. No
 message and no traceback shows the password.
@@ -18,14 +21,18 @@ Terminate message, so the parent's session goes on. In the child `is_open` is Fa
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
+import threading
+from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from . import process, system
-from .errors import ConnectionFailed, Unsupported
+from .errors import ConnectionFailed, CorruptStore, Unsupported
 from .files import OwnedFd
 
 try:
@@ -38,7 +45,7 @@ else:
     _missing = None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import TypeVar
 
     Result = TypeVar("Result")
@@ -50,11 +57,17 @@ MAX_SILENCE = 11.0  # seconds: the first probe after 5, two more, and a reply th
 _ON_CLIENT = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000}
 _ON_SERVER = {name if name[:3] == "tcp" else f"tcp_{name}": value for name, value in _ON_CLIENT.items()}
 _ON_SERVER["idle_session_timeout"] = 0  # a worker that runs a long task is idle here
+_CERTIFICATES = "Check the certificates (sslrootcert, sslcert and sslkey), and the name of the host in the URL."
 _REMEDIES = {
     "password authentication failed": "Check the user name and the password.",
     "pg_hba.conf": "Check the user name, and pg_hba.conf on the server.",
+    "does not support SSL": "Set ssl = on on the server, or leave sslmode out.",
+    **dict.fromkeys(("certificate", "SSL"), _CERTIFICATES),
     "does not exist": "Check the name of the database and of the user, or create them.",
     "too many": "Close other connections, or raise max_connections on the server.",
+    "remaining connection slots": "Close other connections, or raise max_connections on the server.",
+    "out of shared memory": "Release locks, or raise max_locks_per_transaction on the server.",
+    "Too many open files": "Raise the limit of open files of this process (ulimit -n).",
     "the database system is": "Try again when the server has started.",
 }
 # A password that contains one of @/? must be percent-encoded. If it is not, everything up to the last @ is hidden.
@@ -118,23 +131,23 @@ def check_driver() -> None:
         raise _missing
 
 
-def connect(url: str) -> Session:
-    """Open a session."""
+def connect(url: str, timeout: float | None = None) -> Session:
+    """Open a session. `timeout`: the most seconds that it takes, at least 2; the URL may ask for others."""
     check_driver()
-    return explained(url, lambda: _open(url))
+    return explained(url, lambda: _open(url, timeout))
 
 
 def explained(url: str, work: Callable[[], Result]) -> Result:
-    """Call `work`. An error of psycopg becomes ConnectionFailed."""
+    """Call `work`. An error of psycopg, or of the system below it, becomes ConnectionFailed."""
     try:
         return work()
-    except psycopg.Error as error:
+    except (psycopg.Error, OSError) as error:
         failed = failure(url, error)
     raise failed  # here, so that no traceback contains the error of psycopg, which may show the password
 
 
-def _open(url: str) -> Session:
-    session = Session(_connect(url))
+def _open(url: str, timeout: float | None) -> Session:
+    session = Session(_connect(url, timeout))
     try:
         _begin(session, url)
     except BaseException:
@@ -143,14 +156,14 @@ def _open(url: str) -> Session:
     return session
 
 
-def _connect(url: str) -> psycopg.Connection[Any]:
+def _connect(url: str, timeout: float | None = None) -> psycopg.Connection[Any]:
     authority = re.split("[/?]", url.partition("://")[2], maxsplit=1)[0]
     if not re.fullmatch(_HOSTS, authority[authority.find("@") + 1 :]):
         raise psycopg.ProgrammingError("the URL is not valid")
     given = psycopg.conninfo.conninfo_to_dict(url)
     ours: dict[str, Any] = {name: value for name, value in _ON_CLIENT.items() if name not in given}
     if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
-        ours["connect_timeout"] = CONNECT_TIMEOUT_S
+        ours["connect_timeout"] = max(2, int(min(CONNECT_TIMEOUT_S, timeout or CONNECT_TIMEOUT_S)))
     ours["fallback_application_name"] = f"holdfast {os.getpid()}@{socket.gethostname()}"[:63]
     process.current_registry()  # in a forked child, the hook runs before the first descriptor is opened
     return _Connection.connect(url, autocommit=True, **ours)
@@ -186,15 +199,113 @@ def _refuse_transaction_pooler(session: Session, url: str) -> None:
             )
 
 
-def failure(url: str, error: psycopg.Error) -> ConnectionFailed:
+def failure(url: str, error: Exception) -> ConnectionFailed:
     """The error to raise when a connection cannot be opened or was lost."""
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    lines = (line.strip() for line in str(error).splitlines())  # libpq begins its own advice with a tab
+    words = " ".join(line for line in lines if not line.endswith("?")).split()
+    text = " ".join(words).rstrip(".") or type(error).__name__
     if isinstance(error, psycopg.ProgrammingError) and (re.search(_PASSWORD, url) or re.search(_IN_QUERY, url)):
         text, remedy = "the URL is not valid", "Write special characters of the password as %40 for @ or %2F for /."
     else:  # libpq does not keep the code of an error that ends the start of a session
         default = "Check the URL, and that the server runs and can be reached."
         remedy = next((remedy for words, remedy in _REMEDIES.items() if words in text), default)
     return ConnectionFailed(f"Cannot connect to {without_password(url)}: {text}. {remedy}")
+
+
+def is_lost(error: psycopg.Error) -> bool:
+    """Was the connection lost? Without a code, it is an error of the client. 57P: the server shuts down."""
+    return isinstance(error, psycopg.OperationalError) and (error.sqlstate or "57P")[:3] == "57P"
+
+
+def explain(name: str, error: psycopg.Error, what: str) -> Exception:
+    """The error to raise when a statement failed. `name`: of the store. `what`: whose tables these are."""
+    text = " ".join(str(error).split())
+    if isinstance(error, psycopg.errors.DiskFull):
+        return OSError(errno.ENOSPC, f"the disk of the server is full ({text}). What was acknowledged is kept")
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        text = error.diag.message_primary or text  # the rest is a line of SQL
+        return PermissionError(
+            errno.EACCES, f"{name}: {text}. Grant the user the right to create tables, or to use these"
+        )
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return ConnectionFailed(f"{name}: this server is read-only. Connect to the primary server.")
+    if isinstance(error, psycopg.errors.UndefinedTable):
+        return CorruptStore(f"{name}: {text}. The tables of this {what} were deleted. Open the {what} again.")
+    if isinstance(error, psycopg.DataError):
+        return ValueError(f"{name}: {text}")
+    return error
+
+
+@contextmanager
+def pipeline(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Pipeline]:
+    """Statements that are sent together. The first error of any of them is raised."""
+    failed: psycopg.Error | None = None
+    try:
+        with connection.pipeline() as pipeline:
+            try:
+                yield pipeline
+            except psycopg.Error as error:
+                failed = error  # not raised here: the end of the pipeline would log a second error
+    except psycopg.Error as error:
+        failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+class Pool:
+    """The sessions of one process for its operations. `settings` are statements that each session begins with."""
+
+    def __init__(self, url: str, size: int, settings: str) -> None:
+        self._url, self._settings = url, settings
+        self._room = threading.BoundedSemaphore(size)
+        self._free: deque[Session] = deque()
+
+    def close(self) -> None:
+        """Close the sessions that no operation uses."""
+        while self._free:
+            self._free.pop().close()
+
+    def open(self, timeout: float | None = None) -> Session:
+        """A new session, which the caller closes."""
+        session = connect(self._url, timeout)
+        explained(self._url, lambda: session.connection.execute(self._settings))
+        return session
+
+    @contextmanager
+    def session(self, timeout: float | None = None) -> Iterator[Session]:
+        """A session for one operation. After an error it is closed."""
+        with self._room:
+            try:
+                session = self._free.pop()
+            except IndexError:
+                session = self.open(timeout)
+            try:
+                yield session
+            except BaseException:
+                session.close()
+                raise
+            if session.is_open:
+                self._free.append(session)
+
+
+def table_prefix(name: str, given: str) -> str:
+    """Check the prefix of a URL, which the names of the tables begin with."""
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,29}", given):
+        raise ValueError(
+            f"{name}: the prefix {given!r} is not a plain name. Use at most 30 lower-case letters, "
+            "digits and underscores, and begin with a letter or an underscore."
+        )
+    return given
+
+
+def create_tables(session: Session, name: str, exist: Callable[[], bool], create: Callable[[], object]) -> None:
+    """Call `create`, unless the tables exist. Of several processes that come at once, one creates them."""
+    if exist():
+        return
+    with session.connection.transaction():
+        session.connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", [name])
+        if not exist():
+            create()
 
 
 def split(url: str, ours: Collection[str]) -> tuple[str, dict[str, str]]:

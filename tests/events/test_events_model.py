@@ -118,7 +118,7 @@ class Model(RuleBasedStateMachine):
         """Somebody dies in the middle of a write."""
         if not self.log or torn[:1] == b"\n":
             return
-        tail = self.open(False)._view.tail
+        tail = self.open(False)._engine.view.tail
         tail.read_on()
         with open(tail.path, "r+b") as file:
             file.seek(tail.end)

@@ -6,17 +6,18 @@ import os
 import random
 import shutil
 import signal
-import time
+import subprocess
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import Child, die_before_call
+from support import Child, die_before_call, until
 
 from holdfast import system
-from holdfast.events import AppendCondition, ConditionFailed, Event, EventStore, Query
-from holdfast.events import log as segments
+from holdfast.events import AppendCondition, Event, EventStore, Query
+from holdfast.events.log import segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,114 +110,6 @@ def test_a_tenth_is_killed_in_the_middle_of_an_append(durable: bool, total: int,
     check_log(shop, acknowledged, attempted)
 
 
-@pytest.mark.parametrize(("racers", "rounds", "durable"), [(2, 10_000, False), (16, 500, False), (4, 300, True)])
-def test_of_those_who_race_for_a_condition_one_wins(racers: int, rounds: int, durable: bool, shop: Path) -> None:
-    EventStore(shop)
-    begin, go = os.pipe()
-
-    def work(name: int) -> Callable[[Callable[[str], None]], None]:
-        def race(say: Callable[[str], None]) -> None:
-            store = EventStore(shop, durable=durable, lock_timeout=60, segment_size=200_000)
-            os.close(go)
-            os.read(begin, 1)
-            won = 0
-            for number in range(rounds):
-                tag = f"race:{number}"
-                query = Query.of(types={"Won"}, tags={tag})
-                condition = AppendCondition(query)
-                if number % 2:
-                    reading = store.read(query)
-                    if list(reading):
-                        continue
-                    condition = AppendCondition(query, after=reading.head)
-                try:
-                    store.append(Event("Won", name, tags={tag}), condition)
-                    won += 1
-                except ConditionFailed:
-                    pass
-            say(str(won))
-
-        return race
-
-    children = [Child(work(n)) for n in range(racers)]
-    os.close(begin)
-    os.close(go)
-    wins = 0
-    for child in children:
-        code, said = child.end()
-        assert code == 0
-        wins += int(said[0])
-    tags = Counter(tag for event in EventStore(shop).read() for tag in event.tags)
-    assert wins == rounds and len(tags) == rounds and set(tags.values()) == {1}
-
-
-def test_who_looks_and_then_appends_never_acts_on_old_news(shop: Path) -> None:
-    """A counter that everybody reads, and raises by one under the condition that nobody else did."""
-    EventStore(shop)
-    rounds = 150
-
-    def work(say: Callable[[str], None]) -> None:
-        store = EventStore(shop, lock_timeout=60, segment_size=20_000)
-        query = Query.of(types={"Counted"})
-        done = 0
-        while done < rounds:
-            reading = store.read(query, backwards=True, limit=1)
-            last = next(reading, None)
-            value = last.data if last else 0
-            try:
-                store.append(Event("Counted", value + 1), AppendCondition(query, after=reading.head))
-                done += 1
-            except ConditionFailed:
-                pass
-
-    for child in [Child(work) for _ in range(4)]:
-        assert child.end()[0] == 0
-    values = [event.data for event in EventStore(shop).read()]
-    assert values == list(range(1, 4 * rounds + 1))
-
-
-def test_readers_see_whole_batches_in_order(shop: Path) -> None:
-    """Two write, batches of every size; readers of several kinds look all the time."""
-    EventStore(shop)
-    deadline = time.monotonic() + 4
-
-    def write(seed: int) -> Callable[[Callable[[str], None]], None]:
-        def run(say: Callable[[str], None]) -> None:
-            store = EventStore(shop, durable=bool(seed % 2), segment_size=30_000, lock_timeout=60)
-            chance = random.Random(seed)
-            count = 0
-            while time.monotonic() < deadline:
-                count += 1
-                size = chance.choice([1, 2, 3, 50])
-                name = f"{seed}.{count}"
-                store.append([Event("T", [name, part, size], tags={name, f"w:{seed}"}) for part in range(size)])
-
-        return run
-
-    def read(seed: int) -> Callable[[Callable[[str], None]], None]:
-        def run(say: Callable[[str], None]) -> None:
-            store = EventStore(shop, durable=False)
-            seen = 0
-            while time.monotonic() < deadline:
-                reading = store.read(after=seen)
-                events = list(reading)
-                assert [e.position for e in events] == list(range(seen + 1, reading.head + 1))
-                assert not events or events[-1].batch[1] == events[-1].position, "a part of a batch"
-                assert store.head() >= reading.head
-                if events:
-                    name = events[seed % len(events)].data[0]
-                    parts = [e.data[1] for e in store.read(Query.of(tags={name}))]
-                    assert parts == list(range(len(parts))) and len(parts) == events[seed % len(events)].data[2]
-                seen = reading.head
-            say(str(seen))
-
-        return run
-
-    children = [Child(write(n)) for n in (1, 2)] + [Child(read(n)) for n in range(3)]
-    for child in children:
-        assert child.end()[0] == 0
-
-
 # Killed at every call.
 
 CALLS = ("open_fd", "close", "fstat", "stat", "access", "lock", "pread", "pwrite", "write", "ftruncate", "fdatasync")
@@ -281,6 +174,110 @@ def test_killed_at_every_call(what: str, durable: bool, in_memory: Path) -> None
         assert code == -signal.SIGKILL
         number += 1
     assert number > 10 and outcomes == {True, False}
+
+
+# Copies.
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_copy_that_cp_makes_during_appends_is_good(durable: bool, shop: Path, tmp_path: Path) -> None:
+    """It opens, and holds all that was acknowledged before the copy was begun, in order."""
+    reader = EventStore(shop)
+    stop = shop.parent / "stop"
+
+    def work(name: int) -> Callable[[Callable[[str], None]], None]:
+        def append(say: Callable[[str], None]) -> None:
+            store = EventStore(shop, durable=durable, segment_size=20_000, lock_timeout=60)
+            chance = random.Random(name)
+            number = 0
+            while not stop.exists():
+                number += 1
+                size = chance.choice([1, 1, 3])
+                tags = {f"n:{number % 50}", f"w:{name}"}
+                events = [Event("T", [name, number, "x" * chance.randrange(400)], tags=tags) for _ in range(size)]
+                store.append(events, AppendCondition(Query.of(tags={f"not:{number}"})) if number % 5 == 0 else None)
+
+        return append
+
+    children = [Child(work(name)) for name in range(2)]
+    copies = []
+    try:
+        for turn in range(25):
+            until(lambda turn=turn: reader.head() > turn * 20)
+            copy = tmp_path / f"copy {turn}"
+            before = reader.head()
+            # Its status is not asked for: files of the lock's queue come and go meanwhile.
+            subprocess.run(["cp", "-a", shop, copy], check=False, stderr=subprocess.DEVNULL)
+            copies.append((copy, before))
+    finally:
+        stop.touch()
+        ends = [child.end()[0] for child in children]
+    assert ends == [0, 0]
+    wanted = {event.position: event.data for event in reader.read()}
+    for copy, before in copies:
+        store = EventStore(copy)
+        assert store.head() >= before
+        head = store.append(Event("mine"))
+        found = list(store.read())
+        assert [event.position for event in found] == list(range(1, head + 1)) and head > before
+        assert all(event.data == wanted[event.position] for event in found[:-1])
+        tag = Query.of(tags={"n:7"})
+        assert [event.position for event in store.read(tag)] == [e.position for e in found if "n:7" in e.tags]
+        assert store.verify().ok, store.verify().problems
+
+
+def test_a_copy_whose_parts_are_of_different_moments_is_good(shop: Path) -> None:
+    """A program copies the beginning of a segment, others append, and it copies the rest."""
+    store = EventStore(shop)
+    segment = shop / "events/0000000001.jsonl"
+    snapshots = []
+    for number in range(40):
+        store.append([Event("T", [number, "x" * 100], tags={f"n:{number}"})] * (1 + number % 2))
+        if number % 13 == 6:
+            snapshots.append((segment.read_bytes(), store.head()))
+    (early, before), _, (late, _) = snapshots
+    torn = 0
+    for cut in range(0, len(late.rstrip(b"\n")), 64):
+        copy = shop.parent / f"copy {cut}"
+        (copy / "events").mkdir(parents=True)
+        shutil.copy(shop / "store.json", copy)
+        (copy / "events" / segment.name).write_bytes(early[:cut] + late[cut:])
+        other = EventStore(copy)
+        assert other.head() >= before
+        head = other.append(Event("mine"))
+        found = list(other.read())
+        assert [event.position for event in found] == list(range(1, head + 1)) and other.verify().ok
+        torn += any(".cut-" in name for name in os.listdir(copy / "events"))
+    assert torn > 20
+
+
+def test_a_backup_during_appends_is_good(shop: Path, tmp_path: Path) -> None:
+    store = EventStore(shop, segment_size=3000)
+    stop = threading.Event()
+
+    def append() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            store.append([Event("T", number, tags={"t"})] * (1 + number % 3))
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    try:
+        for turn in range(10):
+            before = store.project("count", lambda count, _: count + 1, 0)
+            copied = EventStore(shop).backup(tmp_path / f"{turn}")
+            assert sorted(os.listdir(tmp_path / f"{turn}")) == ["events", "projections", "store.json"]
+            copy = EventStore(tmp_path / f"{turn}")
+            assert copied == copy.head() >= before and copy.verify().ok
+            assert copy.project("count", lambda count, _: count + 1, 0) == copied
+            assert copy.append(Event("mine")) == copied + 1
+    finally:
+        stop.set()
+        thread.join()
+    with pytest.raises(FileExistsError, match="there already"):
+        store.backup(tmp_path / "0")
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 # Power failures.
@@ -372,7 +369,6 @@ def test_after_a_power_failure(segment_size: int, in_memory: Path, monkeypatch: 
                 text = {0: old, 1: new}.get(way) if way < 2 else survivors(old, new, chance)
                 segment = room / "events" / os.path.basename(path)
                 segment.write_bytes(text or b"")
-                os.utime(segment, (0, 0))  # before the machine was started again
             after = EventStore(room, segment_size=segment_size)
             head = after.append(Event("T", "after"))
             found = [event.data for event in after.read()]
@@ -387,7 +383,7 @@ def test_the_next_segment_is_named_by_what_is_there(shop: Path) -> None:
     """A crash between making a segment and writing to it."""
     store = EventStore(shop, segment_size=300)
     store.append([Event("T", "x" * 300)])
-    store._view.tail.cut(store._view.tail.end)
+    store._engine.view.tail.cut(store._engine.view.tail.end)
     segments.make_segment(str(shop / "events"), 2, 0o644, durable=True)
     other = EventStore(shop, segment_size=300)
     assert other.append(Event("T")) == 2 and store.append(Event("T")) == 3

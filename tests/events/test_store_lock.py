@@ -10,7 +10,7 @@ import pytest
 from support import Peer, descriptors, in_child, until_queued
 
 from holdfast import Busy, Lock, LockLost, system
-from holdfast.events.store_lock import StoreLock
+from holdfast.events.log.store_lock import StoreLock
 from holdfast.locks.path_lock import OpenFile
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""An event store in a directory: append under conditions, read, follow, decide. Needs `holdfast[events]` (msgspec)."""
+"""An event store in a directory or in PostgreSQL: append under conditions, read, follow, decide.
+
+Needs `holdfast[events]` (msgspec); for PostgreSQL also `holdfast[postgres]`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ except ImportError:
     raise ImportError("holdfast.events needs msgspec: pip install 'holdfast[events]'", name="msgspec") from None
 
 from ..errors import ConditionFailed, CorruptStore
-from .check import Problem, Report
 from .decisions import Decision, Projection
+from .engine import Problem, Report
 from .model import AppendCondition, Event, Query, QueryItem, StoredEvent
 from .reading import Reading
 from .store import EventStore

@@ -68,6 +68,12 @@ class QueryItem(msgspec.Struct, frozen=True):
     types: frozenset[str] = frozenset()
     tags: frozenset[str] = frozenset()
 
+    def __post_init__(self) -> None:
+        for text in (*self.types, *self.tags):
+            if not isinstance(text, str):
+                name = f"; its name is {text.__name__!r}" if isinstance(text, type) else ""
+                raise TypeError(f"types and tags are texts, not {text!r}{name}")
+
     def matches(self, event: Described) -> bool:
         return (not self.types or event.type in self.types) and self.tags.issubset(event.tags)
 
@@ -84,10 +90,6 @@ class Query(msgspec.Struct, frozen=True):
             if isinstance(texts, str | bytes):
                 raise TypeError(f"{name} are several texts: {{{texts!r}}}, not {texts!r}")
         item = QueryItem(frozenset(types), frozenset(tags))
-        for text in (*item.types, *item.tags):
-            if not isinstance(text, str):
-                name = f"; its name is {text.__name__!r}" if isinstance(text, type) else ""
-                raise TypeError(f"types and tags are texts, not {text!r}{name}")
         return cls((item,) if item.types or item.tags else ())
 
     @classmethod

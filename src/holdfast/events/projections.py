@@ -1,28 +1,24 @@
-"""Projections that are kept: a state in a file, with the position up to which it goes.
+"""Projections that are kept: a state in a document of the engine, with the position up to which it goes.
 
-    projections/<name>.json    {"position": 41, "query": …, "state": …}, replaced as a whole
+    {"position": 41, "query": …, "state": …}, replaced as a whole
 
-Both are saved together, so however often a process dies, the state has seen every event up to its position once. Names
-may be any text: what is not a plain letter is written as %XX.
+Both are saved together, so however often a process dies, the state has seen every event up to its position once.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from copy import deepcopy
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
-from ..errors import CorruptStore, UnsafePath
-from ..files import replace_file
-from ..locks.lock import Lock
+from ..errors import CorruptStore
 from .model import Query, StoredEvent
 
 if TYPE_CHECKING:
+    from .engine import Document
     from .store import EventStore
 
 State = TypeVar("State")
@@ -40,59 +36,49 @@ def project(
     *,
     rebuild: bool,
 ) -> State:
-    path = _path_of(store, name)
-    with Lock(path + ".lock", timeout=store.lock_timeout):
-        position, state = (0, deepcopy(initial)) if rebuild else _load(path, initial, query)
+    with store._engine.document(name) as document:
+        position, state = (0, deepcopy(initial)) if rebuild else _load(document, initial, query)
         reading = store.read(query, after=position)
         if position > reading.head:
             raise CorruptStore(
-                f"{path} goes up to event {position}, and the store ends with {reading.head}. It belongs to another "
-                "store, or the store lost events; rebuild=True makes it again.",
-                path=path,
+                f"{document.where} goes up to event {position}, and the store ends with {reading.head}. It belongs to "
+                "another store, or the store lost events; rebuild=True makes it again.",
+                path=document.where,
             )
         saved = monotonic()
         for count, event in enumerate(reading, 1):
             state = fn(state, event)  # type: ignore[arg-type]
             if count % _LOOKED_EVERY == 0 and monotonic() - saved > _SAVED_EVERY:
-                _save(path, event.position, state, query, store.durable)
+                _save(document, event.position, state, query)
                 saved = monotonic()
         if reading.head != position or rebuild:
-            _save(path, reading.head, state, query, store.durable)
+            _save(document, reading.head, state, query)
     return state  # type: ignore[return-value]
 
 
-def _path_of(store: EventStore, name: str) -> str:
-    file = quote(name, safe="").replace(".", "%2E")
-    if not name or len(file) > 200:
-        raise UnsafePath(f"{name!r} cannot be the name of a projection: it is empty or too long", path=store.path)
-    folder = f"{store.path}/projections"
-    os.makedirs(folder, exist_ok=True)
-    return f"{folder}/{file}.json"
-
-
-def _load(path: str, initial: Any, query: Query) -> tuple[int, Any]:
-    try:
-        with open(path, "rb") as file:
-            said = msgspec.json.decode(file.read())
-        if said["query"] != _query(query):
-            raise ValueError(f"{path} was made with another query; give it another name, or rebuild=True")
-        return int(said["position"]), said["state"]
-    except FileNotFoundError:
+def _load(document: Document, initial: Any, query: Query) -> tuple[int, Any]:
+    if document.content is None:
         return 0, deepcopy(initial)
+    where = document.where
+    try:
+        said = msgspec.json.decode(document.content)
+        if said["query"] != _query(query):
+            raise ValueError(f"{where} was made with another query; give it another name, or rebuild=True")
+        return int(said["position"]), said["state"]
     except (msgspec.DecodeError, TypeError, KeyError):
-        text = f"{path} is damaged. Call project with rebuild=True to make it again."
-        raise CorruptStore(text, path=path) from None
+        text = f"{where} is damaged. Call project with rebuild=True to make it again."
+        raise CorruptStore(text, path=where) from None
 
 
 def _query(query: Query) -> list[list[list[str]]]:
     return sorted([sorted(item.types), sorted(item.tags)] for item in query.items)
 
 
-def _save(path: str, position: int, state: Any, query: Query, durable: bool) -> None:
+def _save(document: Document, position: int, state: Any, query: Query) -> None:
     saved = msgspec.json.encode({"position": position, "query": _query(query), "state": state})
     if msgspec.json.decode(saved)["state"] != state:
         raise TypeError(
-            f"{path}: the state of a projection is JSON (dicts with text keys, lists, texts, numbers). This one would "
-            f"come back as another one: {state!r:.200}"
+            f"{document.where}: the state of a projection is JSON (dicts with text keys, lists, texts, numbers). "
+            f"This one would come back as another one: {state!r:.200}"
         )
-    replace_file(path, saved + b"\n", 0o644, sync=durable)
+    document.save(saved + b"\n")

@@ -105,7 +105,7 @@ class AsyncTail(AsyncReading):
             try:
                 return await super().__anext__()
             except StopAsyncIteration:
-                await wait.adrive(self._store._news(self._after, None, self._head))
+                await wait.adrive(self._store._news(self._after, self._head, None))
 
 
 async def in_thread(work: Callable[[], Value]) -> Value:

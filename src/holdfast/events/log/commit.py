@@ -10,162 +10,68 @@ Each request gets its own answer. A write that fails is undone before the lock i
 
 from __future__ import annotations
 
-from sys import _getframe
-from threading import get_ident
 from time import monotonic, sleep
 
-from .. import system, wait
-from ..errors import ConditionFailed, LockLost, Timeout, WouldDeadlock
-from ..locks.engine import BUSY, QUEUED, Outcome
-from . import lines, log
+from ... import system, wait
+from ...errors import LockLost, Timeout
+from ...locks.engine import BUSY, QUEUED, Outcome
+from ..conditions import admit
+from ..requests import Group, GroupCommit, Request
+from . import lines, segments
 from .disk import Disk, Written
-from .model import AppendCondition
-from .requests import DONE, Queue, Request, Turn
 from .store_lock import StoreLock
 from .view import NoSegment, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import FrameType
-
-    from ..locks.hold import Hold
-    from ..locks.path_lock import OpenFile
-    from .lines import Draft
-    from .log import Tail
+    from ...locks.hold import Hold
+    from ...locks.path_lock import OpenFile
+    from ..draft import Draft
+    from ..engine import Options
+    from .segments import Tail
 
 _SOON, _A_MOMENT = 0.005, 0.000_02  # seconds
-_MANY = 100
-
-_appending: set[int] = set()  # the threads that are, to whatever store; one may be left in it by an interrupt
 
 
-class Work(Turn, Written):
+class Work(Group, Written):
     """The requests that were taken, and what was written for them."""
 
     lock_file: OpenFile | None = None  # the store's lock, as `StoreLock.take` returned it
 
 
-class Committer:
-    """The one who appends for a process."""
+class Committer(GroupCommit):
+    """Appends for all threads of a process."""
 
-    def __init__(
-        self,
-        root: str,
-        view: View,
-        store: bytes,
-        *,
-        lock_timeout: float | None,
-        durable: bool,
-        mode: int,
-        segment_size: int,
-    ) -> None:
+    def __init__(self, root: str, view: View, store: bytes, options: Options) -> None:
+        GroupCommit.__init__(self, root)
         self.view = view
-        self.durable = durable
-        self.lock = StoreLock(f"{root}/.store.lock", timeout=lock_timeout, mode=mode)
-        self.disk = Disk(root, view, store, self.lock, durable=durable, mode=mode)
-        self._root = root
+        self.durable = options.durable
+        self.lock = StoreLock(f"{root}/.store.lock", timeout=options.lock_timeout, mode=options.mode)
+        self.disk = Disk(root, view, store, self.lock, durable=options.durable, mode=options.mode)
+        self.segment_size = options.segment_size
         self._store = store
-        self._mode = mode
-        self.segment_size = segment_size
-        self.queue = Queue()
+        self._mode = options.mode
 
     def close(self) -> None:
         self.disk.forget()
         self.lock.close()
 
     def begin_again(self) -> None:
-        """In a forked child, in which none of the threads that wait is there."""
-        self.disk.begin_again()
-        self.queue = Queue()
+        GroupCommit.begin_again(self)
         self.close()
 
     @property
     def is_ours(self) -> bool:
-        """Is this thread in the middle of an append, or of something else that changes what we know? Then whoever asks
-        is a signal handler."""
-        return self.view.is_ours or self.queue.is_ours or (get_ident() in _appending and self._is_below(_getframe(1)))
+        return self.view.is_ours or super().is_ours
 
-    def submit(self, *requests: Request) -> None:
-        """Append, and wait for the answers, which are in the requests."""
-        me = get_ident()
-        nested = me in _appending
-        if self.view.is_ours or self.queue.is_ours or (nested and self._is_below(_getframe(1))):
-            raise self.would_deadlock()
-        try:
-            _appending.add(me)
-            self.queue.put(requests)
-            for request in requests:
-                while request.state != DONE:
-                    if request.leads:
-                        self._lead(request)
-                    else:
-                        request.wait()
-                if request.error is not None:
-                    self.queue.abandon(requests)  # what stands behind it must not come without it
-        except BaseException:
-            try:
-                self.queue.abandon(requests)
-            except BaseException:
-                self.queue.abandon(requests)
-                raise
-            raise
-        finally:
-            if not nested:
-                _appending.discard(me)
+    def _new_group(self) -> Work:
+        return Work()
 
-    def would_deadlock(self) -> WouldDeadlock:
-        return WouldDeadlock(f"{self._root}: this thread is appending or reading already", path=self._root)
-
-    def _is_below(self, frame: FrameType | None) -> bool:
-        """Is this append called by another one to the same store, perhaps with another object?"""
-        while frame is not None:
-            if frame.f_code is Committer.submit.__code__ and frame.f_locals["self"]._store == self._store:
-                return True
-            frame = frame.f_back
-        return False
-
-    def _lead(self, request: Request) -> None:
-        work = Work()
-        try:
-            self.queue.gather()
-            self._append(work, request)
-        except Exception as error:  # the same for everybody in it
-            for one in work.taken:
-                one.error = one.error or error
-            if not work.taken:
-                self.queue.fail(request, error)
-        except BaseException as error:  # an interrupt, of this thread alone
-            self._interrupted(work, request, error)
-            raise
-        finally:
-            # Nobody else may be left waiting. A function that does it again would be one more that is interrupted.
-            try:
-                self.queue.answer(request, work)
-            except BaseException:
-                try:
-                    self.queue.answer(request, work)
-                except BaseException:
-                    self.queue.answer(request, work)
-                    raise
-                raise
-        if self.view.has_unsaved:
-            self.view.save_runs()
-
-    def _read_ahead(self) -> None:
-        """Somebody else has the lock. What we read meanwhile need not be read while others wait for us."""
-        there = self.disk.visible()
-        if there is not None and there - self.view.known > _MANY:
-            with self.view.mutex:
-                self.view.advance(there)
-
-    def _append(self, work: Work, request: Request) -> None:
+    def _append(self, work: Work, request: Request) -> None:  # type: ignore[override]
         hold = None
         try:
             work.lock_file = self.lock.take()
             if work.lock_file is None:
-                if request.condition is not None:
-                    self._read_ahead()
                 hold = self._acquire(request)
                 if hold is None:
                     return
@@ -195,9 +101,11 @@ class Committer:
             work.is_lost = True
             logging.getLogger("holdfast").warning("%s", error)
 
-    def _interrupted(self, work: Work, request: Request, error: BaseException) -> None:
+    def _interrupted(self, work: Work, request: Request, error: BaseException) -> None:  # type: ignore[override]
         if work.lock_file is not None:
             work.lock_file.close()
+        if work.ledger is not None:
+            work.ledger.end_turn()
         with self.view.mutex:
             self.view.forget()
         if work.head:
@@ -256,8 +164,6 @@ class Committer:
 
     def _write(self, work: Work) -> None:
         tail, head, end = self._find_end(work)
-        if tail.vouches_after < 0:
-            tail.vouches_after = head
         drafts, texts = self._decide(work, head)
         if texts:
             ledger = work.ledger
@@ -322,9 +228,10 @@ class Committer:
         if ledger is not None:
             head, end, segment = ledger.end
             if end:
-                tail = self.view.tail_in(segment)
-                sure = tail.first == segment and tail.ends_at(end)
-                if sure and (tail.head == head or not _any_condition(work.taken)):
+                # A condition is compared with all that came since: then no segment is skipped.
+                needs_all = any(request.condition is not None for request in work.taken)
+                tail = self.view.tail_in(segment, skip=not needs_all)
+                if tail.first == segment and tail.ends_at(end) and (tail.head == head or not needs_all):
                     return tail, head, end
         tail = self._catch_up(work)
         return tail, tail.head, tail.end
@@ -340,7 +247,7 @@ class Committer:
         except NoSegment:
             if safe:
                 raise
-            log.make_segment(self.view.events, 1, self._mode, durable=self.durable)
+            segments.make_segment(self.view.events, 1, self._mode, durable=self.durable)
             rest = self.view.advance()
         tail = self.view.tail
         if safe > tail.head:
@@ -353,66 +260,31 @@ class Committer:
         return tail
 
     def _decide(self, work: Work, before: int) -> tuple[list[Draft], list[bytes]]:
-        """Check the conditions, each against the log and what those before it in the queue are about to add."""
+        """What is to be written: the events, and their lines."""
         drafts: list[Draft] = []
         texts: list[bytes] = []
         now = lines.now()
-        head = before
-        safe = work.ledger.synced if work.ledger is not None else head
-        for request in work.taken:
-            if request.condition is not None:
-                try:
-                    self._check(request.condition, drafts, before)
-                except (ConditionFailed, ValueError, TypeError, AttributeError) as error:  # its own, not the others'
-                    request.error = error
-                    continue
+        safe = work.ledger.synced if work.ledger is not None else before
+        for request in admit(work.taken, self.name, before, self.view.last_match):
             if request.drafts:
-                texts += lines.compose(request.drafts, head + 1, safe, self._store, now)
+                first = before + len(drafts) + 1
+                texts += lines.compose(request.drafts, first, safe, self._store, now)
                 drafts += request.drafts
-                head += len(request.drafts)
-            request.position = head
         return drafts, texts
-
-    def _check(self, condition: AppendCondition, drafts: list[Draft], before: int) -> None:
-        after = condition.after or 0
-        if after > before + len(drafts):
-            raise ValueError(f"after={after} is no position of {self._root}, which ends with {before}")
-        query = condition.fail_if_match
-        for at in range(len(drafts) - 1, max(-1, after - before - 1), -1):
-            if query.matches(drafts[at]):
-                raise self._conflict(condition, before + 1 + at)
-        match = self.view.last_match(query, after)
-        if match:
-            raise self._conflict(condition, match)
-
-    def _conflict(self, condition: AppendCondition, position: int) -> ConditionFailed:
-        since = "ever" if condition.after is None else f"since {condition.after}"
-        return ConditionFailed(
-            f"{self._root}: not appended: event {position} matches what must not have happened {since}. Read again, "
-            "and decide again (store.execute does).",
-            path=self._root,
-            position=position,
-        )
 
     def _make_anew(self, work: Work, tail: Tail) -> Tail:
         """A segment with nothing in it. Whoever has the old one open sees that it is gone."""
-        log.make_segment(self.view.events, tail.first, self._mode, durable=self.durable, anew=True)
+        segments.make_segment(self.view.events, tail.first, self._mode, durable=self.durable, anew=True)
         if work.ledger is not None:
             work.ledger.note_made_anew()
         self.view.forget()
-        new = self.view.tail
-        new.vouches_after = tail.first - 1
-        return new
+        return self.view.tail
 
     def _roll(self, work: Work, tail: Tail, head: int, end: int) -> None:
         """Begin a new segment."""
         ledger = work.ledger
         self.disk.sync_whole(ledger, tail, head, end)
-        log.make_segment(self.view.events, head + 1, self._mode, durable=self.durable)
+        segments.make_segment(self.view.events, head + 1, self._mode, durable=self.durable)
         if ledger is not None:
             ledger.note_written(head, head + 1, 0)
-        self.view.begin_segment(head + 1)
-
-
-def _any_condition(requests: Sequence[Request]) -> bool:
-    return any(request.condition is not None for request in requests)
+        self.view.go_on(head + 1)

@@ -12,9 +12,7 @@ It is derived from the log, and disposable. A few numbers of 8 bytes, each writt
 
 * with its generation, where there is one: a copy is told by that, and one from before the last boot by 2. They are not
 believed, except that what was on disk then was on disk. `written`, `released` and 7 belong to who holds the store's
-lock; `synced` and `epoch` to who holds the flock on the ledger, which nobody does for longer than it takes to write a
-number. Who is stopped in that moment is not waited for (`Stuck`): what the others have synced they make visible with
-the store's lock, as `released`. But nothing can be taken back then. Readers see what is `visible`.
+lock; `synced`, `epoch` and 13 to who has the turn to sync, a flock on the ledger. Readers go up to `visible`.
 
 Nobody is woken by a change of memory. Who sleeps says so in 8, looks once more, and waits for the file to be touched;
 who makes something visible looks there afterwards. Between writing one number and reading the other each makes a system
@@ -24,26 +22,19 @@ call, so that at least one of them sees what the other wrote. (To touch it every
 from __future__ import annotations
 
 import mmap
-from threading import Lock
+from threading import RLock
 from time import monotonic, sleep
 from zlib import crc32
 
-from .. import owner, system
-from ..errors import Timeout
-from ..files import OwnedFd, create_file, inode_of, private_name, try_lock
+from ... import owner, process, system
+from ...files import OwnedFd, create_file, inode_of, private_name, try_lock
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
 _INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE = range(1, 12)
 _PENDING, _DISTRUST, _SPOILT = range(12, 15)
 _SIZE = 4096
-_PATIENCE, _A_MOMENT = 1.0, 0.000_05  # seconds
-
-
-STUCK = "a process has been stopped, or is traced, while it had this locked. Let it go on, or end it."
-
-
-class Stuck(Timeout):
-    """Somebody has the ledger locked, and does not go on."""
+_A_WHILE = 0.000_35  # seconds; looking more often takes the time that the sync needs
+_PATIENCE_S = 5.0  # with a process that has the turn to sync. It may be stopped
 
 
 def _boot() -> int:
@@ -70,8 +61,13 @@ class Ledger:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         self._memory = mmap.mmap(self._fd, _SIZE, access=access)
         self._cells = memoryview(self._memory).cast("Q")
-        self._mutex = Lock()
-        self._is_moving = True
+        # The turn to sync, among processes and among the threads of this one. It has an open file of its own: a forked
+        # child keeps a copy of the mapped one, and must not keep the turn of a parent that dies.
+        self._turn = OwnedFd(system.open_fd(path, system.O_READ))
+        if inode_of(system.fstat(self._turn.fd)) != self.inode:
+            raise ValueError("replaced")
+        self._mutex = RLock()
+        self._is_stuck = False  # the last wait for the turn was in vain
 
     @classmethod
     def make(cls, path: str, head: int, segment: int, store: bytes, mode: int) -> Ledger:
@@ -168,16 +164,41 @@ class Ledger:
 
     # For anybody.
 
-    def _lock(self) -> None:
-        until = 0.0
-        while not try_lock(self._fd, system.EX_NB):
-            now = monotonic()
-            until = until or now + (_PATIENCE if self._is_moving else _A_MOMENT)
-            if now > until:
-                self._is_moving = False
-                raise Stuck(f"{self.path}: {STUCK}", path=self.path)
-            sleep(_A_MOMENT)
-        self._is_moving = True
+    def take_turn(self, position: int = 0, epoch: int = 0) -> bool:
+        """Wait for one's turn to sync. False: it is on disk up to a position by now, by another one's sync.
+
+        One at a time: of two who sync a file at the same moment, one may be told that all is well although the other
+        one's sync, which does the work for both, fails. But not for ever: a process that is stopped would stop all
+        others. After some seconds the caller syncs without the turn.
+        """
+        until = monotonic() + (0.0 if self._is_stuck else _PATIENCE_S)
+        while not self._try_turn():
+            if position and self.has_synced(position, epoch):
+                return False
+            if monotonic() >= until:
+                self._is_stuck = True
+                return True
+            sleep(_A_WHILE)
+        self._is_stuck = False
+        return True
+
+    def _try_turn(self) -> bool:
+        if not self._mutex.acquire(blocking=False):
+            return False
+        try:
+            if try_lock(self._turn.fd, system.EX_NB):
+                return True
+        except BaseException:
+            self.end_turn()
+            raise
+        self._mutex.release()
+        return False
+
+    def end_turn(self) -> None:
+        """End the turn. It may be called twice, and without the turn."""
+        while process.owns(self._mutex):
+            system.lock(self._turn.fd, system.UN)
+            self._mutex.release()
 
     def has_synced(self, position: int, epoch: int) -> bool:
         """Is it on disk up to here, and was nothing taken back since? In this order."""
@@ -185,14 +206,12 @@ class Ledger:
         return cells[_SYNCED] >= position and cells[_EPOCH] + (cells[_PENDING] != 0) == epoch
 
     def distrust(self, epoch: int) -> None:
-        """A sync went wrong. Until somebody has taken back what is not visible, no other one says that all is well."""
-        with self._mutex:
-            try:
-                self._lock()
-                if self.epoch == epoch:  # else that was done since
-                    self._cells[_DISTRUST] = 1
-            finally:
-                system.lock(self._fd, system.UN)
+        """A sync went wrong. Until a process has taken back what is not visible, no other one reports success.
+
+        The caller has the turn.
+        """
+        if self.epoch == epoch:  # else that was done since
+            self._cells[_DISTRUST] = 1
 
     @property
     def is_spoilt(self) -> bool:
@@ -209,17 +228,11 @@ class Ledger:
         return not self._cells[_DISTRUST]
 
     def note_synced(self, position: int, epoch: int) -> bool:
-        """Say that it is on disk up to here. False: it was taken back meanwhile."""
-        with self._mutex:
-            try:  # to unlock what is not locked does no harm, and an interrupt may come right behind locking it
-                self._lock()
-                cells = self._cells
-                if cells[_EPOCH] + (cells[_PENDING] != 0) != epoch or cells[_DISTRUST]:
-                    return False
-                cells[_SYNCED] = max(cells[_SYNCED], position)
-            finally:
-                system.lock(self._fd, system.UN)
-        self.wake()
+        """Say that it is on disk up to here. The caller has the turn. False: it is taken back."""
+        cells = self._cells
+        if self.epoch != epoch or cells[_DISTRUST]:
+            return False
+        cells[_SYNCED] = max(cells[_SYNCED], position)
         return True
 
     def take_back(self, end: int) -> None:
@@ -242,18 +255,13 @@ class Ledger:
         return self._cells[_PENDING]
 
     def cut_is_done(self) -> None:
-        """In this order, of which everybody sees one epoch or a greater one."""
-        with self._mutex:
-            try:
-                self._lock()
-                cells = self._cells
-                cells[_WRITTEN] = self.visible
-                cells[_SPOILT] = cells[_SEGMENT]
-                cells[_EPOCH] += 1
-                cells[_PENDING] = 0
-                cells[_DISTRUST] = 0
-            finally:
-                system.lock(self._fd, system.UN)
+        """The caller has the turn. In this order, of which everybody sees one epoch or a greater one."""
+        cells = self._cells
+        cells[_WRITTEN] = self.visible
+        cells[_SPOILT] = cells[_SEGMENT]
+        cells[_EPOCH] += 1
+        cells[_PENDING] = 0
+        cells[_DISTRUST] = 0
 
     def wake(self) -> None:
         """Wake those who sleep. Between this and what made something visible there has been a system call."""

@@ -14,22 +14,21 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from time import monotonic, sleep
 
-from .. import owner, system
-from ..files import sync_directory
-from . import log
-from .ledger import STUCK, Ledger, Stuck
+from ... import owner, system
+from ...files import remove, sync_directory
+from . import segments
+from .index import Mark
+from .ledger import Ledger
+from .search import Recent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .log import Tail
+    from collections.abc import Callable
+
+    from .segments import Tail
     from .store_lock import StoreLock
     from .view import View
-
-
-_PATIENCE, _A_WHILE = 1.0, 0.000_35  # seconds; looking more often takes the time that the sync needs
-_PATIENCE_WITH_OTHERS, _A_MOMENT = 0.2, 0.000_5
 
 
 class Written:
@@ -57,12 +56,7 @@ class Disk:
         self._lock = lock
         # Shared memory reaches the processes of this machine, and is trusted until the next boot.
         self.has_ledger = not view.shared and owner.boot_id() is not None
-        self._unsaid: tuple[Ledger, int] | None = None  # a sync went wrong, which the ledger was not told yet
         self.forget()
-
-    def begin_again(self) -> None:
-        """In a forked child: what is to be said, its parent says."""
-        self._unsaid = None
 
     def forget(self) -> None:
         self._ledger: Ledger | None = None
@@ -80,7 +74,6 @@ class Disk:
         if not self.has_ledger:
             return None
         ledger = self._ledger
-        self._say_unsaid()
         if ledger is None or not ledger.in_place:
             ledger = self._ledger = self._find_ledger()
         if ledger is not None and not ledger.is_trusted:
@@ -106,6 +99,10 @@ class Disk:
 
     def make_ledger(self, tail: Tail, head: int) -> Ledger:
         system.fdatasync(tail.fd)  # what we found counts as on disk from now on
+        for folder in (self._root, self.view.events):  # of writers that were killed
+            for name in system.listdir(folder):
+                if name.endswith(".tmp") and (folder != self._root or name.startswith("ledger.")):
+                    remove(f"{folder}/{name}")
         ledger = Ledger.make(self.ledger_path, head, tail.first, self._store, self._mode)
         self._ledger = ledger
         self._epoch = ledger.epoch
@@ -135,46 +132,40 @@ class Disk:
 
     def sync_whole(self, ledger: Ledger | None, tail: Tail, head: int, end: int) -> None:
         """All of a segment, which ends so, whoever wrote it, and however patient."""
-        try:
-            if ledger is not None:
-                self._take_turn(ledger, tail)
+        if ledger is None:
             system.fdatasync(tail.fd)
-            if ledger is not None and not ledger.is_trusted:
-                raise _taken_back(tail)
             tail.cut(end)  # no room is needed in it any more
             system.fsync(tail.fd)
-            if ledger is not None:
-                self._note_whole(ledger, tail, head)
+            return
+        try:
+            ledger.take_turn()
+            epoch = ledger.epoch
+            if not ledger.is_trusted:
+                raise _taken_back(tail)
+            self._sync_file(ledger, epoch, system.fdatasync, tail)
+            tail.cut(end)
+            self._sync_file(ledger, epoch, system.fsync, tail)
+            if not ledger.note_synced(head, epoch):
+                raise _taken_back(tail)
         except OSError:
-            if ledger is not None:
-                self._unsaid = (ledger, ledger.epoch)
-                self._say_unsaid()
-                tail.end_turn()
-                self._take_back_locked(ledger)
+            ledger.end_turn()
+            self._take_back_locked(ledger)
             raise
         finally:
-            tail.end_turn()
-
-    @staticmethod
-    def _note_whole(ledger: Ledger, tail: Tail, head: int) -> None:
-        try:
-            if not ledger.note_synced(head, ledger.epoch):
-                raise _taken_back(tail)
-        except Stuck:
-            ledger.release(max(ledger.visible, head))  # it is on disk, and this needs the store's lock only
+            ledger.end_turn()
 
     def finish_cut(self, ledger: Ledger) -> None:
         """Whoever said that something is taken back may have died before it was."""
-        tail = log.Tail(self.view.events, ledger.segment, self._store, writable=True)
+        tail = self._tail(ledger.segment)
         try:
-            self._take_turn(ledger, tail)
+            ledger.take_turn()
             tail.cut(ledger.pending - 1)
             with suppress(OSError):  # the disk is broken, which is what began it
                 system.fdatasync(tail.fd)
+            self.view.forget()
+            ledger.cut_is_done()
         finally:
-            tail.end_turn()
-        self.view.forget()
-        ledger.cut_is_done()
+            ledger.end_turn()
 
     # Without the lock.
 
@@ -187,86 +178,35 @@ class Disk:
             ledger.wake()
             return
         failure: OSError | None = None
-        is_synced = False
         try:
-            self._say_unsaid()
-            if tail.vouches_after > 0 or not tail.try_turn():
-                self._take_turn(ledger, tail, written)
-            if ledger.has_synced(written.head, written.epoch):
+            if not ledger.take_turn(written.head, written.epoch) or ledger.has_synced(written.head, written.epoch):
                 return  # by somebody else, meanwhile
-            covered = ledger.written_in(tail.first) or written.head
-            try:
-                system.fdatasync(tail.fd)
-                is_synced = True
-            except OSError as error:
-                # The kernel does not say it twice, and an interrupt may come with the next call.
-                self._unsaid, failure = (ledger, written.epoch), error
-                self._say_unsaid()  # at once: somebody may be about to say that all is well
-            else:
+            if ledger.is_trusted and ledger.epoch == written.epoch:
+                covered = ledger.written_in(tail.first) or written.head
+                self._sync_file(ledger, written.epoch, system.fdatasync, tail)
                 if ledger.note_synced(covered, written.epoch):
                     return
-        except Stuck:
-            if not is_synced:
-                # Nor can anything be cut off: whoever has been stopped may be about to say that its own is there.
-                raise failure or Stuck(f"{ledger.path}: {STUCK}", path=ledger.path) from None
-            if self._is_released(written, ledger, tail):
-                return
+        except OSError as error:
+            failure = error
         finally:
-            tail.end_turn()
+            ledger.end_turn()
+            ledger.wake()
         if self._take_back(written, ledger, tail):  # else another one's sync came after our write, and went well
             raise failure or _taken_back(tail)
 
-    def _say_unsaid(self) -> None:
-        unsaid = self._unsaid
-        if unsaid is None:
-            return
-        if unsaid[0].in_place:  # else there is another one, and nobody goes by this
-            unsaid[0].distrust(unsaid[1])
-        if self._unsaid is unsaid:
-            self._unsaid = None
-
-    def _is_released(self, written: Written, ledger: Ledger, tail: Tail) -> bool:
-        """It is on disk, and nobody can say so in the usual way. Who holds the store's lock can make it visible."""
-        tail.end_turn()
-        with self._lock.acquire(None), self.view.mutex:
-            if not ledger.in_place:
-                new = self.usable_ledger()
-                return new is not None and new.visible >= written.head and tail.says(written.text, written.start)
-            if ledger.epoch != written.epoch or not ledger.is_trusted:
-                return False
-            ledger.release(max(ledger.visible, written.head))
-        ledger.wake()
-        return True
-
-    def _take_turn(self, ledger: Ledger, tail: Tail, written: Written | None = None) -> None:
-        """Wait for one's turn to sync a segment, or until somebody else has synced all that was written.
-
-        One at a time: of two who sync a file at the same moment, one may be told that all is well although the other
-        one's sync, which does the work for both, fails. Not for ever: who has the turn may have been stopped.
-        """
-        if tail.vouches_after > 0:
-            self._wait_for_others(ledger, tail)
-        if tail.try_turn():
-            return
-        until = monotonic() + (_PATIENCE if tail.turn_is_moving else _A_WHILE)
-        while monotonic() < until:
-            if written is not None and ledger.has_synced(written.head, written.epoch):
-                return
-            sleep(_A_WHILE)
-            if tail.try_turn():
-                return
-        tail.turn_is_moving = False
-
     @staticmethod
-    def _wait_for_others(ledger: Ledger, tail: Tail) -> None:
-        """The kernel tells of an error those who had the file open then. We may have opened it later, when something
-        was in it that had not been synced, and know nothing about that. Those who wrote it do, unless they are dead."""
-        epoch, until = ledger.epoch, monotonic() + _PATIENCE_WITH_OTHERS
-        while ledger.visible < tail.vouches_after and monotonic() < until:
-            if not ledger.is_trusted or ledger.epoch != epoch:
-                break
-            sleep(_A_MOMENT)
-        tail.vouches_after = 0
+    def _sync_file(ledger: Ledger, epoch: int, sync: Callable[[int], None], tail: Tail) -> None:
+        """With the turn. The kernel does not tell of an error twice, and an interrupt may come right behind it."""
+        try:
+            try:
+                sync(tail.fd)
+            except OSError:
+                ledger.distrust(epoch)  # at once: another process may be about to report success
+                raise
+        except BaseException as error:
+            if isinstance(error.__context__, OSError):
+                ledger.distrust(epoch)
+            raise
 
     def _take_back(self, written: Written, ledger: Ledger, tail: Tail) -> bool:
         """A sync failed: nobody may ever see what it was for. False: it is on disk all the same."""
@@ -284,14 +224,22 @@ class Disk:
         if not ledger.pending:
             safe = ledger.visible  # and stays so: nobody's sync is believed meanwhile
             if safe >= ledger.written:
-                ledger.trust_again()
+                try:
+                    ledger.take_turn()
+                    ledger.trust_again()
+                finally:
+                    ledger.end_turn()
                 return
             ledger.take_back(self._open_at(safe, ledger.segment).end)
         self.finish_cut(ledger)
 
+    def _tail(self, segment: int) -> Tail:
+        """From its beginning, whatever the index says."""
+        return segments.Tail(self.view.events, self._store, Mark(segment - 1, segment), Recent(0), writable=True)
+
     def _open_at(self, safe: int, segment: int) -> Tail:
         """A segment, read up to an event, which is there: what is cut off behind it is not to be more than that."""
-        tail = log.Tail(self.view.events, segment, self._store, writable=True)
+        tail = self._tail(segment)
         if safe >= tail.first:
             tail.read_on(safe)
             if tail.head < safe:

@@ -13,15 +13,13 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import count
-from math import isfinite
-from typing import Any
 from zlib import crc32
 
 import msgspec
 
-from .. import process
-from ..json_text import depth_of
-from .model import Event, StoredEvent
+from ... import process
+from ..draft import Draft, encode
+from ..model import StoredEvent
 
 NEWLINE = 10
 _SUM = b',"sum":"'
@@ -37,79 +35,22 @@ class _Head(msgspec.Struct):
     batch: tuple[int, int, int]
 
 
-class _Body(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    type: str
-    tags: list[str]
-    data: Any
-    metadata: Any
-
-
-_DEEPEST = 200
-
 decode = msgspec.json.Decoder(StoredEvent).decode
-_read_body = msgspec.json.Decoder(_Body).decode
 decode_head = msgspec.json.Decoder(_Head).decode
-_encode = msgspec.json.Encoder().encode
-
-
-class Draft:
-    """An event that is ready to be written, but for its position: as much as can be done before the lock is held."""
-
-    __slots__ = ("body", "id", "keys", "tags", "time", "type")
-
-    def __init__(self, event: Event, time: datetime | None = None) -> None:
-        tags = sorted(event.tags)
-        self.type = event.type
-        self.tags = tags
-        self.keys = keys_of(event.type, tags)
-        self.body = _encode(_Body(event.type, tags, event.data, event.metadata))[1:-1]
-        _refuse_what_cannot_be_read(self.body, self.type, tags)
-        if b"null" in self.body:  # which is also what becomes of a number that JSON does not have
-            _refuse_no_numbers(msgspec.to_builtins((event.data, event.metadata), enc_hook=lambda _: None))
-        # As they are written; nothing: made up then.
-        self.id = b"" if event.id is None else _encode(event.id)
-        self.time = b"" if time is None else _encode(time)
-
-
-def _refuse_what_cannot_be_read(body: bytes, kind: str, tags: list[str]) -> None:
-    """Text that is put in as it is (msgspec.Raw) and says more than data, and data too deep to be read again."""
-    if b"\n" in body:
-        raise ValueError("the data of an event is one line of JSON")
-    if depth_of(body) > _DEEPEST:
-        raise ValueError(f"data nested more than {_DEEPEST} deep cannot be written")
-    try:
-        read = _read_body(b"{%s}" % body)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"the data of an event is JSON: {error}") from None
-    if read.type != kind or read.tags != tags:
-        raise ValueError("the data of an event is JSON, and no more than its data")
-
-
-def _refuse_no_numbers(data: object) -> None:
-    if isinstance(data, float) and not isfinite(data):
-        raise ValueError(f"{data} cannot be written as JSON")
-    if isinstance(data, dict):
-        data = list(data.values())
-    if isinstance(data, list | tuple):
-        for part in data:
-            _refuse_no_numbers(part)
-
-
-def keys_of(type_: str, tags: Sequence[str]) -> list[str]:
-    """What an event is found by, nothing twice. The first word keeps a tag from being taken for a type."""
-    keys = ["tag " + tag for tag in tags]
-    keys.append("type " + type_)
-    return keys
 
 
 def compose(drafts: Sequence[Draft], first: int, safe: int, tag: bytes, now: datetime) -> list[bytes]:
     """The lines of a batch."""
     batch = b',"batch":[%d,%d,%d]' % (first, first + len(drafts) - 1, safe)
-    moment = _encode(now)
+    moment = encode(now)
     lines = []
     for position, draft in enumerate(drafts, first):
         text = b'{"position":%d,"id":%s,"time":%s,%s%s' % (
-            *(position, draft.id or new_id(), draft.time or moment, draft.body, batch),
+            position,
+            new_id() if draft.id is None else encode(draft.id),
+            moment if draft.time is None else encode(draft.time),
+            draft.body,
+            batch,
         )
         lines.append(b'%s,"sum":"%s%08x"}\n' % (text, tag, crc32(text)))
     return lines
@@ -157,11 +98,10 @@ def is_foreign(line: bytes, tag: bytes) -> bool:
 class Batch:
     """A whole batch, as it was found: its lines, and what an index needs of each."""
 
-    __slots__ = ("heads", "size", "starts")
+    __slots__ = ("heads", "size")
 
     def __init__(self) -> None:
         self.heads: list[_Head] = []
-        self.starts: list[int] = []  # within the text
         self.size = 0  # from the beginning of the text to behind the last line
 
 
@@ -187,7 +127,6 @@ def batches(text: bytes, expected: int, tag: bytes) -> Iterator[Batch]:
         if head.position != expected or head.batch[0] != first or not expected <= head.batch[1]:
             return
         batch.heads.append(head)
-        batch.starts.append(start)
         expected += 1
         start = end + 1
         if head.position == head.batch[1]:

@@ -10,18 +10,18 @@ file if there is one. A waiter that joins the queue later makes one more attempt
 
 from __future__ import annotations
 
-from .. import system
-from ..errors import LockLost
-from ..files import named
-from ..locks.base import BaseLock
-from ..locks.engine import Outcome
-from ..locks.hold import Hold
-from ..locks.lock import WholeFile
-from ..locks.path_lock import OpenFile
+from ... import system
+from ...errors import LockLost
+from ...files import named
+from ...locks.base import BaseLock
+from ...locks.engine import Outcome
+from ...locks.hold import Hold
+from ...locks.lock import WholeFile
+from ...locks.path_lock import OpenFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..locks.base import StrPath
+    from ...locks.base import StrPath
 
 
 class _KeptOpen(WholeFile):

@@ -9,14 +9,14 @@ from zlib import crc32
 
 import msgspec
 
-from .. import system
-from ..errors import CorruptStore, UnsafePath, Unsupported
-from ..files import publish_file, read_all, sync_directory
-from . import log
+from ... import system
+from ...errors import CorruptStore, UnsafePath, Unsupported
+from ...files import publish_file, read_all, sync_directory
+from . import segments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..locks.base import StrPath
+    from ...locks.base import StrPath
 
 FORMAT = 1
 _OURS = ("events", "index", "projections", "ledger", ".store.lock", "store.json")
@@ -64,11 +64,12 @@ def read_id(path: str) -> str:
 
 def _make(path: str, mode: int) -> None:
     made = _missing(path)
+    error = _not_new(path)
     try:
-        os.makedirs(f"{path}/events", exist_ok=True)
+        if error is None:
+            os.makedirs(f"{path}/events", exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, "an event store is a directory; this was left as it is", path) from None
-    error = _not_new(path)
     if error is not None:
         if not os.path.exists(f"{path}/store.json"):  # else another process has made the store meanwhile
             raise error
@@ -91,11 +92,14 @@ def _missing(path: str) -> list[str]:
 
 def _not_new(path: str) -> Exception | None:
     """Why no store can be made here."""
-    others = [name for name in system.listdir(path) if not name.startswith(_OURS)]
+    try:
+        others = [name for name in system.listdir(path) if not name.startswith(_OURS)]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     if others:
         text = f"there is something else in this directory ({others[0]}); give the event store one of its own"
         return FileExistsError(errno.EEXIST, text, path)
-    if log.list_segments(f"{path}/events"):
+    if os.path.isdir(f"{path}/events") and segments.list_segments(f"{path}/events"):
         about = f"{path}/store.json"
         text = f"{about} is missing, so nobody knows whose events these are. Bring it back from a copy of the store."
         return CorruptStore(text, path=about)

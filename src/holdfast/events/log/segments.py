@@ -16,23 +16,32 @@ from __future__ import annotations
 
 import errno
 import os
-from array import array
+import re
 from bisect import bisect_right
-from time import time
 
-from .. import system
-from ..errors import CorruptStore
-from ..files import InheritedFd, OwnedFd, create_file, replace_file, sync_directory, write_at
+from ... import system
+from ...errors import CorruptStore
+from ...files import InheritedFd, OwnedFd, create_file, replace_file, sync_directory, write_at
 from . import lines
+from .index import Mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .lines import Draft
+    from collections.abc import Iterable
+    from typing import Protocol
+
+    from ..draft import Draft
+
+    class Adds(Protocol):
+        def add(self, position: int, kind: str, tags: Iterable[str]) -> None: ...
+
 
 _A_LOOK = 4096
 _A_CHUNK = 1 << 20
 _ROOM = 1 << 18
 _BLANK = b"\n" * _ROOM
+_NEAR_ENOUGH = 1 << 14
+_BEGIN = re.compile(rb'\n\{"position":(\d+),')
 
 
 def segment_path(folder: str, first: int) -> str:
@@ -50,26 +59,33 @@ def list_segments(folder: str) -> list[int]:
 
 
 class Tail:
-    """The last segment, as far as this process has read it: where each event is, and what it is found by."""
+    """A segment that may grow, as far as this process has read it. What it reads is added to `recent`."""
 
-    def __init__(self, folder: str, first: int, tag: bytes, *, writable: bool, anew: bool = False) -> None:
-        self.path = segment_path(folder, first)
-        self.first = first
+    def __init__(
+        self,
+        folder: str,
+        tag: bytes,
+        mark: Mark,
+        recent: Adds,
+        *,
+        writable: bool = False,
+        anew: bool = False,
+    ) -> None:
+        self.path = segment_path(folder, mark.segment)
+        self.first = mark.segment
         self._writable = writable
         self._anew = anew
         self._open()
         self._tag = tag
-        self.head = first - 1  # the last event that was read
-        self.end = 0  # the first byte behind it
+        self._recent = recent
+        self.head = mark.position  # the last event that was read
+        self.end = mark.end  # the first byte behind it
         self.size = 0  # of the file, when we last looked
-        # Syncing it tells of what went wrong with events behind this one. -1: that is not known yet.
-        self.vouches_after = -1
-        self.turn_is_moving = True  # nobody has had it for longer than a sync takes
-        self.offsets = array("I")
-        # The events with a key. Most keys have one: a number instead of a list spares a list, and the collector's time.
-        self.keys: dict[str, int | list[int]] = {}
-        self._last = b""  # the last bytes of the last line
-        self._turn: OwnedFd | None = None
+        self._last = mark.last  # the last bytes of the last line
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.head, self.first, self.end, self._last)
 
     def _open(self) -> None:
         # It is closed when this object is collected: a thread may sync it while another one uses the next segment.
@@ -82,64 +98,12 @@ class Tail:
         self._file.close()
         self._open()
 
-    @property
-    def last_sum(self) -> bytes:
-        return self._last[-11:-3]
-
-    def offset_after(self, position: int) -> int:
-        """Where the event behind `position` begins, or would."""
-        index = position + 1 - self.first
-        return self.offsets[index] if index < len(self.offsets) else self.end
-
-    def offset(self, position: int) -> int:
-        return self.offsets[position - self.first]
-
-    def find(self, key: str, after: int, until: int) -> list[int]:
-        """The events with this key behind `after` up to `until`."""
-        found = self.keys.get(key)
-        if found is None:
-            return []
-        if isinstance(found, int):
-            return [found] if after < found <= until else []
-        start = bisect_right(found, after) if found[0] <= after else 0
-        stop = bisect_right(found, until) if found[-1] > until else len(found)
-        return found[start:stop]
-
-    def add(self, head: int, start: int, keys: list[str]) -> None:
-        self.offsets.append(start)
-        by_key = self.keys
-        for key in keys:
-            found = by_key.get(key)
-            if found is None:
-                by_key[key] = head
-            elif not isinstance(found, int):
-                found.append(head)
-            else:
-                by_key[key] = [found, head]
-
     def says(self, text: bytes, start: int) -> bool:
         return system.pread(self.fd, len(text), start) == text
 
     def ends_at(self, end: int) -> bool:
         """Does a line end there, with room behind it? Then that is where the log ends."""
         return system.pread(self.fd, 3, end - 2) == b"}\n\n"
-
-    def try_turn(self) -> bool:
-        """True: nobody else has this segment's turn (to sync it) until `end_turn`, or until we are dead."""
-        try:
-            if self._turn is None or not self._turn.is_open:
-                self._turn = OwnedFd(system.open_fd(self.path, system.O_READ))
-            system.lock(self._turn.fd, system.EX_NB)
-        except BlockingIOError:
-            return False
-        except FileNotFoundError:
-            pass  # whoever removed it has no use for it
-        self.turn_is_moving = True
-        return True
-
-    def end_turn(self) -> None:
-        if self._turn is not None and self._turn.is_open:
-            system.lock(self._turn.fd, system.UN)
 
     def read_on(self, until: int | None = None) -> bytes:
         """Read what others wrote, up to a position or as far as it goes. Gives what is behind the end.
@@ -167,8 +131,8 @@ class Tail:
     def _take_in(self, text: bytes, until: int | None) -> int:
         start, size = self.end, 0
         for batch in lines.batches(text, self.head + 1, self._tag):
-            for head, offset in zip(batch.heads, batch.starts, strict=True):
-                self.add(head.position, start + offset, lines.keys_of(head.type, head.tags))
+            for head in batch.heads:
+                self._recent.add(head.position, head.type, head.tags)
             self.head = batch.heads[-1].position
             size = batch.size
             if until is not None and self.head >= until:
@@ -189,15 +153,12 @@ class Tail:
         write_at(self.fd, text, start)
         if start != self.end:  # there are events of others before it that we have not read
             return start + size
-        head = self.head
-        for draft, line in zip(drafts, texts, strict=True):
-            head += 1
-            self.add(head, start, draft.keys)
-            start += len(line)
-        self.head = head
-        self.end = start
+        for head, draft in enumerate(drafts, self.head + 1):
+            self._recent.add(head, draft.type, draft.tags)
+        self.head += len(drafts)
+        self.end = start + size
         self._last = text[-lines.SUM_LENGTH :]
-        return start
+        return self.end
 
     @property
     def is_gone(self) -> bool:
@@ -234,11 +195,6 @@ class Tail:
         self.cut(self.end)
         return True
 
-    def _written_since_boot(self) -> bool:
-        """Then no power failure can have left it so: who is killed leaves the beginning of a write, never the end."""
-        uptime = system.read_text("/proc/uptime").split()
-        return bool(uptime) and system.fstat(self.fd).st_mtime > time() - float(uptime[0])
-
     def _save_rest(self) -> None:
         """Whole lines are worth keeping aside: whoever wrote them may have been told that they are there."""
         rest = self._all_behind_end()
@@ -247,15 +203,23 @@ class Tail:
         create_file(f"{self.path}.cut-{self.end}-{os.urandom(4).hex()}", rest.rstrip(b"\n") + b"\n", 0o600)
 
     def check_rest(self, known_safe: int = 0) -> bool:
-        """Is there something behind the end that a crash may have left? Raises if it was no crash."""
+        """Is there something behind the end that a crash may have left? Raises if it was no crash.
+
+        killed          the beginning of a write, and then nothing, or room
+        power failure   any of the pages of a write: in between, room, or zeros
+        copied by a     room, where the end was when that part was copied; then what was written later. It says that
+        program         what is missing had been on disk, and so it had, but not when the copy was begun
+        """
         rest = self._all_behind_end()
         if not rest.strip(b"\n"):
             return False
         good = _good_heads(rest, self._tag)
-        safe = max(known_safe, max((head.batch[2] for head in good), default=0))
+        gap = _before_good(rest, self._tag)
+        has_room = gap[:1] == b"\n" or b"\n\n" in gap
+        safe = max(known_safe, 0 if has_room else max((head.batch[2] for head in good), default=0))
         if safe > self.head:
             raise self.damaged(f"event {self.head + 1} is damaged: it had been on disk")
-        if good and _good_behind_bad(rest, self._tag) and self._written_since_boot():
+        if gap and not has_room and b"\0" not in gap:
             raise self.damaged(f"event {self.head + 1}, or one behind it, is damaged, and what comes after that is not")
         if _is_foreign(rest, self._tag):
             raise self.damaged("not ours")
@@ -293,6 +257,45 @@ class Segment(InheritedFd):
         self.path = segment_path(folder, first)
         self.first = first
         super().__init__(open_segment(self.path, writable=False, anew=anew))
+
+    def find(self, position: int, last: int, end: int) -> int:
+        """Where the line of an event begins, or should begin. `last` is the last event, and ends at byte `end`.
+
+        Positions grow with the bytes: guess, look at the next line, and guess or halve again. A wrong guess, such as
+        in a long line, costs time and nothing else.
+        """
+        low, at_low, high, at_high = 0, self.first, end, last + 1
+        halve = False
+        while high - low > _NEAR_ENOUGH:
+            part = 0.5 if halve else (position - at_low) / max(1, at_high - at_low)
+            halve = not halve
+            middle = low + min(max(int((high - low) * part) - _A_LOOK, 0), high - low - 1)
+            line = _BEGIN.search(system.pread(self.fd, 2 * _A_LOOK, middle))
+            if line is not None and (there := int(line[1])) <= position:
+                low, at_low = middle + line.start() + 1, there
+            elif middle == low:
+                break
+            else:
+                high, at_high = middle, there if line is not None else at_high
+        return self._search(position, low)
+
+    def _search(self, position: int, start: int) -> int:
+        wanted = b'{"position":%d,' % position
+        begin, before = start, b"\n"
+        while text := system.pread(self.fd, _A_CHUNK if begin > start else _NEAR_ENOUGH + _A_LOOK, begin):
+            at = (before + text).find(b"\n" + wanted)
+            if at >= 0:
+                return begin + at + 1 - len(before)
+            before = (before + text)[-len(wanted) :]
+            begin += len(text)
+        return self._count_to(position) if start else begin
+
+    def _count_to(self, position: int) -> int:
+        """It is not there. Where it would be, by the number of lines."""
+        start = 0
+        for _ in range(position - self.first):
+            start = self.end_of_line(start)
+        return start
 
     def end_of_line(self, start: int) -> int:
         """The byte behind the newline of the line that begins there."""
@@ -334,10 +337,17 @@ def _good_heads(text: bytes, tag: bytes) -> list[lines._Head]:
     return [lines.decode_head(line) for line in text.split(b"\n") if line and lines.is_good(line, tag)]
 
 
-def _good_behind_bad(text: bytes, tag: bytes) -> bool:
-    """Is there a good line behind one that is not? What was killed leaves good ones, and then part of one."""
-    good = [lines.is_good(line, tag) for line in text.split(b"\n") if line]
-    return False in good and True in good[good.index(False) :]
+def _before_good(text: bytes, tag: bytes) -> bytes:
+    """What is between the first line that is not good, and the next good one; nothing, if none comes behind it."""
+    start, bad, is_bad = 0, 0, False
+    for line in text.split(b"\n"):
+        if lines.is_good(line, tag):
+            if is_bad:
+                return text[bad:start]
+        elif not is_bad:
+            is_bad, bad = True, start
+        start += len(line) + 1
+    return b""
 
 
 def _is_foreign(text: bytes, tag: bytes) -> bool:
