@@ -383,9 +383,11 @@ class Run:
         if able:
             options += [(f"{o.number}~", 1) for o in sleeping if not o.patient and (self.safety_looks or not looks(o))]
         elif sleeping:
-            if not sleeping[0].patient:
+            # A pause goes first: the time of a safety look may come before its end, if time was let pass earlier.
+            first = next((other for other in sleeping if other.patient), None)
+            if first is None:
                 raise AssertionError(f"a wake-up was lost: only time could help actor {sleeping[0].number}")
-            options.append((f"{sleeping[0].number}~", 0))
+            options.append((f"{first.number}~", 0))
         else:
             raise AssertionError("deadlock: nobody can go on")
         if self.kills:

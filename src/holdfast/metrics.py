@@ -1,8 +1,7 @@
 """Counters of the locks of this process, by kind of lock.
 
-    holdfast.metrics.snapshot()               all counters as a dictionary
-    holdfast.metrics.export_prometheus()      through prometheus_client; needs the extra holdfast[prometheus]
-    holdfast.metrics.export_opentelemetry()   through OpenTelemetry; needs the extra holdfast[opentelemetry]
+    holdfast.metrics.snapshot()            all counters as a dictionary
+    holdfast.metrics.export_prometheus()   through prometheus_client; needs the extra holdfast[prometheus]
 
 To count costs one call of a C function, which is atomic under the interpreter lock: no count is lost, and no lock is
 needed.
@@ -15,13 +14,11 @@ from itertools import accumulate, count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from prometheus_client.registry import Collector, CollectorRegistry
 
-__all__ = ["export_opentelemetry", "export_prometheus", "snapshot"]
+__all__ = ["export_prometheus", "snapshot"]
 
 # The upper bounds of the histogram of waits, in seconds.
 WAIT_BUCKETS = (
@@ -29,7 +26,6 @@ WAIT_BUCKETS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
 )
 _KINDS = ("lock", "semaphore", "file")  # shown even if they were not used
-_WAITS = "Time waited for a lock"
 
 
 class Counter:
@@ -72,8 +68,6 @@ class Kind:
         next(self.contended.count)
         next(self._buckets[bisect_left(WAIT_BUCKETS, seconds)].count)
         self._seconds += seconds  # exact, too: CPython switches threads only at calls and at jumps back
-        for listener in _wait_listeners:
-            listener(self.name, seconds)
 
     def snapshot(self) -> dict[str, Any]:
         bounds, counts = (*WAIT_BUCKETS, float("inf")), [bucket.value for bucket in self._buckets]
@@ -82,7 +76,6 @@ class Kind:
 
 
 COUNTERS = {name: value.description for name, value in vars(Kind("")).items() if isinstance(value, Counter)}
-_wait_listeners: list[Callable[[str, float], None]] = []
 kinds: dict[str, Kind] = {}
 
 
@@ -102,7 +95,11 @@ def snapshot() -> dict[str, dict[str, Any]]:
 
 def export_prometheus(registry: CollectorRegistry | None = None) -> Collector:
     """Register a collector with prometheus_client and return it. To stop: `registry.unregister(collector)`."""
-    from prometheus_client import REGISTRY
+    try:
+        from prometheus_client import REGISTRY
+    except ImportError:
+        needs = "export_prometheus needs prometheus_client: pip install 'holdfast[prometheus]'"
+        raise ImportError(needs, name="prometheus_client") from None
     from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
     from prometheus_client.registry import Collector
 
@@ -114,7 +111,7 @@ def export_prometheus(registry: CollectorRegistry | None = None) -> Collector:
                 for kind_name, values in taken.items():
                     family.add_metric([kind_name], values[name])
                 yield family
-            histogram = HistogramMetricFamily("holdfast_wait_seconds", _WAITS, labels=["kind"])
+            histogram = HistogramMetricFamily("holdfast_wait_seconds", "Time waited for a lock", labels=["kind"])
             for kind_name, values in taken.items():
                 waits = values["wait_seconds"]
                 bounds = [*map(str, WAIT_BUCKETS), "+Inf"]
@@ -125,23 +122,3 @@ def export_prometheus(registry: CollectorRegistry | None = None) -> Collector:
     collector = HoldfastCollector()
     (registry or REGISTRY).register(collector)
     return collector
-
-
-def export_opentelemetry(provider: MeterProvider | None = None) -> Callable[[], None]:
-    """Publish the counters through OpenTelemetry. Returns a function that ends the histogram of waits."""
-    from opentelemetry.metrics import Observation, get_meter
-
-    meter = get_meter("holdfast", meter_provider=provider)
-
-    def observe(name: str) -> Callable[[CallbackOptions], list[Observation]]:
-        return lambda _: [Observation(values[name], {"kind": kind_name}) for kind_name, values in snapshot().items()]
-
-    for name, text in COUNTERS.items():
-        meter.create_observable_counter(f"holdfast.{name}", [observe(name)], description=text)
-    histogram = meter.create_histogram("holdfast.wait", unit="s", description=_WAITS)
-
-    def listener(kind_name: str, seconds: float) -> None:
-        histogram.record(seconds, {"kind": kind_name})
-
-    _wait_listeners.append(listener)
-    return lambda: _wait_listeners.remove(listener)

@@ -238,7 +238,9 @@ def check_no_parent_component(path: Path) -> None:
     name = os.fsdecode(path)
     if os.pardir in os.path.splitdrive(name)[1].replace(_SEPARATORS[1], os.sep).split(os.sep):
         raise UnsafePath(
-            f"{name}: a path with a component '..' may lead anywhere. Pass os.path.realpath of it.", path=name
+            f"{name}: a path with a component '..' may lead anywhere. Pass the real path: os.path.realpath(path) in "
+            "Python, $(realpath PATH) in a shell.",
+            path=name,
         )
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Inode = tuple[int, int]  # st_dev, st_ino
     Key = Hashable  # what is locked: an inode, or a name on a server
     Task = weakref.ref[object]
-    Line = weakref.WeakKeyDictionary["LinePlace", None]  # in order of arrival
+    Line = list[weakref.ref["LinePlace"]]  # in order of arrival
     Owner = tuple[object, Task | None]  # of a hold: the thread, and the task if there is one
 
 _modules = sys.modules
@@ -131,7 +131,7 @@ class LinePlace:
     width: how many waiters may be admitted at a time
     """
 
-    __slots__ = ("__weakref__", "_has_joined", "_line", "_notified", "_path", "_registry", "_width", "admitted")
+    __slots__ = ("__weakref__", "_has_joined", "_line", "_me", "_notified", "_path", "_registry", "_width", "admitted")
 
     def __init__(self, path: str, width: int, notified: Notified) -> None:
         self._path = path
@@ -140,8 +140,9 @@ class LinePlace:
         self._registry = registry
         self._has_joined = self.admitted = False
         with registry.mutex:
-            self._line = registry.lines.setdefault(path, weakref.WeakKeyDictionary())
-            self._line[self] = None
+            self._line = registry.lines.setdefault(path, [])
+            self._me = weakref.ref(self)
+            self._line.append(self._me)
             self._admit()
 
     def _admit(self) -> None:
@@ -150,9 +151,10 @@ class LinePlace:
         A waiter whose event loop was closed does not run any more, and leaves.
         """
         number = 0
-        for place in list(self._line):
-            if place._notified.is_dead():
-                self._line.pop(place, None)
+        for reference in list(self._line):
+            place = reference()
+            if place is None or place._notified.is_dead():
+                self._line.remove(reference)
                 continue
             if not place.admitted and number < place._width:
                 place.admitted = True
@@ -176,10 +178,11 @@ class LinePlace:
         if self.is_inherited:
             return
         with self._registry.mutex:
-            self._line.pop(self, None)
+            if self._me in self._line:
+                self._line.remove(self._me)
             self._admit()
-            if not self._line:
-                self._registry.lines.pop(self._path, None)
+            if not self._line and self._registry.lines.get(self._path) is self._line:
+                del self._registry.lines[self._path]
 
 
 def _has_ended(task: Task) -> bool:
@@ -198,7 +201,7 @@ class Registry:
         # The owners of the live holds, by the grant of the hold. Popping the entry is the right to release the hold.
         self.holds: dict[Grant, Owner] = {}
         self.turns: dict[str, Turn] = {}
-        self.lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
+        self.lines: dict[str, Line] = {}
         # Reentrant: a generator collected in the middle of `LinePlace` may run `leave` in the same thread.
         self.mutex = RLock()
 

@@ -119,7 +119,7 @@ class Status:
     def _until_stale(self) -> str:
         if self.stale_in is None:
             return " until its file is removed"
-        return f" for {self.stale_in:.0f} s more. break_() releases it now"
+        return f" for {self.stale_in:.0f} s more. break_(), or holdfast break, releases it now"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary that can be written as JSON."""
@@ -180,7 +180,8 @@ def _holders(
     def counts(line: KernelLock) -> bool:
         return line.file == file and line.family in families and line.start in positions and not line.blocked
 
-    named = [line for line in kernel_locks() if counts(line)]
+    # The kernel writes /proc/locks in pages. A lock that is released between two pages can hide the next one.
+    named = [line for line in kernel_locks() if counts(line)] or [line for line in kernel_locks() if counts(line)]
     found: list[Holder] = []
     seen: set[int] = set()
     for pids in ({line.pid for line in named}, system.list_pids() if named or exists else ()):

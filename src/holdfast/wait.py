@@ -300,14 +300,13 @@ def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None) -> Resul
         while True:
             try:
                 step = next(steps)
+                if stop is not None:
+                    if stop():
+                        raise Stopped
+                    step.until = sooner(monotonic() + RECHECK_S, step.until)
+                step.block()
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]
-            if stop is not None:
-                if stop():
-                    raise Stopped
-                step.until = sooner(monotonic() + RECHECK_S, step.until)
-            try:
-                step.block()
             finally:
                 if process.registry is not registry:
                     raise _forked()
@@ -322,10 +321,9 @@ async def adrive(steps: Steps[Result]) -> Result:
         while True:
             try:
                 step = next(steps)
+                await step.wait()
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]
-            try:
-                await step.wait()
             finally:
                 if process.registry is not registry:
                     raise _forked()

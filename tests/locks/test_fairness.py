@@ -93,7 +93,8 @@ def test_more_threads_than_tickets_are_served_in_the_order_of_arrival(path):
 def arrived(lock) -> int:
     line = process.registry.lines.get(lock.path)
     tickets = os.listdir(lock.path + ".queue") if os.path.exists(lock.path + ".queue") else []
-    return len(tickets) + sum(not place.admitted for place in line or ())
+    waiting = [place for reference in line or () if (place := reference()) is not None]
+    return len(tickets) + sum(not place.admitted for place in waiting)
 
 
 def test_a_newcomer_does_not_pass_the_queue(path):

@@ -20,7 +20,7 @@ from faces import eventually, in_thread
 from support import Child, in_child, tickets, until, until_asleep, until_queued
 
 import holdfast
-from holdfast import Lock, LockFile, Semaphore, process, system
+from holdfast import Lock, LockFile, Semaphore, process, system, wait
 from holdfast.locks import publish, staleness
 from holdfast.locks.record import Record
 
@@ -346,6 +346,26 @@ def test_a_child_forked_by_a_signal_handler_does_not_go_on_with_the_wait(path, t
         until((tmp_path / "log7").exists)
         time.sleep(0.1)  # in which the child would get the lock
     assert waiter.end() == (0, ["ready", "refused", "acquired"])
+
+
+def test_a_child_forked_between_two_steps_of_a_wait_is_refused():
+    """Its descriptors are closed, so the wait fails there with an error of the system."""
+
+    def work(say):
+        def steps():
+            yield wait.Pause(0.0)
+            pid = os.fork()
+            if pid == 0:
+                os.read(-1, 1)
+            os.waitpid(pid, 0)
+            return "acquired"
+
+        try:
+            say(wait.drive(steps()))
+        except holdfast.NotOwner:
+            say("refused")
+
+    assert Child(work).end() == (0, ["refused", "acquired"])
 
 
 def test_a_task_of_a_forked_child_does_not_go_on_with_its_parents_wait(path, tmp_path, start_peer):

@@ -402,6 +402,26 @@ def test_a_directory_or_fifo_is_refused(path, make, tmp_path):
     leftovers.check()
 
 
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"pid=1\ntimestamp=1\n", "a lock file (of LockFile or holdfast try)"),
+        (b"permits=2\n", "the file of a semaphore"),
+        (b"data", "a file with other content"),
+    ],
+)
+def test_the_refusal_names_what_the_file_is(path, content, what):
+    Path(path).write_bytes(content)
+    with pytest.raises(holdfast.NotALockFile) as caught:
+        holdfast.Lock(path).try_acquire()
+    assert str(caught.value).startswith(f"{path} is {what}. It was left untouched. ")
+
+
+def test_a_url_in_place_of_a_path_is_explained():
+    with pytest.raises(FileNotFoundError, match=r"holdfast\.lock\(url\)"):
+        holdfast.Lock("redis://127.0.0.1:6379/0/x").acquire()
+
+
 def test_a_device_is_refused():
     before = descriptors()
     with pytest.raises(holdfast.NotALockFile):

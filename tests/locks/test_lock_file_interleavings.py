@@ -887,7 +887,7 @@ def test_a_takeover_removes_a_fresh_lock_of_another_tool_only_in_its_window_in_a
     wander(beside_a_naive_tool(pids, Window(monkeypatch, pids)), tmp_path, seeds=seeds, kills=1)
 
 
-@pytest.mark.parametrize("preemptions", FURTHER_STILL)
+@pytest.mark.parametrize("preemptions", [1, *(pytest.param(number, marks=SLOW) for number in (2, 3))])
 def test_a_holder_that_loses_its_lock_beside_a_naive_tool_is_told(
     preemptions: int, tmp_path: Path, removals: Removals
 ) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import PATIENCE, assert_nothing_left, until
 
 from holdfast import Lock, LockFile, NotALockFile, Semaphore, TaskLocks
 
@@ -131,6 +133,40 @@ def test_a_path_that_was_used_as_one_kind_has_one_holder_as_another(one: str, ot
     for hold in (first, second):
         if hold is not None:
             hold.release()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_lock_file_that_waits_behind_a_lock_is_acquired_when_that_is_released(shared: bool, path: str) -> None:
+    """The holder leaves its empty file to the next waiter, which may be one of the other kind."""
+    hold = Lock(path, shared=shared).acquire()
+    since = time.time()
+    found: list[Any] = []
+    waiter = threading.Thread(
+        target=lambda: found.append(LockFile(path, durable=False, timeout=10 * PATIENCE).acquire())
+    )
+    waiter.start()
+    until(lambda: Lock(path).status().waiters != () and time.time() - since > 0.01)  # longer than a brief hold
+    hold.release()
+    waiter.join(PATIENCE)
+    assert not waiter.is_alive()
+    found[0].check()
+    found[0].release()
+    assert_nothing_left(path)
+
+
+def test_status_shows_when_a_waiter_acquired_a_lock(path: str) -> None:
+    """Also if the holder before it had made its file look old."""
+    hold = Lock(path).acquire()
+    began = time.time()
+    found: list[Any] = []
+    waiter = threading.Thread(target=lambda: found.append(Lock(path).acquire(timeout=PATIENCE)))
+    waiter.start()
+    until(lambda: Lock(path).status().waiters != () and time.time() - began > 0.01)
+    hold.release()
+    waiter.join(PATIENCE)
+    since = Lock(path).status().since
+    assert since is not None and since >= began - 1
+    found[0].release()
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -9,24 +10,31 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import psycopg
 import pytest
 import servers
 from faces import Caller
-from support import PATIENCE, in_child, until
-from test_conformance import DATABASE, SERVERS, Target, only, target, until_waiters  # noqa: F401
+from support import PATIENCE, Waited, in_child, until
+from test_conformance import DATABASE, QUEUES, SERVERS, Target, only, target, until_waiters  # noqa: F401
 
 import holdfast
 from holdfast import postgres, wait
-from holdfast.locks.server import Lease, ServerGrant, clock
+from holdfast.locks.renewal import Renewer, clock, renewers
+from holdfast.locks.server import Lease, ServerGrant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CALL_S = 3.0  # what an end may take after a timeout: the lock asks once more who holds it
+LONG_S = 300.0  # longer than any test: a call that waits as long as this, and not for its own timeout, is a failure
+
+
+WITH_QUEUE = [name for name in SERVERS if name in QUEUES]  # test_smb has the same for SMB
 
 
 @contextmanager
@@ -41,6 +49,32 @@ def silent(target: Any) -> Iterator[None]:  # noqa: F811
         _send(pids, signal.SIGCONT)
 
 
+@pytest.fixture
+def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call to a server waits long, unless the caller sets a timeout. The questions after a timeout are short."""
+    for module in ("server", "postgres", "postgres_sessions"):
+        for name in ("CALL_TIMEOUT_S", "TTL_S"):
+            monkeypatch.setattr(f"holdfast.locks.{module}.{name}", LONG_S, raising=False)
+    for module in ("postgres", "etcd", "redis"):
+        monkeypatch.setattr(f"holdfast.locks.{module}.STATUS_TIMEOUT_S", 0.2)
+
+
+def until_asked(target: Any) -> None:  # noqa: F811
+    """Until a silent server has a request that it has not read."""
+    nodes = target.server.nodes if target.kind == "etcd" else [target.server]
+    ports = {f"{node.port:04X}" for node in nodes}
+
+    def has_unread() -> bool:
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return any(line[1].partition(":")[2] in ports and int(line[4].partition(":")[2], 16) for line in lines)
+
+    until(has_unread)
+
+
+def long_ttl(target: Target) -> dict[str, float]:  # noqa: F811
+    return {} if target.kind == "postgresql" else {"ttl": LONG_S}
+
+
 def _send(pids: list[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):  # a process of a connection that has just ended
@@ -48,26 +82,27 @@ def _send(pids: list[int], number: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@only(*SERVERS)
+@only(*WITH_QUEUE)
 def test_a_child_that_unwinds_the_wait_of_its_parent_does_not_end_it(target: Target) -> None:  # noqa: F811
     hold = target.lock().acquire(timeout=PATIENCE)
     waiting = Caller(begin_to_wait, target.lock()).result()
     until_waiters(target.lock(), 1)
+    behind = Caller(target.lock().acquire, timeout=3 * PATIENCE)
+    until_waiters(target.lock(), 2)
     assert in_child(waiting.close) is None
-    time.sleep(0.2)  # a cancelled statement ends a moment later
-    assert len(target.lock().status().waiters) == 1
-    waiting.close()
     hold.release()
+    wait.drive(waiting).release()  # it is still in front of the other one
+    behind.result().release()
 
 
 def begin_to_wait(lock: Any) -> Any:
-    steps = lock._steps(None, None)
+    steps = lock._steps(None, PATIENCE)
     while isinstance(step := next(steps), wait.Run):
         step.block()
     return steps
 
 
-@only(*SERVERS)
+@only(*WITH_QUEUE)
 def test_a_lock_that_was_granted_after_the_timeout_is_given_back(target: Target) -> None:  # noqa: F811
     lock = target.lock()
     lock.acquire(timeout=PATIENCE).release()
@@ -76,46 +111,60 @@ def test_a_lock_that_was_granted_after_the_timeout_is_given_back(target: Target)
     in_another_process(target)
 
 
-@only(*SERVERS)
+@pytest.mark.usefixtures("patient_calls")
+@only(*WITH_QUEUE)
 def test_the_timeout_of_one_thread_does_not_depend_on_the_call_of_another(target: Target) -> None:  # noqa: F811
     target.lock().acquire(timeout=PATIENCE).release()
-
     with silent(target):
-        patient = Caller(lambda: target.lock().acquire(timeout=20).release())
-        time.sleep(0.2)
-        began = time.monotonic()
+        patient = Caller(lambda: target.lock().acquire(timeout=LONG_S).release())
+        until_asked(target)
+        other = target.lock(f"{target.name}-other")
         with pytest.raises(holdfast.ConnectionFailed):
-            target.lock(f"{target.name}-other").acquire(timeout=0.3)
-        took = time.monotonic() - began
+            Caller(other.acquire, timeout=0.3).result()
+        assert patient.is_alive()
     patient.result()
-    assert took < 2
 
 
-@only(*SERVERS)
-def test_a_wait_for_a_server_that_falls_silent_ends_soon_after_its_deadline(target: Target) -> None:  # noqa: F811
-    options = {} if target.kind == "postgresql" else {"ttl": 20}
-    hold = target.lock(**options).acquire(timeout=PATIENCE)
-    waiting = Caller(target.lock(**options).acquire, timeout=2)
-    until_waiters(target.lock(**options), 1)
-    began = time.monotonic()
+@pytest.mark.usefixtures("patient_calls")
+@only(*WITH_QUEUE)
+def test_a_try_is_given_up_within_the_timeout_of_the_lock(target: Target) -> None:  # noqa: F811
+    target.lock().acquire(timeout=PATIENCE).release()
+    lock = target.lock(timeout=0.3)
     with silent(target):
-        with pytest.raises(holdfast.HoldfastError):
-            waiting.result()
-        took = time.monotonic() - began
+        for ask in (lock.try_acquire, lambda: lock.acquire(timeout=0), lambda: anyio.run(lock.atry_acquire)):
+            with pytest.raises(holdfast.ConnectionFailed):
+                Caller(ask).result()
+    in_another_process(target)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("patient_calls")
+@only(*WITH_QUEUE)
+def test_a_wait_for_a_server_that_falls_silent_ends_soon_after_its_deadline(target: Target) -> None:  # noqa: F811
+    hold = target.lock(**long_ttl(target)).acquire(timeout=PATIENCE)
+    waiting = Caller(target.lock(**long_ttl(target)).acquire, timeout=2)
+    until_waiters(target.lock(), 1)
+    with silent(target), pytest.raises(holdfast.HoldfastError):
+        waiting.result()
     with suppress(holdfast.LockLost):
         hold.release()
-    assert took < 2 + 2 * CALL_S
 
 
-@only(*SERVERS)
+@only(*WITH_QUEUE)
 def test_an_interrupted_acquire_leaves_no_lock_and_no_broken_connection(target: Target) -> None:  # noqa: F811
     kept = target.lock(f"{target.name}-kept").acquire(timeout=PATIENCE)  # so that the lease is renewed
     target.lock().acquire(timeout=PATIENCE).release()
     main = threading.get_ident()
+
+    def interrupt() -> None:
+        until_asked(target)
+        signal.pthread_kill(main, signal.SIGINT)
+
     with silent(target):
-        threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+        interrupter = Caller(interrupt)
         with pytest.raises(KeyboardInterrupt):
             target.lock().acquire(timeout=PATIENCE)
+        interrupter.result()
     in_another_process(target)
     target.lock().acquire(timeout=PATIENCE).release()
     kept.release()
@@ -127,19 +176,95 @@ def in_another_process(target: Target) -> None:  # noqa: F811
     subprocess.run([sys.executable, "-c", free, target.address], check=True, timeout=60)
 
 
-@only(*SERVERS)
-def test_the_timeout_includes_the_first_attempt(target: Target) -> None:  # noqa: F811
-    options = {} if target.kind == "postgresql" else {"ttl": 20}
-    hold = target.lock(**options).acquire(timeout=PATIENCE)
-    target.lock(f"{target.name}-other", **options).acquire(timeout=PATIENCE).release()
+@pytest.mark.usefixtures("patient_calls")
+@only(*WITH_QUEUE)
+def test_the_timeout_includes_the_first_attempt(target: Target, waits: list[Waited]) -> None:  # noqa: F811
+    hold = target.lock(**long_ttl(target)).acquire(timeout=PATIENCE)
     with silent(target):
-        began = time.monotonic()
-        waiting = Caller(target.lock(**options).acquire, timeout=4)
-        time.sleep(3)
-    with pytest.raises(holdfast.Timeout):
-        waiting.result()
-    assert time.monotonic() - began < 6
+        waiting = Caller(target.lock(**long_ttl(target)).acquire, timeout=PATIENCE)
+        until_asked(target)
+        asked = time.monotonic()
+    until(lambda: waits)
     hold.release()
+    waiting.result().release()
+    deadlines = [found.until for found in waits if found.until is not None]
+    assert deadlines and max(deadlines) <= asked + PATIENCE
+
+
+# Grants that are dropped.
+
+
+@pytest.mark.usefixtures("patient_calls")
+@only(*WITH_QUEUE)
+def test_a_finalizer_does_not_call_the_server(target: Target) -> None:  # noqa: F811
+    """Garbage is collected in any thread, at any time. So another thread releases the lock."""
+    holds = [target.lock(**long_ttl(target)).acquire(timeout=PATIENCE)]
+    with silent(target), pytest.warns(ResourceWarning, match="never released"):
+        Caller(holds.clear).result()
+    in_another_process(target)
+
+
+@only(*SERVERS)
+def test_a_grant_that_an_interrupt_drops_is_released(target: Target) -> None:  # noqa: F811
+    """Before there is a hold. The other lock keeps the lease or session of this process alive."""
+    kept = target.lock(f"{target.name}-kept").acquire(timeout=PATIENCE)
+    cycle: list[Any] = [target.lock()._engine.first_attempt()]
+    cycle.append(cycle)
+    assert target.lock().try_acquire() is None
+    del cycle
+    gc.collect()
+    in_another_process(target)
+    assert target.lock()._engine.first_attempt()  # and the reference to it is gone at once
+    in_another_process(target)
+    kept.check()
+    kept.release()
+
+
+@only("etcd")
+def test_a_place_in_the_queue_that_an_interrupt_drops_is_left(target: Target) -> None:  # noqa: F811
+    kept = target.lock(f"{target.name}-kept").acquire(timeout=PATIENCE)
+    engine = target.lock()._engine
+    place = engine.add(PATIENCE)
+    assert target.lock().try_acquire() is None
+    del place
+    in_another_process(target)
+    kept.release()
+    program = "import sys, holdfast; holdfast.lock(sys.argv[1], ttl=300)._engine.add(20)"  # and the program ends
+    subprocess.run([sys.executable, "-c", program, target.address], check=True, timeout=60)
+    in_another_process(target)
+
+
+@only(*SERVERS)
+def test_a_program_that_ends_with_a_hold_leaves_no_lock(target: Target) -> None:  # noqa: F811
+    program = "import sys, holdfast; hold = holdfast.lock(sys.argv[1], **eval(sys.argv[2])).acquire(timeout=20)"
+    options = {} if target.kind in ("postgresql", "smb") else {"ttl": LONG_S}
+    command = [sys.executable, "-W", "default", "-c", program, target.address, repr(options)]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert done.stderr == ""
+    in_another_process(target)
+
+
+@only(*SERVERS)
+def test_a_child_that_ends_with_the_hold_of_its_parent_does_not_release_it(target: Target) -> None:  # noqa: F811
+    """The child drops one hold, and has the other until its interpreter ends. It writes into none of its files."""
+    program = """
+import os, sys, warnings, holdfast
+warnings.simplefilter("ignore")
+hold = holdfast.lock(sys.argv[1], **eval(sys.argv[2])).acquire(timeout=20)
+dropped = holdfast.lock(sys.argv[1] + "-dropped", **eval(sys.argv[2])).acquire(timeout=20)
+child = os.fork()
+if not child:
+    opened = [os.memfd_create("empty") for _ in range(100)]  # they get the numbers of what the child does not have
+    del dropped
+    assert not [fd for fd in opened if os.fstat(fd).st_size]
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+dropped.release()
+hold.release()
+"""
+    options = {} if target.kind in ("postgresql", "smb") else {"ttl": LONG_S}
+    command = [sys.executable, "-c", program, target.address, repr(options)]
+    subprocess.run(command, check=True, timeout=60)
 
 
 class CountedLease(Lease):
@@ -157,21 +282,65 @@ class CountedLease(Lease):
         if self.forgets and threading.current_thread().name == "holdfast-renewal":
             self.forgets = False
             self.caller = Caller(self.get_grant)
-            self.caller.join(0.2)
+            until(lambda: not self.caller.is_alive() or self.is_in_watch())
         return set()
 
     @waiters.setter
     def waiters(self, _: object) -> None: ...
 
     def get_grant(self) -> None:
-        self.grants.add(object())  # type: ignore[arg-type]
+        self.grants[0] = weakref.ref(self)  # type: ignore[arg-type]
         self.watch()
+
+    def is_in_watch(self) -> bool:
+        """Has the thread that gets the grant come as far as the mutex?"""
+        frame: Any = sys._current_frames().get(self.caller.ident or 0)
+        return frame is not None and frame.f_code is Renewer.watch.__code__
 
 
 def test_a_lease_that_gets_a_grant_while_it_is_forgotten_is_renewed() -> None:
     lease = CountedLease("nowhere", 1.0, clock())
     lease.watch()
     until(lambda: lease.renewals > 1)
+    lease.grants.clear()
+
+
+@pytest.mark.usefixtures("patient_calls")
+@only("postgresql")
+def test_the_end_of_a_session_that_was_idle_before_the_lock_is_noticed(
+    target: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An acquire on an idle session does not wake the thread that watches the sockets."""
+    monkeypatch.setattr("holdfast.locks.renewal._IDLE_S", LONG_S)
+    lost = threading.Event()
+    lock = holdfast.lock(target.address, on_lost=lambda _: lost.set())
+    for _ in range(3):
+        lock.acquire(timeout=PATIENCE).release()
+    hold: Any = lock.acquire(timeout=PATIENCE)
+    session = hold._grant.lease.session
+    with target.server.connect("postgres", user="postgres") as admin:
+        admin.execute("select pg_terminate_backend(%s)", [session.pid])
+    assert lost.wait(PATIENCE)
+    until(lambda: not session._socket.is_open)
+    with pytest.raises(holdfast.LockLost):
+        hold.release()
+
+
+def test_a_lease_is_renewed_although_a_thread_could_not_be_started_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = CountedLease("nowhere at all", 1.0, clock())
+    lease.forgets = False
+    lease.grants[0] = weakref.ref(lease)  # type: ignore[arg-type]
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            lease.watch()
+    lease.watch()
+    until(lambda: lease.renewals > 0)
     lease.grants.clear()
 
 
@@ -182,21 +351,29 @@ def test_a_lost_lease_with_waiters_keeps_no_thread_busy(monkeypatch: pytest.Monk
     lease.waiters.add("a waiter")
     lease.is_lost = True
     lease.watch()
-    time.sleep(0.2)
+    until(lambda: lease not in renewers["nowhere else"]._leases)
     lease.waiters.clear()
-    assert len(calls) < 10
+    assert not calls
 
 
+@pytest.mark.usefixtures("patient_calls")
 @only("postgresql")
 def test_a_name_that_is_new_is_learned_within_the_timeout(target: Any) -> None:  # noqa: F811
     target.lock().acquire(timeout=PATIENCE).release()
     with target.server.connect(DATABASE) as other, other.transaction():
         other.execute("lock table holdfast_lock in access exclusive mode")
-        began = time.monotonic()
         with pytest.raises(holdfast.ConnectionFailed):
-            target.lock(f"{target.name}-new").acquire(timeout=0.5)
-        assert time.monotonic() - began < CALL_S
+            Caller(target.lock(f"{target.name}-new").acquire, timeout=0.5).result()
     target.lock(f"{target.name}-new").acquire(timeout=PATIENCE).release()
+
+
+@only("postgresql")
+def test_a_lock_of_a_transaction_does_not_change_the_permits_of_a_semaphore_in_use(target: Any) -> None:  # noqa: F811
+    semaphore = holdfast.semaphore(target.address, 2)
+    with semaphore.acquire(timeout=PATIENCE), target.server.connect(DATABASE) as other, other.transaction():
+        with pytest.raises(holdfast.Unsupported, match="semaphore with 2 permits"):
+            holdfast.lock(target.address, connection=other).try_acquire()
+        semaphore.acquire(timeout=PATIENCE).release()
 
 
 @only("postgresql")
@@ -223,9 +400,10 @@ def test_a_lock_whose_answer_came_late_is_renewed_in_its_own_time(target: Any) -
     lease = kept._grant.lease
     lease.renew_now()
     sent = clock() - 0.9 * lease.ttl
-    late = ServerGrant(kept._grant._engine, lease, "x:0:1@nowhere", 1, sent)  # Redis has deleted it
-    assert lease.next_renewal <= clock()
-    until(lambda: late.is_lost, seconds=1)
+    with lease._mutex:  # the thread that renews waits
+        late = ServerGrant(kept._grant._engine, lease, "x:0:1@nowhere", 1, sent)  # Redis has deleted it
+        assert lease.next_renewal <= clock()
+    until(lambda: late.is_lost)
     kept.check()
     kept.release()
 

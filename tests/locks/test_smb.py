@@ -34,24 +34,18 @@ from holdfast.errors import (
 from holdfast.locks import smb, smb_file, smb_session, smb_watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from support import Peer
 
 _names = count(1)
 
 
-@pytest.fixture(scope="module")
-def samba() -> Iterator[servers.Samba]:
-    server = servers.Samba.start()
-    try:
-        yield server
-    finally:
-        for share in smb_session.shares.values():
-            if share._session is not None:
-                share._session.lose()
-        smb_session.shares.clear()
-        server.stop()
+@pytest.fixture
+def samba(samba_server: servers.Samba) -> servers.Samba:
+    if not samba_server.is_ready():  # an earlier test has stopped it, and failed
+        samba_server.restart()
+    return samba_server
 
 
 @pytest.fixture
@@ -59,8 +53,6 @@ def name(samba: servers.Samba) -> str:
     """The name of a lock, in a directory of its own."""
     directory = f"test{next(_names)}"
     (samba.share / directory).mkdir()
-    if not samba.is_ready():  # an earlier test has stopped it, and failed
-        samba.restart()
     return f"{directory}/.store.lock"
 
 

@@ -205,7 +205,7 @@ class Site:
         to = old[-1] if to is None and old else to
         if to is None or to not in old:
             which, kept = "" if to is None else f" {to}", ", ".join(map(str, old)) or "none"
-            text = f"there is no earlier version{which} to go back to; kept: {kept}"
+            text = f"there is no earlier version{which} to go back to (kept: {kept}). Commit with keep=1 (--keep 1)"
             raise FileNotFoundError(errno.ENOENT, text, self.path)
         plan = self._commit(self._path(f"old-{to}"), now, True, hold)
         self._end_rollback(plan)

@@ -75,7 +75,7 @@ class BaseLock(Generic[HoldType]):
 
     def try_acquire(self) -> HoldType | None:
         """Return a hold if the lock is free at this moment and no waiter queues for it, else None."""
-        found: Any = self._engine.first_attempt()
+        found: Any = self._engine.first_attempt(0)
         if not found:
             try:
                 found = wait.drive(self._engine.steps(found, 0.0, asynchronous=False))
@@ -169,7 +169,10 @@ class BaseLock(Generic[HoldType]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        hold = self._leave()
+        entered = self._entered
+        hold = entered.pop() if entered else self._not_entered()
+        if entered:
+            hold = self._hold_of_caller(hold)
         if error is None and hold._registry is process.registry:
             hold.release()
         else:
@@ -178,24 +181,16 @@ class BaseLock(Generic[HoldType]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave().__aexit__(kind, error, trace)
+        hold = self._entered.pop() if self._entered else self._not_entered()
+        await self._hold_of_caller(hold).__aexit__(kind, error, trace)
 
-    def _leave(self) -> Hold:
-        """The hold of the block that the caller leaves.
+    def _hold_of_caller(self, last: HoldType) -> HoldType:
+        """The hold of the block that the caller leaves. `last` is the one that was entered last.
 
-        If several threads or tasks are in a block of this lock, find the hold of the caller. A caller that did not
-        enter (the event loop closes an asynchronous generator in a new task) gets the last hold: all are equal.
+        Several threads or tasks may be in a block of this lock. A caller that did not enter (the event loop closes an
+        asynchronous generator in a new task) gets the last hold: all are equal.
         """
-        entered = self._entered
-        try:
-            last = entered.pop()
-        except IndexError:
-            name = self._engine.name
-            text = f"{name}: this `with` block was not entered. Call __enter__ before __exit__."
-            raise NotLocked(text, path=name) from None
-        if not entered:
-            return last
-        caller = process.owner()
+        entered, caller = self._entered, process.owner()
         hold = next((one for one in (last, *reversed(entered)) if one._owner == caller), last)
         if hold is not last:
             try:
@@ -204,6 +199,10 @@ class BaseLock(Generic[HoldType]):
                 return last
             entered.append(last)
         return hold
+
+    def _not_entered(self) -> HoldType:
+        name = self._engine.name
+        raise NotLocked(f"{name}: this `with` block was not entered. Call __enter__ before __exit__.", path=name)
 
     @property
     def release(self) -> None:

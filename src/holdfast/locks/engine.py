@@ -65,6 +65,10 @@ class Grant:
         """
         raise NotImplementedError
 
+    def drop(self) -> None:
+        """`release`, for a hold that is garbage-collected."""
+        self.release()
+
     def is_good(self) -> bool:
         """Is the lock still held?"""
         raise NotImplementedError

@@ -88,7 +88,7 @@ class EtcdEngine(ServerEngine):
         place: Place | None = self.add(max(0.001, until - monotonic()))
         assert place is not None
         try:
-            if self.excluding(self.keys(max(0.001, until - monotonic())), place):
+            if self.ahead(place, max(0.001, until - monotonic())):
                 return BUSY
             grant, place = place.grant(), None
             return grant
@@ -105,13 +105,16 @@ class EtcdEngine(ServerEngine):
             lease = self.server.lease(self.ttl, max(0.001, until - monotonic()))
             key = f"{self.prefix}{self.kind}/{int(lease.id):x}-{next(_numbers)}"
             put = {"request_put": {"key": encode(key), "value": encode(client_name()), "lease": lease.id}}
-            keys = {"key": encode(key)}
-            if only_if_free:
-                keys = {"key": encode(self.prefix), "range_end": _after(self.prefix)}
+            mine: dict[str, Any] = {"key": encode(key)}
+            keys = {"key": encode(self.prefix), "range_end": _after(self.prefix)} if only_if_free else mine
             compare = {"target": "CREATE", "result": "LESS", "create_revision": "1", **keys}
-            request = {"compare": [compare], "success": [put], "failure": [{"request_range": keys}]}
+            ranges = [mine, *(self.ranges() if only_if_free else ())]
+            failure = [{"request_range": each} for each in ranges]
+            request = {"compare": [compare], "success": [put], "failure": failure}
             try:
-                answer = self.call("kv/txn", request, max(0.001, until - monotonic()))
+                return self._added(
+                    self.call("kv/txn", request, max(0.001, until - monotonic())), lease, key, only_if_free
+                )
             except EtcdError as error:
                 if error.code != LEASE_NOT_FOUND:
                     lease.discard(key)  # a cluster that was too slow may have added it
@@ -121,24 +124,50 @@ class EtcdEngine(ServerEngine):
             except BaseException:  # no answer, or an interrupt: the key may be there
                 lease.discard(key)
                 raise
-            revision = int(answer["header"]["revision"])
-            if not answer.get("succeeded"):
-                found = _keys(answer["responses"][0]["response_range"])
-                ours = [entry[0] for entry in found if entry[1] == key]  # the request has reached the cluster twice
-                if not ours:
-                    return found
-                revision = ours[0]
-            place = Place(self, lease, key, revision)
-            return place.grant() if only_if_free else place
         raise unreachable(self.name, "the lease was lost at once", "Raise ttl, or check the clocks of the servers.")
+
+    def _added(self, answer: dict[str, Any], lease: EtcdLease, key: str, only_if_free: bool) -> Any:
+        revision = int(answer["header"]["revision"])
+        if not answer.get("succeeded"):
+            found = _keys(answer)
+            ours = [entry[0] for entry in found if entry[1] == key]  # the request has reached the cluster twice
+            if not ours:
+                return found
+            revision = ours[0]
+        place = Place(self, lease, key, revision)
+        return place.grant() if only_if_free else place
 
     def call(self, method: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         return self.server.call(method, request, timeout)
 
     def keys(self, timeout: float) -> list[tuple[int, str, str]]:
         """The revision, key and value of all holders and waiters, in order of arrival."""
-        request = {"key": encode(self.prefix), "range_end": _after(self.prefix)}
-        return _keys(self.call("kv/range", request, timeout))
+        return self._read([{"key": encode(self.prefix), "range_end": _after(self.prefix)}], timeout)
+
+    def _read(self, ranges: list[dict[str, Any]], timeout: float) -> list[tuple[int, str, str]]:
+        return _keys(self.call("kv/txn", {"success": [{"request_range": each} for each in ranges]}, timeout))
+
+    def ranges(self, before: int | None = None) -> list[dict[str, Any]]:
+        """Those keys that decide whether a place excludes others. Not all of them: 1,000 waiters would read 1,000 each.
+
+        before: only keys with an earlier revision, and of these the last
+        """
+        mine = f"{self.prefix}{self.kind}/"
+        end = _after(self.prefix)
+        others = [
+            {"key": encode(self.prefix), "range_end": encode(mine)},
+            {"key": _after(mine), "range_end": end},
+        ]
+        found = others if self.kind != "x" else [{"key": encode(self.prefix), "range_end": end}]
+        if self.permits:
+            found.append({"key": encode(mine), "range_end": _after(mine), "limit": str(self.permits)})
+        last = {"sort_order": "DESCEND", "sort_target": "CREATE", "max_create_revision": str(before)}
+        return [{"limit": "1", **each, **(last if before is not None else {})} for each in found]
+
+    def ahead(self, place: Place, timeout: float) -> list[tuple[int, str, str]]:
+        """The last of the keys that exclude a place. Raises LeaseGone if the place is not there any more."""
+        ranges = [{"key": encode(place.key)}, *self.ranges(place.revision - 1)]
+        return self.excluding(self._read(ranges, timeout), place)
 
     def excluding(self, keys: list[tuple[int, str, str]], place: Place | None) -> list[tuple[int, str, str]]:
         """The earlier keys that keep this place from holding the lock. None: a place behind all of them."""
@@ -177,10 +206,11 @@ class EtcdEngine(ServerEngine):
 
 
 def _keys(answer: dict[str, Any]) -> list[tuple[int, str, str]]:
-    found = [
+    found = {
         (int(entry["create_revision"]), decode(entry["key"]), decode(entry.get("value", "")))
-        for entry in answer.get("kvs", ())
-    ]
+        for response in answer.get("responses", ())
+        for entry in response["response_range"].get("kvs", ())
+    }
     return sorted(found)
 
 
@@ -190,18 +220,24 @@ class Place:
     def __init__(self, engine: EtcdEngine, lease: EtcdLease, key: str, revision: int) -> None:
         self._engine, self._lease = engine, lease
         self.key, self.revision = key, revision
-        lease.waiters.add(self)
+        lease.waiters.add(key)
         lease.watch()
 
     def grant(self) -> ServerGrant:
         grant = ServerGrant(self._engine, self._lease, self.key, self.revision)
-        self._lease.waiters.discard(self)
+        self._lease.waiters.discard(self.key)
         return grant
 
     def leave(self, timeout: float) -> None:
-        self._lease.waiters.discard(self)
+        self._lease.waiters.discard(self.key)
         with suppress(HoldfastError, OSError):
             self._lease.delete(self.key, timeout)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # an interrupt came before it was complete
+            if self.key in self._lease.waiters:  # an interrupt has dropped it
+                self._lease.waiters.discard(self.key)
+                self._lease.discard(self.key)
 
 
 class EtcdWaiter(Waiter):
@@ -214,14 +250,14 @@ class EtcdWaiter(Waiter):
         engine, until = self._engine, monotonic() + timeout
         self._end_watch()
         try:
-            excluding = engine.excluding(engine.keys(timeout), self._place)
+            excluding = engine.ahead(self._place, timeout)
             if excluding:
                 key = engine.prefix if engine.permits else excluding[-1][1]
                 request = {"key": encode(key), "filters": ["NOPUT"]}
                 if engine.permits:
                     request["range_end"] = _after(key)
                 self._watch = engine.server.watch(request, max(0.001, until - monotonic()))
-                excluding = engine.excluding(engine.keys(max(0.001, until - monotonic())), self._place)
+                excluding = engine.ahead(self._place, max(0.001, until - monotonic()))
         except LeaseGone:  # this process was stopped or cut off: wait at the end of the queue
             self._place.leave(timeout)
             self._place = engine.add(max(0.001, until - monotonic()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import http.client
 import json
@@ -9,21 +10,27 @@ import os
 import ssl
 import threading
 from contextlib import suppress
+from errno import EMFILE
 from time import monotonic
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from .. import process, wait
 from ..errors import ConnectionFailed, UnsafePath
-from .server import Lease, LeaseGone, ServerGrant, clock, unreachable
+from .renewal import clock
+from .server import Lease, LeaseGone, ServerGrant, unreachable
 
 _PORT = 2379
+_AT_EXIT_S = 0.5
 _PARAMETERS = {"ca", "cert", "key"}
 _ENVIRONMENT = {"ca": "ETCDCTL_CACERT", "cert": "ETCDCTL_CERT", "key": "ETCDCTL_KEY"}
-LEASE_NOT_FOUND, _DENIED, _UNAVAILABLE, _TOKEN_EXPIRED = 5, 7, 14, 16  # codes of gRPC
+LEASE_NOT_FOUND, _DENIED, _EXHAUSTED, _UNAVAILABLE, _TOKEN_EXPIRED = 5, 7, 8, 14, 16  # codes of gRPC
 _REMEDY = "Check the URL, and that the server runs and can be reached."
+_TLS_REMEDY = "Check the URL, that the server can be reached, and the certificates (ca, cert, key)."
+_OPEN_FILES = "Raise the limit of open files of this process (ulimit -n)."
 _REMEDIES = {
     _DENIED: "Check the user's permissions for keys that begin with holdfast/.",
+    _EXHAUSTED: "Compact and defragment the database, then disarm its alarm, or raise quota-backend-bytes.",
     _UNAVAILABLE: "Check that more than half of the servers of the cluster run.",
 }
 
@@ -44,6 +51,16 @@ class EtcdError(ConnectionFailed):
         self.code, self.reason = code, reason
 
 
+class _Connection(http.client.HTTPConnection):
+    def __del__(self) -> None:
+        """At the end of this process, and in a forked child. Python would warn about a socket that is not closed."""
+        self.close()
+
+
+class _TlsConnection(http.client.HTTPSConnection):
+    __del__ = _Connection.__del__
+
+
 class EtcdServer:
     """The connections of this process to one cluster."""
 
@@ -61,9 +78,12 @@ class EtcdServer:
         self._hosts = [_host_and_port(host, name) for host in hosts.split(",")]
         self._tls: ssl.SSLContext | None = None
         if parts.scheme == "etcds":
-            self._tls = ssl.create_default_context(cafile=settings["ca"])
-            if settings["cert"]:
-                self._tls.load_cert_chain(settings["cert"], settings["key"])
+            try:
+                self._tls = ssl.create_default_context(cafile=settings["ca"])
+                if settings["cert"]:
+                    self._tls.load_cert_chain(settings["cert"], settings["key"])
+            except OSError as error:
+                raise unreachable(self.name, f"the certificates cannot be read ({error})", _TLS_REMEDY) from None
         self._idle: list[http.client.HTTPConnection] = []
         self._leases: dict[float, EtcdLease] = {}
         self._mutex = threading.Lock()
@@ -109,17 +129,18 @@ class EtcdServer:
     def _failed(self, error: Exception) -> ConnectionFailed:
         if isinstance(error, ConnectionFailed):
             return error
-        if isinstance(error, ssl.SSLError):
-            return unreachable(self.name, f"TLS: {error}", "Check the certificates: the parameters ca, cert and key.")
         reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        return unreachable(self.name, reason, _REMEDY)
+        remedy = _TLS_REMEDY if self._tls else _REMEDY
+        if getattr(error, "errno", 0) == EMFILE:
+            remedy = _OPEN_FILES
+        return unreachable(self.name, reason, remedy)
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
         host, port = self._hosts[0]
         if self._tls is None:
-            connection = http.client.HTTPConnection(host, port, timeout=timeout)
+            connection: http.client.HTTPConnection = _Connection(host, port, timeout=timeout)
         else:
-            connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)
+            connection = _TlsConnection(host, port, timeout=timeout, context=self._tls)
         connection.connect()
         return connection
 
@@ -232,7 +253,17 @@ class Watch:
 
 
 servers: dict[str, EtcdServer] = {}
+
+
+def _delete_unwanted() -> None:
+    """The connections stay: a hold that is collected after this is released through them."""
+    for server in servers.values():
+        for lease in server._leases.values():
+            lease.delete_unwanted(_AT_EXIT_S)
+
+
 process.after_fork_in_child(servers.clear)
+atexit.register(_delete_unwanted)
 
 
 class EtcdLease(Lease):
@@ -250,14 +281,17 @@ class EtcdLease(Lease):
         answer = self._server.call("lease/keepalive", {"ID": self.id}, timeout)
         if int(answer.get("TTL", 0)) <= 0:
             raise LeaseGone
-        with suppress(ConnectionFailed):
-            for key in list(self._unwanted):
-                self._server.call("kv/deleterange", {"key": encode(key)}, self.ttl / 10)
-                self._unwanted.discard(key)
+        self.delete_unwanted(self.ttl / 10)
         return []
 
+    def delete_unwanted(self, timeout: float) -> None:
+        with suppress(ConnectionFailed):
+            for key in list(self._unwanted):
+                self._server.call("kv/deleterange", {"key": encode(key)}, timeout)
+                self._unwanted.discard(key)
+
     def discard(self, key: str) -> None:
-        """Delete a key with the next renewal, which would keep it alive otherwise."""
+        """Delete a key with the next renewal, which would keep it alive otherwise, or at the end of this process."""
         self._unwanted.add(key)
 
     def delete(self, key: str, timeout: float) -> bool:

@@ -98,7 +98,8 @@ class FileGrant(PublishedFile, LocalGrant):
             with self._renewing:
                 pass
         self.close()
-        self.entry.close()
+        if self.entry.dir_fd is not None:
+            self.entry.close()
 
     def leave_standing(self) -> None:
         """Close the lock file without removing it. From now on it is held in the name of another process."""

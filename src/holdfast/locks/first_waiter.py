@@ -19,7 +19,7 @@ from time import monotonic
 from .. import process
 from ..wait import Granted, Pause, check_deadline, sooner
 from ..watch import Waiting
-from .engine import BUSY, REPLACED, Outcome
+from .engine import BUSY, QUEUED, REPLACED, Outcome
 from .local import settle
 
 TYPE_CHECKING = False
@@ -41,39 +41,46 @@ BURSTS: tuple[tuple[float, float, float], ...] = (
 class FirstWaiter:
     """One wait for the lock itself."""
 
-    __slots__ = ("_asynchronous", "_began", "_deadline", "_engine", "_file", "_granted", "_next_burst", "_waiting")
+    __slots__ = ("_asynchronous", "_began", "_deadline", "_engine", "_file", "_next_burst", "_waiting")
 
     def __init__(self, engine: PathLock, deadline: float | None, asynchronous: bool) -> None:
         self._engine = engine
         self._deadline = deadline
         self._asynchronous = asynchronous
         self._file: OpenFile | None = None
-        self._granted = False
         self._waiting = Waiting(engine.location.file)
         self._began = self._next_burst = monotonic()
 
     def steps(self) -> Steps[OpenFile]:
-        grant: OpenFile | Outcome = BUSY
+        grant: OpenFile | Outcome = QUEUED
         try:
             while True:
-                grant = yield from settle(self._engine, self._attempt, self._deadline)
-                if not isinstance(grant, Outcome):
+                grant = yield from settle(self._engine, self._attempt, self._deadline, grant)
+                if grant:
                     return grant
                 check_deadline(self._deadline)
-                if self._file is None:
+                file = self._file
+                if file is None:
                     yield self._waiting.backoff.pause(self._deadline)
-                else:
-                    yield from self._wait_for_change(self._file)
+                elif self._can_block(file):
+                    yield Granted(file.set_lock, file.fd, self._engine.wait_op)
+                    grant = self._attempt(granted=True)
+                    if grant:  # without one more call of `settle`: code that has not run for long is slow
+                        return grant
+                    continue
+                elif (yield from self._wait_for_change(file)):
+                    grant = self._attempt(granted=True)
+                    continue
+                grant = QUEUED
         finally:
             # After the lock is taken, never before: closing a watch is slow.
             self._waiting.end(reuse=bool(grant))
             if self._file is not None and not grant:
                 self._file.close()
 
-    def _attempt(self) -> OpenFile | Outcome:
+    def _attempt(self, granted: bool = False) -> OpenFile | Outcome:
         """The file stays open between attempts: closing it would wake every waiter that watches it."""
-        engine, granted = self._engine, self._granted
-        self._granted = False
+        engine = self._engine
         try:
             file = self._file = self._file or engine.open()
         except BlockingIOError:  # another program keeps us from opening it
@@ -85,19 +92,22 @@ class FirstWaiter:
             self._waiting.move(engine.location.file)
         return found
 
-    def _wait_for_change(self, file: OpenFile) -> Steps[None]:
-        wait_op, can_block = self._engine.wait_op, self._deadline is None and not self._asynchronous
-        if wait_op and can_block and file.mount.blocks and not process.uses_greenlets():
-            yield Granted(file.set_lock, file.fd, wait_op)
-            self._granted = True
-            return
-        polls = wait_op and file.mount.events  # no other program takes the slots of a semaphore
-        if polls:
-            self._granted = yield from self._burst(file)
-        if self._granted or (file.mount.events and self._waiting.begin()):
-            return  # registered: attempt once more, and only then sleep
-        yield self._waiting.step(sooner(self._next_burst, self._deadline) if polls else self._deadline)
-        self._waiting.drain()
+    def _can_block(self, file: OpenFile) -> bool:
+        if self._deadline is not None or self._asynchronous or not self._engine.wait_op:
+            return False
+        return file.mount.blocks and not process.uses_greenlets()
+
+    def _wait_for_change(self, file: OpenFile) -> Steps[bool]:
+        """Wait for an event. True: the lock was taken in a burst."""
+        polls = self._engine.wait_op and file.mount.events  # no other program takes the slots of a semaphore
+        if polls and (yield from self._burst(file)):
+            return True
+        if (
+            not file.mount.events or not self._waiting.begin()
+        ):  # else registered: attempt once more, and only then sleep
+            yield self._waiting.step(sooner(self._next_burst, self._deadline) if polls else self._deadline)
+            self._waiting.drain()
+        return False
 
     def _burst(self, file: OpenFile) -> Steps[bool]:
         """If a burst is due (`BURSTS`), attempt again and again. Other tasks run in between. True: it is taken."""

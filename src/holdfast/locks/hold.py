@@ -156,7 +156,7 @@ class Hold:
             if self._grant not in self._registry.holds or self._registry is not process.current_registry():
                 return
             del self._registry.holds[self._grant]
-            self._grant.release()  # first: where warnings are errors, nothing comes after them
+            self._grant.drop()  # first: where warnings are errors, nothing comes after them
         except (AttributeError, KeyError):  # never got as far as being held, or the interpreter is going down
             return
         if sys.is_finalizing():

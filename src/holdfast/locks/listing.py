@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from .. import postgres
-from .server import CALL_TIMEOUT_S, holder_of
+from .server import CALL_TIMEOUT_S
 from .url import ServerLock, engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..status import Holder, Status
+    from ..status import Status
     from .postgres import PostgresEngine
 
 _BATCH = 500  # locks whose status is read in one round trip
@@ -66,19 +66,11 @@ def _on_postgres(url: str) -> list[Status]:
     by_key: dict[int, list[Any]] = {}
     for row in rows:
         by_key.setdefault(row[0], []).append(row)
-    return [_state(engine, by_key) for engine in engines]
-
-
-def _state(engine: PostgresEngine, by_key: dict[int, list[Any]]) -> Status:
-    holding = [row for key in engine.slots or [engine.number] for row in by_key.get(key, ()) if row[2]]
-    queue = by_key.get(engine.queue if engine.permits else engine.number, ())
-    waiting = [row for row in queue if engine.permits or not row[2]]  # the first waiter for a permit has the queue
-    return engine.state(tuple(map(_session, holding)), tuple(map(_session, waiting)))
-
-
-def _session(row: Any) -> Holder:
-    _, mode, _, application, since = row
-    return holder_of(str(application or "").removeprefix("holdfast "), mode.startswith("Share"), since)
+    keys = [(engine.number, engine.queue, *engine.slots) for engine in engines]
+    return [
+        engine.state_from([row for key in some for row in by_key.get(key, ())])
+        for engine, some in zip(engines, keys, strict=True)
+    ]
 
 
 def _names(run: Callable[..., Any], name: str | None) -> list[tuple[str, int]]:

@@ -8,7 +8,8 @@ content (docs/formats.md) carry kernel locks:
 * the *removal byte*: a process locks it before it removes the file: the holder, a process that found the file stale,
   `break_`, `clean` (`removal`)
 
-The holder also has the kernel lock of its file, so that `Lock` and flock(1) on the same path wait for it.
+The holder also has the kernel lock of its file, so that flock(1) on the same path waits for it. `Lock` refuses such a
+file.
 
 A hold can be lost: a user may break the lock of a stopped process. `check`, the heartbeat and `release` compare the
 file that the path names with the published one, and never remove another file.

@@ -52,6 +52,7 @@ _FRESH_S = 0.1  # a file that was modified within this time shows the time of th
 _BRIEF_HOLD_S = 0.001  # after a longer hold, the cost of examining the queue does not matter
 _MANY_RETRIES = 100
 _MAX_DENIALS = 10
+_HEAD = 8  # bytes that tell what a file with content is
 _MAX_LOOKS = 100  # while another process removes the file
 _PAUSE_S = 0.000_02
 
@@ -177,11 +178,12 @@ class PathLock(local.LocalEngine):
                 st = named(self.name, opened.key)
                 if st is not None:
                     if st.st_size and self.permits is None:  # another kind of lock was made of it meanwhile
-                        raise not_a_lock_file(self.name)
+                        raise not_a_lock_file(self.name, _content_of(opened.fd))
                     opened.acquired_at = now = time()
                     opened.came_through_queue = queued
                     opened.called_at = 0.0
-                    if self.removes_file and self.permits is None and now - opened.st.st_mtime > _FRESH_S:
+                    is_old = queued or now - opened.st.st_mtime > _FRESH_S
+                    if is_old and self.removes_file and self.permits is None:
                         try:  # `status` shows the modification time as the time of the acquisition
                             system.touch(opened.fd)
                         except OSError:
@@ -229,8 +231,10 @@ class PathLock(local.LocalEngine):
         try:
             file.engine = self
             file.st = st = system.fstat(fd)
-            if not S_ISREG(st.st_mode) or (st.st_size and self.permits is None):
-                raise not_a_lock_file(self.name)
+            if not S_ISREG(st.st_mode):
+                raise not_a_lock_file(self.name, "a device, a FIFO or a directory")
+            if st.st_size and self.permits is None:
+                raise not_a_lock_file(self.name, _content_of(fd))
             file.key = inode_of(st)
             device = st.st_dev
             file.mount = mount = LOCAL if device & 0xFFF00 else mount_of(device, path)
@@ -256,9 +260,12 @@ class PathLock(local.LocalEngine):
             if other is not error:
                 return self._open_otherwise(other, flags)
         if isinstance(error, IsADirectoryError) or error.errno == errno.ENXIO:  # a socket
-            raise not_a_lock_file(self.name) from None
+            what = "a directory" if isinstance(error, IsADirectoryError) else "a socket"
+            raise not_a_lock_file(self.name, what) from None
         if isinstance(error, FileNotFoundError):
             text = "the directory for this lock does not exist; make it first"
+            if "://" in self.name:
+                text += ". If this is the URL of a server, use holdfast.lock(url) or holdfast.semaphore(url, permits)"
             raise FileNotFoundError(errno.ENOENT, text, self.name) from None
         raise error
 
@@ -301,6 +308,11 @@ class PathLock(local.LocalEngine):
             return False  # it got content meanwhile, and is not ours to remove
         held_briefly = self.shared or time() - file.acquired_at <= _BRIEF_HOLD_S
         if (file.came_through_queue or not held_briefly) and system.access(self.location.queue, 0):
+            if self.permits is None:
+                try:  # the next waiter may be a `LockFile`, for which an empty file is stale when it is old
+                    system.utime(file.fd, (0, 0))
+                except OSError:
+                    pass  # another user's file
             return True
         if self.shared:
             system.mark_removal(file.fd)
@@ -387,9 +399,19 @@ def take_all(file: OpenFile) -> bool:
     return try_lock(file.fd, system.EX_NB, file.set_lock)
 
 
-def not_a_lock_file(path: str) -> NotALockFile:
+def not_a_lock_file(path: str, what: str = "a file with other content") -> NotALockFile:
     return NotALockFile(
-        f"{path} is a directory, a device, a socket, a lock of another kind, or a file with content of its own. It was "
-        "left untouched. A lock needs a path to itself (often the same name with .lock after it).",
+        f"{path} is {what}. It was left untouched. Give this lock a path of its own, which no other kind of lock "
+        "and no other file uses.",
         path=path,
     )
+
+
+def _content_of(fd: int) -> str:
+    """What a file is that has content, and so is not that of a `Lock`."""
+    try:
+        content = system.pread(fd, _HEAD, 0)
+    except OSError:  # another program has locked it from end to end
+        content = b""
+    kinds = {b"pid=": "a lock file (of LockFile or holdfast try)", b"permits=": "the file of a semaphore"}
+    return next((kind for head, kind in kinds.items() if content.startswith(head)), "a file with other content")

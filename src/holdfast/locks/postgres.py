@@ -9,7 +9,8 @@ of a process share one session. A session may take its own advisory lock twice, 
 exclusively is refused here, and a shared key or a permit is taken with a session that does not have it. A wait has a
 session of its own, and its place in the server's queue.
 
-Loss: the sockets are watched, so that the end of a session is noticed at once. A network that is cut is noticed after
+Loss: the sockets are watched, so that the end of a session is noticed at once, or half a second after an acquire on a
+session that was idle. A network that is cut is noticed after
 `TTL_S`: the session is not renewed in time, and that is sooner than the server's keepalive ends it (`postgres`).
 
 Semaphore: the waiters queue for the exclusive lock on its queue key. The first of them tries the permits, and waits for
@@ -45,6 +46,10 @@ _TABLES = ("holdfast_lock", "holdfast_lock_token")
 _CREATE = """
 create table if not exists holdfast_lock (key bigint primary key, name text not null, permits int not null);
 create sequence if not exists holdfast_lock_token"""
+_GRANTS = (
+    "grant select, insert, update on holdfast_lock to {user}",
+    "grant usage on sequence holdfast_lock_token to {user}",
+)
 _TOKEN = "nextval('holdfast_lock_token')"
 _HOLDERS = """select json_agg(json_build_array(key::text, mode, granted, application_name, since)
     order by since nulls first, pid) from (
@@ -111,16 +116,28 @@ class PostgresEngine(ServerEngine):
 
     def _borrow(self, timeout: float) -> LockSession:
         """A session for an attempt. That of a semaphore may have other permits of it."""
-        sessions = self.sessions
-        if (self.number, self.permits) not in sessions.known:
-            until = monotonic() + timeout
-            session = sessions.borrow(timeout, self.number)  # one that cannot take the key because it has it already
-            try:
-                self._learn(session, max(0.001, until - monotonic()))
-            finally:
-                sessions.forget(session, self.number)
-            timeout = max(0.001, until - monotonic())
-        return sessions.borrow(timeout, None if self.permits else self.number, exclusive=not self.shared)
+        until = monotonic() + timeout
+        self._know(timeout)
+        left = max(0.001, until - monotonic())
+        return self.sessions.borrow(left, None if self.permits else self.number, exclusive=not self.shared)
+
+    def _know(self, timeout: float) -> None:
+        """Add the name to the table, unless this process knows that it is there."""
+        sessions, until = self.sessions, monotonic() + timeout
+        if (self.number, self.permits) in sessions.known:
+            return
+        if not sessions.learning.acquire(timeout=timeout):  # else each of many threads would open a session
+            raise sessions.unanswered(timeout)
+        try:
+            if (self.number, self.permits) not in sessions.known:
+                # A session that has the key could take it once more, as if no process used the name.
+                session = sessions.borrow(max(0.001, until - monotonic()), self.number)
+                try:
+                    self._learn(session, max(0.001, until - monotonic()))
+                finally:
+                    sessions.forget(session, self.number)
+        finally:
+            sessions.learning.release()
 
     def _attempt(self, session: LockSession, timeout: float) -> ServerGrant | Outcome | None:
         """None: the table does not have the name with this number of permits."""
@@ -128,8 +145,11 @@ class PostgresEngine(ServerEngine):
             return self._attempt_permit(session, timeout)
         token = None
         try:
-            query = f"select case when pg_try_advisory_lock{self._suffix}({self.number}) then {_TOKEN} end {self._row}"
-            (row,) = session.ask(query, timeout, lambda rows: self._undo(session, rows[0]))
+            query = (
+                f"select case when pg_try_advisory_lock{self._suffix}($1) then {_TOKEN} end"
+                " from holdfast_lock where key = $1 and permits = $2"
+            )
+            row = session.execute(query, (self.number, 0), timeout, lambda row: self._undo(session, row))
             if row is None:
                 return None
             token = row[0]
@@ -198,13 +218,15 @@ class PostgresEngine(ServerEngine):
             (found,) = run(f"select count(*) from pg_class where relname in ({tables}) and pg_table_is_visible(oid)")
             if int(found) < len(_TABLES):  # one transaction
                 run(f"select pg_advisory_xact_lock({key_of('holdfast tables of locks')}); {_CREATE}")
-            run(f"insert into holdfast_lock (key, name, permits) values ({row}) on conflict do nothing")
+            # Not synced: a crash that loses the row ends all sessions, and each attempt looks for the row.
+            lazily = "select set_config('synchronous_commit', 'off', true)"
+            run(f"{lazily}; insert into holdfast_lock (key, name, permits) values ({row}) on conflict do nothing")
         except Denied as error:
-            statements = " ".join(_CREATE.split())
+            user = sql.Identifier(session.session.connection.info.user).as_string(None)
+            statements = "; ".join((" ".join(_CREATE.split()), *_GRANTS)).format(user=user)
             raise Unsupported(
                 f"{self.name}: this user may not create or write the table of locks ({error.reason}). As the owner of "
-                f"the database, run: {statements}; grant insert, select, update on holdfast_lock, and usage on "
-                "holdfast_lock_token."
+                f"the database, run: {statements};"
             ) from None
         name, permits = run(f"select name, permits from holdfast_lock where key = {self.number}") or ("", 0)
         if name != self.lock_name:
@@ -237,7 +259,7 @@ class PostgresEngine(ServerEngine):
                 wake = f"case when {is_first} then pg_notify('{self._channel}', '') end"
                 (row,) = session.ask(f"select {unlock}, {wake}", TTL_S)
             else:
-                (row,) = session.ask(f"select pg_advisory_unlock{self._suffix}({self.number})", TTL_S)
+                row = session.execute(f"select pg_advisory_unlock{self._suffix}($1)", (self.number,), TTL_S)
             return row is not None and row[0] == "t"
         except ConnectionFailed:
             if not session.is_open:
@@ -273,7 +295,10 @@ class PostgresEngine(ServerEngine):
             (row,) = session.ask(_HOLDERS % keys, STATUS_TIMEOUT_S)
         finally:
             self.sessions.forget(session, None)
-        rows = [(int(key), *rest) for key, *rest in json.loads(row[0] or "[]")]
+        return self.state_from([(int(key), *rest) for key, *rest in json.loads(row[0] or "[]")])
+
+    def state_from(self, rows: list[Any]) -> Status:
+        """The status by the rows about our keys: key, mode, granted, application_name, since when it waits."""
         waits = (self.queue,) if self.permits else (self.number,)
         counted = self.slots if self.permits else [self.number]
         holders = tuple(_holder(row) for row in rows if row[2] and row[0] in counted)
@@ -401,12 +426,7 @@ class TransactionEngine(PostgresEngine):
                 f"{self.name}: the connection is in autocommit mode and has no transaction, so the lock would end at "
                 "once. Use `with connection.transaction():` around it."
             )
-        if (self.number, 0) not in self.sessions.known:
-            session = self.sessions.borrow(TTL_S)
-            try:
-                self._learn(session, TTL_S)
-            finally:
-                self.sessions.forget(session, None)
+        self._know(TTL_S)
 
     def steps(self, found: Outcome, deadline: float | None, *, asynchronous: bool) -> wait.Steps[Any]:
         if deadline == 0.0:  # the caller does not wait

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from .. import postgres, process, wait
 from ..errors import ConnectionFailed, HoldfastError
-from .server import Lease, LeaseGone, ServerGrant, clock, within
+from .renewal import clock
+from .server import Lease, LeaseGone, ServerGrant, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +23,14 @@ with suppress(ImportError):  # `postgres.connect` names the remedy
 TTL_S = 9.0  # the keepalive of the server needs at least 9.8 s to end a session
 _MAX_SPARE = 2
 _DENIED = b"42501"  # a code of SQL
-_SETTINGS = {"lock_timeout": "0", "statement_timeout": "0", "client_connection_check_interval": "2000"}
+_SETTINGS = {
+    "lock_timeout": "0",
+    "statement_timeout": "0",
+    "client_connection_check_interval": "2000",
+    # A statement is planned once, perhaps while the table of names is still small.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+}
 
 
 class Denied(ConnectionFailed):
@@ -44,6 +53,8 @@ class LockSession(Lease):
         self.has_waiter = False  # which alone may read the socket
         self._owed: Callable[[list[Any]], object] | None = None  # what to do with an answer that came too late
         self._rows: list[tuple[Any, ...] | None] = []  # of the answer that is being received
+        self._prepared: dict[str, str] = {}  # statements, and their names on the server
+        self._numbers = count()
         settings = ",".join(f"('{name}', '{value}')" for name, value in _SETTINGS.items())
         self.ask(
             f"select set_config(name, value, false) from (values {settings}) as ours (name, value)"
@@ -129,6 +140,20 @@ class LockSession(Lease):
                 self.watch()
             self._mutex.release()
 
+    def execute(
+        self, query: str, numbers: tuple[int, ...], timeout: float, owed: Callable[[Any], object] = len
+    ) -> tuple[Any, ...] | None:
+        """Run a statement with parameters, and return its first row. The session parses and plans it only once."""
+        name, prepare = self._prepared.get(query), ""
+        if name is None:
+            name = f"holdfast_{next(self._numbers)}"
+            prepare = f"prepare {name} as {query}; "
+        given = ",".join(map(str, numbers))
+        rows = self.ask(f"{prepare}execute {name}({given})", timeout, lambda rows: owed(rows[-1]))
+        self._prepared[query] = name
+        found: tuple[Any, ...] | None = rows[-1]
+        return found
+
     def finish(self, timeout: float) -> None:
         """Receive an answer that came too late for its caller."""
         owed = self._owed
@@ -203,6 +228,7 @@ class Sessions:
         self._opening = threading.Lock()
         self.all: list[LockSession] = []
         self.known: set[tuple[int, int]] = set()  # keys and permits that are in the table
+        self.learning = threading.Lock()  # while a thread adds to them
 
     def open(self, timeout: float) -> LockSession:
         """A new session."""
@@ -213,10 +239,10 @@ class Sessions:
         try:
             session: LockSession = within(timeout, lambda: LockSession(self.url), late)
         except TimeoutError:
-            raise self._unanswered(timeout) from None
+            raise self.unanswered(timeout) from None
         return session
 
-    def _unanswered(self, timeout: float) -> ConnectionFailed:
+    def unanswered(self, timeout: float) -> ConnectionFailed:
         return ConnectionFailed(
             f"{postgres.without_password(self.url)} did not answer within {timeout:.3g} s. Check the URL, and that the "
             "server runs, or wait longer."
@@ -229,7 +255,7 @@ class Sessions:
             return session
         until = monotonic() + timeout
         if not self._opening.acquire(timeout=timeout):
-            raise self._unanswered(timeout)
+            raise self.unanswered(timeout)
         try:
             session = self._find(key, exclusive)
             if session is None:

@@ -36,6 +36,7 @@ from ..files import OwnedFd, pipe
 from ..owner import without_passwords
 from .engine import BUSY, Outcome
 from .redis_scripts import ACQUIRE, KEYS, RELEASE, RENEW, STATUS, Script
+from .renewal import clock
 from .server import (
     STATUS_TIMEOUT_S,
     Lease,
@@ -43,7 +44,6 @@ from .server import (
     ServerGrant,
     Waiter,
     client_name,
-    clock,
     holder_of,
     unreachable,
 )
@@ -65,11 +65,15 @@ _MAX_PIPELINE = 500
 _MAX_CHANNELS = 100
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 _DEFAULT_REMEDY = "Check the URL, and that the server runs and can be reached."
+_TLS_REMEDY = (
+    "Check the URL, that the server can be reached, and the certificates (ssl_ca_certs, ssl_certfile, ssl_keyfile)."
+)
 _REMEDIES = {
     "invalid username-password": "Check the user name and the password.",
     "authentication": "Check the user name and the password.",
-    "certificate": "Check the certificate of the server, and ssl_ca_certs in the URL.",
     "maxmemory": "The server is out of memory. Raise maxmemory, or delete something.",
+    "max number of clients": "Close other connections, or raise maxclients on the server.",
+    "too many open files": "Raise the limit of open files of this process (ulimit -n).",
     "read only": "Connect to the primary server.",
     "loading": "Try again when the server has started.",
 }
@@ -232,7 +236,8 @@ process.after_fork_in_child(_leases.clear)
 
 def failure(name: str, error: Exception) -> ConnectionFailed:
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    remedy = next((remedy for words, remedy in _REMEDIES.items() if words.lower() in text.lower()), _DEFAULT_REMEDY)
+    default = _TLS_REMEDY if name.startswith(("rediss:", "valkeys:")) else _DEFAULT_REMEDY
+    remedy = next((remedy for words, remedy in _REMEDIES.items() if words.lower() in text.lower()), default)
     return unreachable(name, text, remedy)
 
 
@@ -244,7 +249,7 @@ class RedisLease(Lease):
         self._server = server
 
     def renew(self, timeout: float) -> list[ServerGrant]:
-        grants = list(self.grants)
+        grants = self.held()
         gone = []
         for at in range(0, len(grants), _MAX_PIPELINE):
             some = grants[at : at + _MAX_PIPELINE]

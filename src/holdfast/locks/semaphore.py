@@ -69,7 +69,10 @@ class Permits(PathLock):
         except OSError as error:
             if error.errno != errno.EBADF:  # the descriptor can only be read
                 raise
-            text = "users of a semaphore must be able to write its file; make it with mode=0o666"
+            text = (
+                "the users of a semaphore must be able to write its file. Make it with mode=0o666 and the umask 0, or "
+                "run chmod a+w on it"
+            )
             raise PermissionError(errno.EACCES, text, self.name) from None
 
     def _take_slot(self, file: OpenFile, content: bytes) -> bool | Outcome:

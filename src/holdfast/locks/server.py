@@ -24,14 +24,14 @@ import time
 import weakref
 from time import monotonic
 
-from .. import metrics, process, system, wait
+from .. import metrics, process, wait
 from ..errors import ConnectionFailed, HoldfastError, Unsupported
-from ..files import pipe
 from ..owner import command_of
 from ..status import Holder, Status
 from .base import would_deadlock
 from .engine import Engine, Grant, Outcome
 from .hold import Hold
+from .renewal import Renewer, clock, renewers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,13 +42,6 @@ CALL_TIMEOUT_S = 10.0  # for one call to a server, if the caller sets no timeout
 STATUS_TIMEOUT_S = 2.0  # short, because a caller whose timeout has passed waits for it, too
 _MIN_TIMEOUT_S = 0.5  # for a renewal whose deadline has passed
 _RETRY_S = 0.2
-_IDLE_S = 5.0  # until the thread of a server without grants ends
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
-
-
-def clock() -> float:
-    """Seconds that also count while the machine is suspended."""
-    return monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
 
 def seconds_left(deadline: float | None) -> float:
@@ -67,9 +60,10 @@ class Lease:
         self.server = server
         self.ttl = ttl
         self.margin = min(1.0, ttl / 10)
-        self.grants: set[ServerGrant] = set()
+        self.grants: dict[int, weakref.ref[ServerGrant]] = {}  # by id. Weak: a grant that is dropped is released
         self.waiters: set[object] = set()  # places in queues, which need the lease, too
         self.is_lost = False
+        self.registry = process.registry
         self._mutex = threading.RLock()
         self.deadline = self.next_renewal = 0.0
         self.answered(sent)
@@ -101,17 +95,21 @@ class Lease:
             else:  # its answer may have come late, after the others were renewed
                 self.deadline = min(self.deadline, grant.good_until)
                 self.next_renewal = min(self.next_renewal, sent + self.ttl / 3)
-        self.grants.add(grant)
+        self.grants[id(grant)] = weakref.ref(grant)
         if self.is_lost:  # meanwhile
             self._lose([grant])
         self.watch()
 
     def watch(self) -> None:
         """Let the thread of the server renew this lease, as long as it has grants or waiters."""
-        renewer = _renewers.get(self.server)
+        renewer = renewers.get(self.server)
         if renewer is None:
-            renewer = _renewers.setdefault(self.server, _Renewer())
+            renewer = renewers.setdefault(self.server, Renewer())
         renewer.watch(self)
+
+    def held(self) -> list[ServerGrant]:
+        """The grants that are not released."""
+        return [grant for reference in list(self.grants.values()) if (grant := reference()) is not None]
 
     def is_good(self, grant: ServerGrant) -> bool:
         """Is the lock held? After the deadline the server is asked."""
@@ -142,78 +140,28 @@ class Lease:
     def lose(self) -> None:
         """All locks of this lease are lost."""
         self.is_lost = True
-        self._lose(list(self.grants))
+        self._lose(self.held())
 
     def _lose(self, grants: list[ServerGrant]) -> None:
         for grant in grants:
-            self.grants.discard(grant)
+            self.grants.pop(id(grant), None)
             grant.is_lost = True
             hold = grant.hold() if grant.hold is not None else None
             if hold is not None and grant.on_lost is not None:
                 threading.Thread(target=grant.on_lost, args=(hold,), name="holdfast-on-lost", daemon=True).start()
 
 
-class _Renewer:
-    """The thread that renews the leases of this process on one server, and watches their sockets.
-
-    It ends some seconds after the last grant was released.
-    """
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._leases: set[Lease] = set()
-        self._thread: threading.Thread | None = None
-        self._woken, self._wake = pipe()
-
-    def watch(self, lease: Lease) -> None:
-        with self._mutex:  # first: the thread forgets the leases without grants meanwhile
-            if lease in self._leases:
-                return
-            self._leases.add(lease)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="holdfast-renewal", daemon=True)
-                self._thread.start()
-            else:
-                system.write(self._wake.fd, b"!")
-
-    def _run(self) -> None:
-        used = clock()
-        while True:
-            with self._mutex:
-                self._leases = {lease for lease in self._leases if not lease.is_lost}
-                leases = [lease for lease in self._leases if lease.grants or lease.waiters]
-                used = clock() if leases else used
-                if not leases:
-                    self._leases.clear()
-                    if clock() >= used + _IDLE_S:
-                        self._thread = None
-                        return
-            moment = min((lease.next_renewal for lease in leases), default=used + _IDLE_S)
-            sockets = [fd for fd in (lease.fileno() for lease in leases) if fd != -1]
-            readable = wait.poll([self._woken.fd, *sockets], max(0.0, moment - clock()))
-            if self._woken.fd in readable:
-                system.read(self._woken.fd, 4096)
-            for lease in leases:
-                if lease.next_renewal <= clock():
-                    lease.renew_now()
-                elif lease.fileno() in readable:
-                    lease.look()
-
-
-_renewers: dict[str, _Renewer] = {}
-process.after_fork_in_child(_renewers.clear)  # a child has neither the threads nor the grants
-
-
 class ServerGrant(Grant):
     """A lock on a server. `id` is what the server knows it by."""
 
     __slots__ = (
-        *("__weakref__", "acquired_at", "good_until", "hold", "id", "is_lost"),
+        *("__weakref__", "acquired_at", "good_until", "hold", "id", "is_lost", "is_released"),
         *("key", "lease", "on_lost", "shared", "token", "_engine"),
     )
 
     def __init__(self, engine: ServerEngine, lease: Lease, id: Any, token: int, sent: float | None = None) -> None:
         """sent: before the acquire was sent, if the server counts a time to live from it for this lock alone."""
+        self.is_released = self.is_lost = False
         self._engine = engine
         self.key: Hashable = engine.key
         self.shared = engine.shared
@@ -222,7 +170,6 @@ class ServerGrant(Grant):
         self.token: int | None = token
         self.acquired_at = time.time()
         self.good_until = 0.0 if sent is None else sent + lease.ttl - lease.margin
-        self.is_lost = False
         self.on_lost = engine.on_lost
         self.hold: weakref.ref[Hold] | None = None
         lease.add(self)
@@ -231,7 +178,8 @@ class ServerGrant(Grant):
         return self.lease.is_good(self)
 
     def release(self) -> bool:
-        self.lease.grants.discard(self)
+        self.is_released = True
+        self.lease.grants.pop(id(self), None)
         if self.is_lost:
             return False
         try:
@@ -240,6 +188,23 @@ class ServerGrant(Grant):
             if clock() >= max(self.lease.deadline, self.good_until):
                 return False  # the lock is gone, and that matters more than the error
             raise
+
+    def drop(self) -> None:
+        """Release the lock, as its hold is collected, or the grant itself, which an interrupt has dropped.
+
+        This may be any moment of any thread. So the thread of the server releases it.
+        """
+        try:
+            if self.is_released or self.is_lost or self.lease.registry is not process.current_registry():
+                return
+            if not sys.is_finalizing():
+                renewers[self.lease.server].drop(self)
+            elif self.lease.fileno() == -1:  # else the server releases the lock at the end of this process
+                self.release()
+        except Exception:  # it was never granted, or the interpreter is going down
+            return
+
+    __del__ = drop
 
 
 class ServerHold(Hold):
@@ -279,6 +244,7 @@ class ServerEngine(Engine):
     shared: bool
     permits = 0  # 0: not a semaphore
     on_lost: Callable[[Any], object] | None = None
+    try_timeout: float | None = None  # how long `try_acquire` waits for an answer. None: `CALL_TIMEOUT_S`
 
     def __init__(self, name: str, kind: str) -> None:
         self.name = name
@@ -301,7 +267,9 @@ class ServerEngine(Engine):
     # The port.
 
     def first_attempt(self, timeout: float | None = None) -> ServerGrant | Outcome:
-        return self.attempt(min(CALL_TIMEOUT_S, timeout) if timeout else CALL_TIMEOUT_S)
+        if timeout == 0:
+            timeout = self.try_timeout
+        return self.attempt(CALL_TIMEOUT_S if timeout is None else min(CALL_TIMEOUT_S, timeout))
 
     def steps(self, found: Outcome, deadline: float | None, *, asynchronous: bool) -> wait.Steps[Any]:
         if deadline == 0.0:  # the caller does not wait

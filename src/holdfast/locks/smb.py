@@ -40,7 +40,15 @@ from ..files import pipe
 from ..owner import without_passwords
 from . import smb_file, smb_session
 from .engine import BUSY, Outcome
-from .server import ServerEngine, ServerGrant, Waiter, client_name, holder_of
+from .server import (
+    CALL_TIMEOUT_S,
+    STATUS_TIMEOUT_S,
+    ServerEngine,
+    ServerGrant,
+    Waiter,
+    client_name,
+    holder_of,
+)
 from .smb_session import TTL_S, Refused, Share, SmbSession, explain, shares, split
 from .smb_watch import DirectoryWatch, watch
 
@@ -55,7 +63,7 @@ if TYPE_CHECKING:
 _LOOK_S = 5.0  # until a waiter tries again without an event
 _POLL_S = 0.1  # the same, on a server that reports no changes, and for a file that is about to be deleted
 _MAX_ROUNDS = 5  # of an attempt that finds files without a holder
-_STATUS_S, _CLOSE_S = 2.0, 0.5  # short: a caller whose timeout has passed waits for them, too
+_CLOSE_S = 0.5  # short: a caller whose timeout has passed waits for it, too
 _SHORT_S = 1.0  # a server that does not answer within a shorter time may be well
 _MAX_CONTENT, _MAX_DIGITS = 1024, 18
 _CLIENT = re.compile(rb"\d+@[^\0\r\n]*")  # the content of a lock
@@ -208,6 +216,16 @@ class SmbEngine(ServerEngine):
             raise
         return token
 
+    def forget(self) -> None:
+        """Delete the last token. For a name that no process uses again."""
+
+        def delete(session: SmbSession, until: float) -> None:
+            file = session.file(f"{self.path}.token")
+            session.ask([smb_file.open_alone(file)], max(0.001, until - monotonic()), file)
+            session.ask([smb_file.delete(file), file.close(send=False)], max(0.001, until - monotonic()))
+
+        self.on_session(delete, CALL_TIMEOUT_S)
+
     def release_grant(self, grant: ServerGrant) -> bool:
         session: Any = grant.lease
         try:
@@ -224,7 +242,7 @@ class SmbEngine(ServerEngine):
         return _SmbWaiter(self, timeout)
 
     def status(self) -> Status:
-        return self.on_session(self._status, _STATUS_S)
+        return self.on_session(self._status, STATUS_TIMEOUT_S)
 
     def _status(self, session: SmbSession, until: float) -> Status:
         """Read the file. If it can also be opened while others must not write to it, no process holds it."""

@@ -19,7 +19,8 @@ from urllib.parse import unquote, urlsplit
 from .. import process, system
 from ..errors import ConnectionFailed, HoldfastError, NotALockFile, UnsafePath, Unsupported
 from ..files import OwnedFd, pipe
-from .server import Lease, LeaseGone, ServerGrant, clock, unreachable, within
+from .renewal import clock
+from .server import Lease, LeaseGone, ServerGrant, unreachable, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -332,7 +333,7 @@ class SmbSession(Lease):
         """Read a byte of each open file. Of more than 256 files, each renewal reads some."""
         if not self.is_open:
             raise LeaseGone
-        everything = list(self.grants)
+        everything = self.held()
         start = self._turn % len(everything) if len(everything) > _MAX_RENEWED else 0
         self._turn += _MAX_RENEWED
         grants = everything[start : start + _MAX_RENEWED]
@@ -350,7 +351,7 @@ class SmbSession(Lease):
             if not self.is_open:
                 raise LeaseGone from None
             raise
-        return [grant for grant in gone if grant in self.grants]  # not those that were released meanwhile
+        return [grant for grant in gone if id(grant) in self.grants]  # not those that were released meanwhile
 
 
 class Share:

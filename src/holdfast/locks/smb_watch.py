@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .. import process, system
 from ..errors import HoldfastError
 from . import smb_file
-from .smb_session import TTL_S, Refused, SmbSession
+from .server import STATUS_TIMEOUT_S
+from .smb_session import Refused, SmbSession
 
 if TYPE_CHECKING:
     from ..files import OwnedFd
@@ -152,7 +153,7 @@ class DirectoryWatch:
     def _close(self) -> None:
         if self._file.connected and self.session.is_open:
             with suppress(HoldfastError, Refused):
-                self.session.close_file(self._file, TTL_S)
+                self.session.close_file(self._file, STATUS_TIMEOUT_S)  # the timeout of the waiter has passed
 
 
 def _deleted(answer: bytes) -> set[str]:

@@ -69,6 +69,7 @@ class ServerLock(BaseLock[ServerHold]):
         engine = engine_of(url)(url, shared=shared, permits=permits or 0, ttl=ttl)
         engine.on_lost = on_lost
         BaseLock.__init__(self, engine, timeout)
+        engine.try_timeout = self.timeout or None
         self._url = url
         self.shared = shared
         self.permits = permits
@@ -113,7 +114,13 @@ def engine_of(url: str) -> Callable[..., ServerEngine]:
 
     for entry in entry_points(group=GROUP):
         if entry.name == scheme:
-            return entry.load()  # type: ignore[no-any-return]
+            try:
+                return entry.load()  # type: ignore[no-any-return]
+            except (ImportError, AttributeError) as error:
+                raise Unsupported(
+                    f"{scheme}://…: the engine for this scheme cannot be loaded ({error}). Check the package that adds "
+                    f"it: {entry.value}."
+                ) from None
     known = ", ".join(dict.fromkeys(_ENGINES))
     raise Unsupported(
         f"{scheme}://…: no engine has this scheme. Use one of {known}, the path of a file, or install a package that "
@@ -134,7 +141,8 @@ def lock(
 
     url: postgresql://…?name=…, etcd://…/name, redis://…/0/name, smb://…/share/path; or a path, which gives a `Lock`
     shared: several holders may share the lock, and exclude an exclusive holder
-    timeout: seconds that `acquire` and `with` wait; None: for ever; 0: one attempt
+    timeout: seconds that `acquire` and `with` wait; None: for ever; 0: one attempt. `try_acquire` waits so long, and
+        not longer than 10 s, for an answer of the server
     ttl: seconds after which etcd and Redis release the lock of a holder that vanished. Default: 10
     on_lost: called with the hold, in a thread, when the lock was taken away or the server does not answer any more
     connection: a psycopg connection of yours: the lock is held until the end of its transaction
