@@ -1,7 +1,7 @@
 """The task queues that `bench/tasks.py` compares, each used in the way its documentation shows, without batches.
 
-the SQL alone             the statements of Holdfast, by the module sqlite3 behind flock. It checks nothing, wakes
-                          nobody and recovers nothing
+the SQL alone             the statements of Holdfast, by the module sqlite3 behind flock: the fewest calls that keep
+                          its promises. It checks nothing, wakes nobody and recovers nothing
 holdfast                  claim() and complete(). Done tasks stay in the table
 holdfast, Worker          run(drain=True) with concurrency=2. The time ends at the last call of the handler
 localqueue                get() and ack(). SQLite in Rust. RELAXED is synchronous=NORMAL, which syncs at checkpoints
@@ -60,10 +60,12 @@ class Statements:
     """The statements of Holdfast, by the module sqlite3 behind flock."""
 
     def __init__(self, path: str, durable: bool) -> None:
+        from holdfast.tasks.sqlite import ADD_ALONE  # earlier versions have none
         from holdfast.tasks.statements import SCHEMA, STATEMENTS, filled
 
         os.makedirs(path, exist_ok=True)
         self._sql = filled(STATEMENTS, p="", lock="", skip="", share="")
+        self._add_alone = ADD_ALONE
         self._durable = durable
         self._lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT)
         self._claimed: deque[Any] = deque()
@@ -71,6 +73,7 @@ class Statements:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._raw = sqlite3.connect(f"{path}/queue.db", isolation_level=None)
         self._run = self._raw.execute
+        self._put = self._raw.cursor().execute
         self._run("pragma page_size = 2048")
         self._run("pragma journal_mode = wal")
         self._run("pragma synchronous = off")
@@ -80,10 +83,9 @@ class Statements:
         self._log = os.open(f"{path}/queue.db-wal", os.O_RDWR)
 
     def put(self, number: int) -> None:
-        self._begin()
-        values = (None, 0, 0, None, json.dumps({"n": number}), None, 3, None, None, 0, 0.0, 0.0, None, None)
-        self._run(self._sql["insert"], values)
-        self._commit()
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._put(self._add_alone, (None, None, json.dumps({"n": number}), 0, 3, None, 0.0))
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._sync()
 
     def step(self) -> bool:

@@ -738,6 +738,7 @@ def killed_at(step: int, operation: Callable[[Store], object], where: str, patch
         if isinstance(store, sqlite.SqliteStore):
             connection = store._connection()
             connection.run = counting(connection.run)  # type: ignore[method-assign]
+            connection.run_alone = counting(connection.run_alone)  # type: ignore[method-assign]
         else:
             real = Transaction.__init__
 

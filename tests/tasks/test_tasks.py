@@ -144,7 +144,7 @@ def test_a_payload_comes_back_as_it_was(queue: TaskQueue, payload: object) -> No
     [
         {"max_pending": 0},
         {"retry_after": -1},
-        {"retry_most": "x"},
+        {"max_retry_after": "x"},
         {"keep": "7 days"},
         {"keep": -1},
         {"keep_failed": "x"},

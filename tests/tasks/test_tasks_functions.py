@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support import Child, until
 
+from holdfast import Lock
 from holdfast.tasks import Claim, TaskQueue, Worker
 
 MODES: list[dict[str, Any]] = [{}, {"threads": True}]
@@ -297,3 +298,50 @@ def test_sigterm_lets_coroutines_finish(queue: TaskQueue, in_memory: Path) -> No
     assert worker.end()[0] == 0
     states = [queue.get(id).state for id in ids]
     assert states[:2] == ["done", "done"] and states[-1] == "pending" and "running" not in states
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+@pytest.mark.parametrize("is_coroutine", [True, False])
+def test_what_a_handler_completes_is_stored_when_complete_returns(
+    engine: str, is_coroutine: bool, jobs: Path, request: pytest.FixtureRequest, in_memory: Path
+) -> None:
+    """Although a worker writes the ends of short tasks together."""
+    where = jobs if engine == "sqlite" else request.getfixturevalue("postgres")
+    queue = TaskQueue(where)
+    ids = queue.put_all(range(30))
+
+    def handle(task: Claim) -> None:
+        task.complete()
+        with open(in_memory / "states", "a") as file:
+            file.write(TaskQueue(where).get(task.id).state + "\n")  # another object: it has nothing to write
+
+    async def ahandle(task: Claim) -> None:
+        handle(task)
+
+    Worker(queue, ahandle if is_coroutine else handle).run(drain=True)
+    assert (in_memory / "states").read_text().split() == ["done"] * len(ids)
+    queue.close()
+
+
+def test_progress_in_a_coroutine_does_not_block_the_loop(queue: TaskQueue, in_memory: Path) -> None:
+    """Also while another process has the lock of all writers."""
+    begun, locked, went_on = (in_memory / name for name in ("begun", "locked", "went on"))
+
+    async def handle(task: Claim) -> str:
+        begun.touch()
+        while not locked.exists():
+            await asyncio.sleep(0.001)
+        task.progress(1, 2, "first half")
+        went_on.touch()
+        return "result"
+
+    id = queue.put("x")
+    worker = Worker(queue, handle)
+    thread = threading.Thread(target=lambda: worker.run(drain=True))
+    thread.start()
+    until(begun.exists)
+    with Lock(f"{queue.path}/queue.lock", keep=True):
+        locked.touch()
+        until(went_on.exists)
+    thread.join(30)
+    assert (queue.get(id).progress, queue.get(id).result) == ((1, 2, "first half"), "result")

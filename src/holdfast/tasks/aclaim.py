@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
-from time import monotonic
 
 import anyio
 from anyio import CancelScope, CapacityLimiter
 from anyio.to_thread import run_sync
 
-from .. import process
+from .. import process, system
 from ..files import pipe
 from ..wait import Run, in_thread
 from .claim import Claim
@@ -22,13 +20,12 @@ from .store import Task
 
 async def aclaim(queue: TaskQueue, timeout: float | None) -> Claim | None:
     """A thread waits. If the task that calls this is cancelled, a byte in a pipe ends the wait of the thread."""
-    deadline = None if timeout is None else monotonic() + timeout
     idle = queue.async_claimers
     claimer = idle.pop() if idle else None
     if claimer is None or claimer.registry is not process.registry:
         claimer = Claimer(queue.store, queue.retries, buffered=False, reserves=False)
     reader, writer = pipe()
-    step = Run(lambda: claimer.wait(deadline, reader.fd) if timeout != 0 else claimer.next(), Claim.give_back)
+    step = Run(lambda: queue.store.within(timeout, lambda: claimer.claim(timeout, reader.fd)), Claim.give_back)
     try:
         async with anyio.create_task_group() as group:
 
@@ -40,7 +37,7 @@ async def aclaim(queue: TaskQueue, timeout: float | None) -> Claim | None:
             try:
                 await anyio.sleep_forever()
             finally:
-                os.write(writer.fd, b"!")
+                system.write(writer.fd, b"!")
     except BaseException:
         with CancelScope(shield=True):
             await in_thread(step.take_back)

@@ -28,9 +28,9 @@ from socket import socket
 from time import monotonic, sleep
 from typing import Any
 
-from .. import process
+from .. import process, system
 from ..errors import HoldfastError
-from ..files import OwnedFd
+from ..files import OwnedFd, inode_of
 from ..wait import poll
 from .claim import Claim
 from .claimer import Claimer, log
@@ -56,6 +56,7 @@ class Link:
     def __init__(self, channel: socket, counters: Any) -> None:
         self._channel = OwnedFd(channel.detach())  # a process that the handler forks does not have it
         self.fd = self._channel.fd  # readable when the child is to stop
+        self._inode = inode_of(system.fstat(self.fd))
         self._counters = counters
         self._mutex = threading.Lock()
         self._deadlines: dict[tuple[str, int], float] = {}
@@ -67,7 +68,7 @@ class Link:
 
     def tell(self, *message: object) -> None:
         with self._mutex, suppress(OSError):  # the handler has closed the socket, or the supervisor is dead
-            os.write(self._channel.fd, json.dumps(message, ensure_ascii=False).encode() + b"\n")
+            system.write(self._channel.fd, json.dumps(message, ensure_ascii=False).encode() + b"\n")
 
     def count(self, kind: str | None, number: int = 1) -> None:
         if kind in COUNTERS:
@@ -85,10 +86,19 @@ class Link:
     def end(self, claim: Claim) -> None:
         if process.registry is not self._registry:  # the handler has forked, and this is the other process
             leave(0)
+        if not self._is_open():  # those of SQLite are closed, too. It would wait 10 s for locks that it cannot get
+            log.warning("%s: its handler has closed descriptors of the worker", claim)
+            leave(1)
         if claim.timeout is not None:
             self.tell("end", claim.id, claim.token)
             self._deadlines.pop((claim.id, claim.token), None)
             self._set_alarm()
+
+    def _is_open(self) -> bool:
+        try:
+            return inode_of(system.fstat(self.fd)) == self._inode
+        except OSError:
+            return False
 
     def _set_alarm(self) -> None:
         with self._mutex:
@@ -137,7 +147,7 @@ class Work:
         claimer = self.queue.new_claimer()
         claimer.count = link.count
         if self.on_done is None and (self.is_loop or not self.queue.store.is_local):
-            claimer.buffered = True  # else the end of a task is written before that hook is called
+            claimer.gathers = True  # else the end of a task is written before that hook is called
         link.tell("worker", claimer.worker.name)
         return claimer
 
@@ -174,7 +184,7 @@ class Work:
         while claim.outcome is None:  # else the handler has settled the task itself
             try:
                 if failure is None:
-                    claim.complete(result)
+                    claim._complete(result, may_wait=True)
                 elif isinstance(failure, Cancelled):
                     claim.cancel()
                 else:

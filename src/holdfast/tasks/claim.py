@@ -16,6 +16,8 @@ from .store import Attempt, Ending, Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .claimer import Claimer
 
 _PROGRESS_EVERY_S = 0.1
@@ -44,6 +46,7 @@ class Claim:
         self._claimer = claimer
         self._reported_at = 0.0
         self._unreported: str | None = None
+        self.later: Callable[[Callable[[], None]], object] | None = None  # calls it in a thread that may wait
 
     def __repr__(self) -> str:
         return f"<holdfast.tasks.Claim of task {self.id!r}>"
@@ -76,16 +79,22 @@ class Claim:
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Report progress, which `queue.get(id).progress` shows. Reports within 0.1 s of another one are left out,
-        except the last one."""
+        except the last one. In a coroutine of a `Worker` this does not block the event loop."""
         text = to_json([done, total, note], "progress")
-        with self._claimer.mutex:
-            self._check_open()
-            self._unreported = text
-            if monotonic() - self._reported_at >= _PROGRESS_EVERY_S:
-                self._reported_at = monotonic()
-                self._unreported = None
-                if not self._claimer.store.report(self.id, self.token, text):
-                    self._lost()
+        self._check_open()
+        self._unreported = text
+        if monotonic() - self._reported_at >= _PROGRESS_EVERY_S:
+            self._reported_at = monotonic()
+            if self.later is None:
+                self._report()
+            else:
+                self.later(self._report)
+
+    def _report(self) -> None:
+        with self._claimer.mutex:  # a thread of the handler may report progress while the task ends
+            text, self._unreported = self._unreported, None
+            if text is not None and self.is_open and not self._claimer.store.report(self.id, self.token, text):
+                self._lost()
 
     def check(self) -> None:
         """Raise LockLost if another worker has the task now."""
@@ -115,8 +124,11 @@ class Claim:
 
         Raises TypeError or ValueError if JSON cannot express the result. Then the task is still open.
         """
+        self._complete(result)
+
+    def _complete(self, result: object, *, may_wait: bool = False) -> None:
         text = None if result is None else to_json(result, "result")
-        self._settle(Ending(self.id, self.token, "done", result_json=text))
+        self._settle(Ending(self.id, self.token, "done", result_json=text), may_wait=may_wait)
 
     def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
         """The attempt failed. True: the task is tried again, after `delay` seconds."""
@@ -141,14 +153,13 @@ class Claim:
         """The task is not to be done."""
         self._settle(Ending(self.id, self.token, "cancelled", error="cancelled"))
 
-    def _settle(self, ending: Ending) -> None:
+    def _settle(self, ending: Ending, *, may_wait: bool = False) -> None:
         """If the disk is full, the claim stays open, and this can be called again."""
-        with self._claimer.mutex:  # a thread of the handler may report progress while the task ends
+        with self._claimer.mutex:
             self._check_open()
-            if self._unreported is not None:
-                with suppress(HoldfastError, OSError):  # that is no reason not to end
-                    self._claimer.store.report(self.id, self.token, self._unreported)
-            if not self._claimer.settle(ending):
+            with suppress(HoldfastError, OSError):  # that is no reason not to end
+                self._report()
+            if not self._claimer.settle(ending, may_wait=may_wait):
                 self._lost()
             self.outcome = outcome_of(ending)
 

@@ -4,8 +4,9 @@ A transaction costs more than a short task. So a thread that works on short task
 many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. A durable queue in SQLite reserves nothing: there the sync of
 each ending costs most.
 
-`buffered`: endings are written together, too, with the next claim. That is so with `durable=False`, and in the `Worker`
-of a queue on PostgreSQL.
+`buffered`: endings are written together, too, with the next claim. That is so with `durable=False`.
+`gathers`: only the endings that the worker itself settles are. That is so in a `Worker` that runs coroutines, or on
+PostgreSQL. `complete` by a handler writes at once.
 
 A task may take longer than those before it. Then other workers must get the reserved tasks. `_Guard`, a thread of this
 process, gives them back after `_GUARD_S`, and writes the endings that are still in memory.
@@ -47,6 +48,7 @@ class Claimer:
 
     def __init__(self, store: Store, retries: Retries, *, buffered: bool, reserves: bool) -> None:
         self.store, self.retries, self.buffered = store, retries, buffered
+        self.gathers = False
         self.registry = process.registry
         self.mutex = threading.RLock()
         self.begun = 0  # changes with every task
@@ -68,9 +70,15 @@ class Claimer:
     def worker(self) -> Registration:
         if self._worker is None:
             self._worker = self.store.register()
-            if self.buffered:
+            if self.buffered or self.gathers:
                 _guard(self)  # now: if a task uses up the memory, a thread that starts later may never begin
         return self._worker
+
+    def claim(self, timeout: float | None, *others: int) -> Claim | None:
+        """`next`, or `wait` with a timeout."""
+        if timeout == 0:
+            return self.next()
+        return self.wait(None if timeout is None else monotonic() + timeout, *others)
 
     def next(self, *, idle: bool = False) -> Claim | None:
         """The next task. None: no task is ready. idle: `wait` is called then."""
@@ -131,7 +139,8 @@ class Claimer:
         """An error or an interrupt may have come when tasks were claimed."""
         known = {*self._open.items(), *((ending.id, ending.token) for ending in self._endings)}
         self.store.end(
-            [self.worker.name], lambda running: [given_back(one) for one in running if (one.id, one.token) not in known]
+            lambda: [self.worker.name],
+            lambda running: [given_back(one) for one in running if (one.id, one.token) not in known],
         )
         self._is_unsure = False
 
@@ -149,10 +158,11 @@ class Claimer:
                     self.count(outcome_of(ending), 1)
         return count
 
-    def settle(self, ending: Ending) -> bool:
-        """False: another worker has the task."""
+    def settle(self, ending: Ending, *, may_wait: bool = False) -> bool:
+        """False: another worker has the task. may_wait: the caller does not promise that the end is written"""
         with self.mutex:
-            if self.buffered and ending.state == "done" and len(self._endings) < _MAX_RESERVED:
+            may_wait = self.buffered or (self.gathers and may_wait)
+            if may_wait and ending.state == "done" and len(self._endings) < _MAX_RESERVED:
                 self._endings.append(ending)
                 if not self.is_guarded:
                     _guard(self)

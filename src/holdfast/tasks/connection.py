@@ -1,82 +1,100 @@
-"""The directory of a queue in SQLite, the connections of a process to it, and the lock of its writers."""
+"""The directory of a queue in SQLite, the connections, the lock of its writers, the watch of its log."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sqlite3
-import sys
-from _thread import RLock
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
+from time import monotonic, sleep
 from typing import Any
-from urllib.request import pathname2url
-from weakref import WeakSet
 
-from .. import process, system
+from .. import system
 from ..errors import CorruptStore, LockLost, Unsupported
 from ..files import OwnedFd, try_lock
 from ..locks.hold import Hold
 from ..locks.lock import Lock
 from ..paths import mount_of
+from ..sqlite import Database, inside_sqlite, opened
+from ..wait import poll
+from .reading import Result, Run
+from .store import Changes
 
+# At this size (3 MiB) SQLite copies the log into the database, and then writes it again from its beginning. So the file
+# keeps its size. A sync of a file that grows takes longer.
+CHECKPOINT_PAGES = 1500
+MAX_WAL_BYTES = 4 << 20  # a log that readers have made larger is emptied, or cut when it begins again
+SOON_S = 0.001
+_LOOK_EVERY_S = 0.001  # for waiters
+_READ_ONLY = (
+    "this user may look at the queue and not change it. To share it with a group: chmod 2775 on the directory, "
+    "mode=0o664 and the umask 002 (docs/tasks.md, Users)"
+)
 BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
+_PRAGMAS = (
+    "pragma synchronous = normal",  # the log is synced by `sync`, and by SQLite itself before each checkpoint
+    f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}",
+    f"pragma journal_size_limit = {MAX_WAL_BYTES}",
+    "select count(*) from sqlite_master",  # creates the log
+)
+_OPTIONS: dict[str, Any] = {"timeout": BUSY_WAIT_S, "cached_statements": 256}
 
-# Every thread that is inside SQLite has this mutex, and a fork waits for it. A child would find SQLite's own mutexes
-# locked for ever by threads that it does not have.
-inside_sqlite = RLock()
-_all: WeakSet[Connection] = WeakSet()
 
+class Connection(Database):
+    """A connection of one thread of one process. After `open`, `run` runs a statement and returns a new cursor, and
+    `run_alone` runs one outside of a transaction and returns the same cursor each time.
 
-class Connection:
-    """A connection of one thread of one process. `run` runs a statement, after `open`.
+    A fork closes all connections before, and the next `open` opens them again.
 
-    A fork closes all connections before, and the next `open` opens them again. SQLite notes in memory which POSIX locks
-    its process has on a file. A child that inherits these notes would open the file and believe that it has the locks
-    of its parent. Then another process that closes the database would delete the log that the child still writes.
-
-    `acquire` acquires the lock of all writers, in order of arrival. A free lock costs two system calls: the file stays
-    open. A writer that finds the lock held or waiters in its queue waits as `Lock` does. If the file is deleted,
+    `acquire` acquires the lock of all writers. A free lock costs one system call: the file stays open. A writer that
+    finds the lock held or waiters in its queue waits as `Lock` does, in order of arrival. A writer that looked into the
+    queue in the last millisecond does not look again: it may go before a waiter for so long. If the file is deleted,
     writers that have it open and others do not exclude each other. Then SQLite's own locks do.
+
+    A process that may not write here cannot create the log. If no other process has the queue open, there is none. Then
+    `read` shares the lock of the writers, and reads the file without a log.
     """
 
-    run: Callable[..., Any]
+    run_alone: Callable[..., Any]
 
     def __init__(self, directory: str, lock: Lock) -> None:
-        self._registry = process.registry
+        Database.__init__(self)
         self._lock = lock
         self._queue = f"{lock.path}.queue"
+        self._look_at = 0.0
         self._writer: OwnedFd | None = None  # the file of the lock
-        self.raw: sqlite3.Connection | None = None
         self._log: OwnedFd | None = None
         self._file = f"{directory}/queue.db"
-        with inside_sqlite:
-            self.open()
-            _all.add(self)
 
     def open(self) -> None:
         """Open it, unless it is open. The caller has `inside_sqlite`."""
-        if self.raw is not None:
-            return
-        # The store gives it to one thread. The check would also refuse that another thread closes it.
-        raw = sqlite3.connect(
-            f"file:{pathname2url(self._file)}?mode=rw",
-            uri=True,
-            timeout=BUSY_WAIT_S,
-            isolation_level=None,
-            cached_statements=256,
-            check_same_thread=False,
-        )
-        # The log is synced by `sync`, and by SQLite itself before each checkpoint.
-        raw.execute("pragma synchronous = normal")
-        raw.execute("pragma wal_autocheckpoint = 0")
-        raw.execute("select count(*) from sqlite_master").fetchone()  # creates the log
-        self.raw, self.run = raw, raw.execute
+        if self.raw is None:
+            self.run_alone = self.connect(self._file, *_PRAGMAS, **_OPTIONS).cursor().execute
+
+    def read(self, work: Callable[[Run], Result]) -> Result:
+        """Call `work` with `run`."""
+        with inside_sqlite:
+            try:
+                self.open()
+            except sqlite3.OperationalError:
+                if system.access(self._file, os.W_OK):
+                    raise
+            else:
+                return work(self.run)
+        with OwnedFd(system.open_fd(self._lock.path, system.O_READ)) as lock:
+            system.lock(lock.fd, system.SH)
+            with inside_sqlite:
+                if system.access(f"{self._file}-wal", os.F_OK):  # another process has opened the queue meanwhile
+                    self.open()
+                    return work(self.run)
+                with closing(opened(self._file, *_PRAGMAS, mode="ro&immutable=1", **_OPTIONS)) as raw:
+                    return work(raw.execute)
 
     def before_fork(self) -> None:
-        if self.raw is not None and self._registry is process.registry:
-            self.raw.close()
-            self.raw = self._log = None  # SQLite deletes the log if this was the last connection of all processes
+        super().before_fork()
+        if self.raw is None:
+            self._log = None
 
     def sync(self) -> None:
         """Wait until the log is on disk. It is not deleted as long as this connection is open."""
@@ -90,11 +108,17 @@ class Connection:
     def acquire(self) -> Hold | None:
         """Acquire the lock of all writers. None: it is held with the open file."""
         if self._writer is None:
-            with self._lock.acquire():  # creates the file
-                self._writer = OwnedFd(system.open_fd(self._lock.path, system.O_EXISTING))
-        if not system.access(self._queue, 0) and try_lock(self._writer.fd, system.EX_NB):
-            return None
-        return self._lock.acquire()
+            try:
+                with self._lock.acquire():  # creates the file
+                    self._writer = OwnedFd(system.open_fd(self._lock.path, system.O_EXISTING))
+            except PermissionError as error:
+                raise PermissionError(error.errno, _READ_ONLY, os.path.dirname(self._lock.path)) from None
+        now = monotonic()
+        if now >= self._look_at:
+            if system.access(self._queue, 0):
+                return self._lock.acquire()
+            self._look_at = now + _LOOK_EVERY_S
+        return None if try_lock(self._writer.fd, system.EX_NB) else self._lock.acquire()
 
     def release(self, hold: Hold | None) -> None:
         if hold is not None:
@@ -105,43 +129,55 @@ class Connection:
 
     def close(self) -> None:
         self._log = self._writer = None
-        if self._registry is process.registry and self.raw is not None:
-            with inside_sqlite:
-                self.raw.close()
-                self.raw = None
-
-    def __del__(self) -> None:
-        try:
-            if not sys.is_finalizing():  # else a daemon thread may have ended with the mutex
-                self.close()
-        except (AttributeError, TypeError):
-            pass  # never opened, or the interpreter is going down
+        super().close()
 
 
-def _before_fork() -> None:
-    for connection in list(_all):
-        connection.before_fork()
+class LogChanges(Changes):
+    """Watches the write-ahead log, which the connection keeps from being deleted."""
 
+    def __init__(self, connection: Connection, path: str) -> None:
+        self._connection = connection
+        self._watch: system.Watch | None = None
+        with suppress(OSError):
+            self._watch = system.Watch(path, OwnedFd, system.WATCH_WRITING)
 
-process.hold_during_fork(inside_sqlite, _before_fork)
+    def wait(self, seconds: float) -> None:
+        if self._watch is None:
+            sleep(min(seconds, 0.05))
+        elif poll([self._watch.fd], seconds):
+            sleep(SOON_S)  # so that a waiter beside busy workers looks a thousand times a second at most
+            self._watch.drain()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close(reuse=True)
+            self._watch = None
 
 
 def check_directory(path: str) -> None:
     """Create the directory. Refuse one that is used for something else, or is on a network file system."""
+    names: list[str] | None = None
     try:
         names = system.listdir(path)
     except FileNotFoundError:
         os.makedirs(path, exist_ok=True)
-        names = []
     except NotADirectoryError:
         text = "a queue is a directory, and this is a file or below one"
         raise NotADirectoryError(errno.ENOTDIR, text, path) from None
-    foreign = sorted(name for name in names if not name.startswith(("queue.db", "queue.lock", "workers", "bells")))
-    if foreign and "queue.db" not in names:
+    ours = ("queue.db", "queue.lock", "workers", "bells")
+    foreign = sorted(name for name in names or () if not name.startswith(ours))
+    if names and foreign and "queue.db" not in names:
         text = f"this directory contains something else ({foreign[0]}). Give the queue a directory of its own"
+        if "queue.json" in foreign:
+            text = (
+                "this queue has the format of an earlier version (queue.json). Finish its tasks with the version that "
+                "made it, and use another directory"
+            )
         raise FileExistsError(errno.EEXIST, text, path)
     mount = mount_of(system.stat(path).st_dev, path)
     if not mount.events:
+        if names is None:
+            system.rmdir(path)
         raise Unsupported(
             f"{path}: {mount.where} is {mount.kind}, a network file system. SQLite is not safe there. Use a disk of "
             "this machine, or PostgreSQL for workers on several machines: TaskQueue('postgresql://…').",

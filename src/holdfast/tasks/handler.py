@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
+from .. import system
 from ..wait import poll
 from .claim import Claim
 from .errors import TaskError
@@ -85,7 +86,7 @@ class Command:
         kept = {process.stdout.fileno(): output, process.stderr.fileno(): errors}
         while kept and (deadline is None or monotonic() < deadline):
             for fd in poll(list(kept), None if deadline is None else deadline - monotonic()):
-                data = os.read(fd, _KEPT_BYTES)
+                data = system.read(fd, _KEPT_BYTES)
                 kept[fd] += data
                 del kept[fd][:-_KEPT_BYTES]
                 if self._report is not None:

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
 
+from .. import system
+from ..errors import HoldfastError
 from ..files import pipe
 from ..wait import poll
 from .child import Link, Work, run_or_leave, wait_for_space
@@ -38,6 +40,7 @@ class Loop:
         self._reader, self._writer = pipe()
         os.set_blocking(self._writer.fd, False)
         self._ended: deque[tuple[Claim, object, BaseException | None]] = deque()  # with the result, or the failure
+        self._reports: deque[Callable[[], None]] = deque()  # of progress
         # Only the queue's thread uses these:
         self._busy = 0
         self._looked_at = 0.0
@@ -65,6 +68,9 @@ class Loop:
         while True:
             is_stopping = self._link.is_stopping
             try:
+                while self._reports:
+                    with suppress(HoldfastError):
+                        self._reports.popleft()()
                 while self._ended:
                     self._busy -= 1
                     self._work.finish(*self._ended.popleft(), self._link)
@@ -77,6 +83,7 @@ class Loop:
                 continue
             self._busy += len(claims)
             for claim in claims:
+                claim.later = self._report
                 self._work.call_hook(self._work.on_start, claim)
                 self._loop.call_soon_threadsafe(self._start, claim)
             if not self._busy and (is_stopping or self._work.is_drained()):
@@ -100,7 +107,7 @@ class Loop:
         elif claimer.store.wait(claimer.worker, seconds, *fds) is Woken.DEATH:
             claimer.recover()
         if poll([self._reader.fd], 0):
-            os.read(self._reader.fd, 4096)
+            system.read(self._reader.fd, 4096)
 
     # The thread of the loop.
 
@@ -135,8 +142,15 @@ class Loop:
             failure = reason
         self._link.end(claim)
         self._ended.append((claim, result, failure))
-        with suppress(BlockingIOError):
-            os.write(self._writer.fd, b"!")
+        self._wake()
+
+    def _report(self, write: Callable[[], None]) -> None:
+        self._reports.append(write)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # full of earlier bytes
+            system.write(self._writer.fd, b"!")
 
     def _cancel(self, key: tuple[str, int], reason: TaskError) -> None:
         task = self._coroutines.pop(key, None)

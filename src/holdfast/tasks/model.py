@@ -22,12 +22,22 @@ _SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([0-9]*)([smhd])")
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 _DEFAULTS = (0, 0, 3, None, None, None)  # most tasks have no options
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+# `JSONEncoder.encode` makes such an object at every call. This one does not look for circles: RecursionError ends it.
+_make_pieces: Any = getattr(json.encoder, "c_make_encoder", None)
+_pieces = _make_pieces and _make_pieces(
+    None, _encoder.default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False
+)
 
 
 def to_json(value: object, what: str = "payload") -> str:
     """JSON text. Raises TypeError or ValueError if JSON cannot express the value."""
-    text = _encode(value)
+    try:
+        text = "".join(_pieces(value, 0)) if _pieces else _encoder.encode(value)
+    except RecursionError:
+        text = _encoder.encode(value)  # says that there is a circle
+    if len(text) <= MAX_DEPTH and text.isascii():
+        return text
     try:
         raw = text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which a database does not store

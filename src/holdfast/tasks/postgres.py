@@ -29,12 +29,11 @@ Workers that live or die: see `server`. Clock: the server's.
 
 from __future__ import annotations
 
-import errno
 import json
 import random
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic, sleep, time
 from typing import Any
@@ -45,7 +44,7 @@ from .reading import Result, Run, Transaction
 from .server import LOOK_S, InProcess, ServerChanges, Worker
 from .sql import Store
 from .statements import COLUMNS, NUMBERS, OPEN_ATTEMPT, SCHEMA, UPDATES, filled, number_of
-from .store import ENDED, Attempt, Changes, Ending, Registration, Woken
+from .store import ENDED, NEVER, Attempt, Changes, Ending, Registration, Woken
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg
@@ -53,6 +52,7 @@ with suppress(ImportError):  # `postgres.connect` names the remedy
 VERSION = 2
 DEFAULT_PREFIX = "holdfast_"
 RECONNECT_S = 30.0
+_MIN_RECONNECT_S = 1.0  # also if the timeout of the caller is shorter
 RESTART_GRACE_S = 10  # for workers to acquire their locks again
 _MAX_DEADLOCKS = 20  # in a row, before a transaction is given up
 
@@ -119,16 +119,12 @@ class PostgresStore(Store):
         postgres.check_driver()
         self.name = postgres.without_password(url)
         self.url, ours = postgres.split(url, ("prefix",))
-        self.prefix = ours.get("prefix", DEFAULT_PREFIX)
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,29}", self.prefix):
-            raise ValueError(
-                f"{self.name}: the prefix {self.prefix!r} is not a plain name. Use at most 30 lower-case letters, "
-                "digits and underscores, and begin with a letter or an underscore."
-            )
+        self.prefix = postgres.table_prefix(self.name, ours.get("prefix", DEFAULT_PREFIX))
         clauses = {"mark": "%s", "p": self.prefix}
         super().__init__(**clauses, lock="for update", skip="for no key update skip locked", share="for key share")
         self.sql |= filled(_STATEMENTS, **clauses, grace=str(RESTART_GRACE_S))
         self._in_process = InProcess(self.url, self.prefix, self.sql["locks"])
+        self._call = threading.local()  # of a thread: its `deadline`
         self._attempt(self._open, patience=0.0)
 
     def close(self) -> None:
@@ -139,12 +135,13 @@ class PostgresStore(Store):
     def _open(self, session: postgres.Session) -> None:
         """Create or check the tables."""
         run = session.connection.execute
-        if self._version(run) is None:
-            with session.connection.transaction():
-                run("select pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"holdfast tables {self.prefix}"])
-                if self._version(run) is None:
-                    run(SCHEMA.format(p=self.prefix, serial=_SERIAL, unlogged="unlogged"))
-                    run(_MORE_TABLES.format(p=self.prefix, version=VERSION))
+
+        def create() -> None:
+            run(SCHEMA.format(p=self.prefix, serial=_SERIAL, unlogged="unlogged"))
+            run(_MORE_TABLES.format(p=self.prefix, version=VERSION))
+
+        name = f"holdfast tables {self.prefix}"
+        postgres.create_tables(session, name, lambda: self._version(run) is not None, create)
         version = self._version(run)
         if version != VERSION:
             raise Unsupported(
@@ -192,7 +189,7 @@ class PostgresStore(Store):
             if unsure is not None and run(self.sql["last_mark"], unsure[:1]).fetchone() == (unsure[1],):
                 return unsure[2]
             unsure, mark, began = None, random.getrandbits(62), monotonic()
-            with _pipeline(session.connection):
+            with postgres.pipeline(session.connection):
                 run("begin")
                 marked = run(self.sql["mark"], (session.number, mark))
                 if not sync:
@@ -221,6 +218,14 @@ class PostgresStore(Store):
 
         return self.retried(attempt, patience)
 
+    def within(self, seconds: float | None, call: Callable[[], Result]) -> Result:
+        before = getattr(self._call, "deadline", NEVER)  # a signal handler may call this, too
+        self._call.deadline = NEVER if seconds is None else monotonic() + max(seconds, _MIN_RECONNECT_S)
+        try:
+            return call()
+        finally:
+            self._call.deadline = before
+
     def retried(self, work: Callable[[], Result], patience: float | None = None) -> Result:
         """Call `work`. Repeat it after a deadlock or a lost connection."""
         began = monotonic()
@@ -236,32 +241,16 @@ class PostgresStore(Store):
                     raise
                 continue
             except psycopg.Error as error:
-                # Without a code, it is an error of the client: the connection was lost. 57P: the server shuts down.
-                if not isinstance(error, psycopg.OperationalError) or (error.sqlstate or "57P")[:3] != "57P":
-                    raise self._explained(error) from error
+                if not postgres.is_lost(error):
+                    raise postgres.explain(self.name, error, "queue") from error
                 failed = postgres.failure(self.url, error)
             # Not before the loop: another thread may be about to end the process, and changes `self.patience`.
             limits = (limit for limit in (patience, self.patience, RECONNECT_S) if limit is not None)
-            if monotonic() - began >= next(limits):
+            deadline: float = getattr(self._call, "deadline", NEVER)
+            if monotonic() >= min(deadline, began + next(limits)):
                 raise failed
             sleep(pause * random.uniform(0.5, 1.0))
             pause = min(1.0, 2 * pause or 0.02)
-
-    def _explained(self, error: psycopg.Error) -> Exception:
-        text = " ".join(str(error).split())
-        if isinstance(error, psycopg.errors.DiskFull):
-            return OSError(errno.ENOSPC, f"the disk of the server is full ({text}). What was acknowledged is kept")
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return PermissionError(
-                errno.EACCES, f"{self.name}: {text}. Grant the user the right to create tables, or to use these"
-            )
-        if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-            return ConnectionFailed(f"{self.name}: this server is read-only. Connect to the primary server.")
-        if isinstance(error, psycopg.errors.UndefinedTable):
-            return CorruptStore(f"{self.name}: {text}. The tables of this queue were deleted. Open the queue again.")
-        if isinstance(error, psycopg.DataError):
-            return ValueError(f"{self.name}: {text}")
-        return error
 
     # Operations that differ from other engines.
 
@@ -307,7 +296,7 @@ class PostgresStore(Store):
             nonlocal was_sent
             may_be_done, was_sent = was_sent, True
             run = session.connection.execute
-            with _pipeline(session.connection) as pipeline:  # without a begin, the sync commits
+            with postgres.pipeline(session.connection) as pipeline:  # without a begin, the sync commits
                 run(self.sql[f"lock_{by}"], ([task],))
                 ended = run(self.sql[f"end_alone_{by}"], (NUMBERS[ending.state], *ended_with, task, ending.token))
                 pipeline.sync()
@@ -376,21 +365,6 @@ class PostgresStore(Store):
     def prune(self, older_than: dict[str, float], limit: int) -> int:
         self.read(lambda run: run(self.sql["forget_sessions"]))
         return super().prune(older_than, limit)
-
-
-@contextmanager
-def _pipeline(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Pipeline]:
-    failed: psycopg.Error | None = None
-    try:
-        with connection.pipeline() as pipeline:
-            try:
-                yield pipeline
-            except psycopg.Error as error:
-                failed = error  # not raised here: the end of the pipeline would log a second error
-    except psycopg.Error as error:
-        failed = failed or error
-    if failed is not None:
-        raise failed
 
 
 def _to_json(columns: list[str], rows: list[tuple[Any, ...]]) -> str:

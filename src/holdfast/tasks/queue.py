@@ -43,7 +43,7 @@ class TaskQueue:
 
     durable: `put` and `complete` return when the disk has the data. PostgreSQL decides that itself
     max_pending: `put` raises QueueFull, or waits, while this number of tasks is pending
-    retry_after, retry_most: seconds until the second attempt; twice as long until the third, and so on; at most
+    retry_after, max_retry_after: seconds until the second attempt; twice as long until the third, and so on; at most
     keep, keep_failed: how long done and cancelled tasks, and failed ones, are kept: seconds, "7d", or None for ever
     mode: of the files in the directory
     """
@@ -55,7 +55,7 @@ class TaskQueue:
         durable: bool = True,
         max_pending: int | None = None,
         retry_after: float = 1.0,
-        retry_most: float = 300.0,
+        max_retry_after: float = 300.0,
         keep: float | str | None = "7d",
         keep_failed: float | str | None = None,
         mode: int = 0o644,
@@ -63,8 +63,8 @@ class TaskQueue:
         if max_pending is not None and (not isinstance(max_pending, int) or max_pending < 1):
             raise ValueError(f"max_pending must be an integer of at least 1 or None, not {max_pending!r}")
         check_seconds("retry_after", retry_after)
-        check_seconds("retry_most", retry_most)
-        self.retries = Retries(retry_after, retry_most)
+        check_seconds("max_retry_after", max_retry_after)
+        self.retries = Retries(retry_after, max_retry_after)
         self.keep = seconds_of("keep", keep)
         self.keep_failed = seconds_of("keep_failed", keep_failed)
         self.durable = durable
@@ -253,9 +253,7 @@ class TaskQueue:
         with queue.claim() as task:         # completes the task, or fails it if the block raises
             print(task.payload)
         """
-        if timeout == 0:
-            return self.claimer().next()
-        return self.claimer().wait(None if timeout is None else monotonic() + timeout)
+        return self.store.within(timeout, lambda: self.claimer().claim(timeout))
 
     async def aclaim(self, timeout: float | None = 0) -> Claim | None:
         """`claim` for asyncio and trio. A cancelled call claims nothing."""
@@ -335,6 +333,9 @@ class TaskQueue:
         cancelled: when another thread sets it, the wait ends within a second
         """
         wanted = [ids] if isinstance(ids, str) else list(ids)
+        return self.store.within(timeout, lambda: self._wait(wanted, timeout, cancelled))
+
+    def _wait(self, wanted: list[str], timeout: float | None, cancelled: threading.Event | None) -> list[Task]:
         tasks: list[Task] = []
         with closing(self._changes(timeout)) as changes:
             for _ in changes:

@@ -56,6 +56,10 @@ class Reader(ABC):
     def __init__(self, **clauses: str) -> None:
         self.sql = filled(STATEMENTS, **clauses)
 
+    def within(self, seconds: float | None, call: Callable[[], Result]) -> Result:
+        """Return what `call` returns. It waits for a server that is away about so long at most."""
+        return call()
+
     # What an engine adds.
 
     @abstractmethod

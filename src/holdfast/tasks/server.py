@@ -28,7 +28,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from .. import postgres, process
+from .. import postgres, process, system
 from ..errors import ConnectionFailed
 from ..files import pipe
 from ..wait import poll
@@ -55,8 +55,7 @@ class InProcess:
     def __init__(self, url: str, prefix: str, locks: str) -> None:
         self.registry = process.registry
         self._url, self._prefix, self._locks = url, prefix, locks
-        self._room = threading.BoundedSemaphore(MAX_SESSIONS)
-        self._free: deque[postgres.Session] = deque()
+        self._pool = postgres.Pool(url, MAX_SESSIONS, _SETTINGS)
         self._mutex = threading.RLock()
         self._home: postgres.Session | None = None
         self._workers: WeakValueDictionary[int, Worker] = WeakValueDictionary()  # by their number
@@ -66,25 +65,14 @@ class InProcess:
         with self._mutex:
             if self._home is not None:
                 self._home.close()
-        while self._free:
-            self._free.pop().close()
+        self._pool.close()
 
     @contextmanager
     def session(self) -> Iterator[postgres.Session]:
         """A session for one operation. After an error it is closed."""
-        with self._room:
-            try:
-                session = self._free.pop()
-            except IndexError:
-                session = postgres.connect(self._url)
-                postgres.explained(self._url, lambda: session.connection.execute(_SETTINGS))
-                session.number = random.getrandbits(62)
-            try:
-                yield session
-            except BaseException:
-                session.close()
-                raise
-            self._free.append(session)
+        with self._pool.session() as session:
+            session.number = session.number or random.getrandbits(62)
+            yield session
 
     # The home session. It is opened by the first worker, and again after it was lost.
 
@@ -186,7 +174,7 @@ class Worker(Registration):
 
     def ring(self) -> None:
         with suppress(BlockingIOError):  # full of earlier rings
-            os.write(self._writer.fd, b"!")
+            system.write(self._writer.fd, b"!")
 
     def wait(self, seconds: float, *others: int) -> set[int]:
         """Wait until it is woken or another descriptor is readable. Return which: nothing if the time is over."""
@@ -203,7 +191,7 @@ class Worker(Registration):
             ready = poll([*mine, *session], left).intersection(mine)
             if ready or monotonic() >= deadline:
                 if self._reader.fd in ready:
-                    os.read(self._reader.fd, 4096)
+                    system.read(self._reader.fd, 4096)
                 return ready
 
     def close(self) -> None:

@@ -314,14 +314,17 @@ class Store(Reader):
                     now_waits = tx.waiting_state(key, due)
                     tx.run(self.sql["state"], (now_waits, due if now_waits == DELAYED else None, task))
 
-    def end(self, workers: Sequence[str], choose: Callable[[list[Attempt]], Sequence[Ending]]) -> list[Ending]:
+    def end(
+        self, workers: Callable[[], Iterable[str]], choose: Callable[[list[Attempt]], Sequence[Ending]]
+    ) -> list[Ending]:
         """Call `choose` with the running tasks of these workers, and settle what it returns. Return what was settled.
 
         `choose` may kill the workers. No other process settles these tasks meanwhile, so none of them is an orphan.
+        workers: called in the transaction. A process may have become a worker just before
         """
 
         def work(tx: Transaction) -> list[Ending]:
-            endings = choose([attempt for worker in workers for attempt in self.running(tx.run, worker)])
+            endings = choose([attempt for worker in list(workers()) for attempt in self.running(tx.run, worker)])
             settled = zip(endings, self.settle_in(tx, endings), strict=True)
             return [ending for ending, was_open in settled if was_open]
 

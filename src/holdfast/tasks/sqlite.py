@@ -29,31 +29,46 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import owner, process, system
 from ..errors import CorruptStore, Unsupported, WouldDeadlock
 from ..files import OwnedFd, inode_of, named, remove, sync_directory, try_lock
 from ..locks.lock import Lock
+from ..sqlite import inside_sqlite
 from ..wait import RECHECK_S, poll
-from .connection import BUSY_WAIT_S, Connection, check_directory, explain, inside_sqlite
+from .connection import (
+    BUSY_WAIT_S,
+    MAX_WAL_BYTES,
+    SOON_S,
+    Connection,
+    LogChanges,
+    check_directory,
+    explain,
+)
 from .reading import Result, Run, Transaction
 from .sql import Store
-from .statements import SCHEMA
-from .store import Attempt, Changes, Registration, Woken, process_name
+from .sqlite_worker import Worker, ring
+from .statements import READY, SCHEMA
+from .store import Attempt, Changes, NewTask, Registration, Woken
 
 VERSION = 2
-MAX_WAL_BYTES = 4 << 20  # the log is emptied when it is larger
 _APPLICATION = 0x48467471  # "HFtq", in the header of the database
 _CHECK_WAL_EVERY = 16  # commits
 _CHECKPOINT_WAIT_MS = 200  # for readers. After a wait in vain, the log may grow to twice its size before the next one
-_SOON_S = 0.001
 _TOKENS_OF_A_BOOT = 1_000_000
+Argument = TypeVar("Argument")
 _clock = getattr(time, "CLOCK_BOOTTIME", None)
+
+# A ready task, in one statement and its own transaction. If a worker is idle, `payload` must not be null, so the
+# statement is ignored. It is also ignored if a task with that id exists.
+ADD_ALONE = f"""insert or ignore into task (id, function, payload, priority, attempts, timeout, put_at, state, ord)
+    values (?, ?, case when exists (select 1 from idle) then null else ? end, ?, ?, ?, ?, {READY},
+        (select coalesce(max(seq), 0) + 1 from task))"""
 
 
 class InProcess:
@@ -86,6 +101,7 @@ class SqliteStore(Store):
         self._commits = 0
         self._sync_failed = False
         self._offset = 0.0  # of the clock
+        self._inode: process.Inode | None = None  # of `queue.db`
         check_directory(self.path)
         self._open()
 
@@ -104,6 +120,7 @@ class SqliteStore(Store):
         """Create or check the schema."""
         if not system.access(self._file, os.F_OK):
             self._create()
+        self._inode = inode_of(system.stat(self._file))
         application, version = self.read(
             lambda run: [run(f"pragma {name}").fetchone()[0] for name in ("application_id", "user_version")]
         )
@@ -153,16 +170,22 @@ class SqliteStore(Store):
             row = run(self.sql["meta"], ("boot",)).fetchone()
             return ["", 0.0, -1] if row is None else json.loads(row[0])
 
+        def following(known: list[Any]) -> list[Any]:
+            return [boot, time.time() - time.clock_gettime(_clock), known[2] + 1]
+
         def work(tx: Transaction) -> list[Any]:
             known = stored(tx.run)
             if known[0] != boot:
-                known = [boot, time.time() - time.clock_gettime(_clock), known[2] + 1]
+                known = following(known)
                 tx.run(self.sql["set_meta"], ("boot", json.dumps(known)))
             return known
 
         known = self.read(stored)
         if known[0] != boot:
-            known = self.transact(work)
+            try:
+                known = self.transact(work)
+            except PermissionError:  # a user who may only read
+                known = following(known)
         self._offset, self.least_token = known[1], known[2] * _TOKENS_OF_A_BOOT
 
     def now(self) -> float:
@@ -182,19 +205,16 @@ class SqliteStore(Store):
         try:
             connection: Connection = local.connection
         except AttributeError:
-            try:
-                connection = local.connection = Connection(self.path, self._lock)
-            except sqlite3.Error as error:
-                raise explain(error, self.path) from error
+            connection = local.connection = Connection(self.path, self._lock)
         return connection
 
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
         connection = self._connection()
         if connection.raw is not None and connection.raw.in_transaction:  # a signal handler
             raise WouldDeadlock(f"{self.name}: this thread is in the middle of a transaction", path=self.path)
-        result, woken, has_changed = self._transact(connection, work)
-        while woken and (missed := _ring(f"{self.path}/bells", woken)):  # they are dead: wake others
-            _, woken, _ = self._transact(connection, lambda tx: setattr(tx, "ready", missed))
+        result, woken, has_changed = self._locked(connection, self._commit, work)
+        while woken and (missed := ring(f"{self.path}/bells", woken)):  # they are dead: wake others
+            _, woken, _ = self._locked(connection, self._commit, lambda tx: setattr(tx, "ready", missed))
         if self.durable and sync and has_changed:
             self._sync(connection)
         return result
@@ -220,15 +240,19 @@ class SqliteStore(Store):
                 raise
             here.synced = target
 
-    def _transact(
-        self, connection: Connection, work: Callable[[Transaction], Result]
-    ) -> tuple[Result, list[str], bool]:
+    def _locked(self, connection: Connection, step: Callable[[Connection, Argument], Result], of: Argument) -> Result:
+        """Call `step`, which commits, under the lock of all writers."""
         hold = None
         try:
             hold = connection.acquire()
             with inside_sqlite:
                 connection.open()
-                return self._commit(connection, work)
+                self._check_file()
+                result = step(connection, of)
+                self._commits += 1
+                if self._commits % _CHECK_WAL_EVERY == 0 or self._sync_failed:
+                    self._checkpoint_if_large(connection)
+                return result
         except sqlite3.Error as error:
             raise explain(error, self.path) from error
         finally:  # also if an interrupt came before `hold` was known
@@ -262,19 +286,21 @@ class SqliteStore(Store):
             if raw.in_transaction:
                 run("rollback")
             raise
-        self._commits += 1
-        if self._commits % _CHECK_WAL_EVERY == 0 or self._sync_failed:
-            self._checkpoint_if_large(connection)
         return result, woken, raw.total_changes != changes
 
     def read(self, work: Callable[[Run], Result]) -> Result:
         connection = self._connection()
         try:
-            with inside_sqlite:
-                connection.open()
-                return work(connection.run)
+            result = connection.read(work)
         except sqlite3.Error as error:
             raise explain(error, self.path) from error
+        self._check_file()
+        return result
+
+    def _check_file(self) -> None:
+        if self._inode is not None and named(self._file, self._inode) is None:
+            text = "queue.db was deleted, replaced or renamed while this queue was open. Open it again: TaskQueue(…)"
+            raise FileNotFoundError(errno.ENOENT, text, self.path)
 
     def _checkpoint_if_large(self, connection: Connection) -> None:
         """Empty the write-ahead log, unless a reader still needs it."""
@@ -294,6 +320,21 @@ class SqliteStore(Store):
         self._sync_failed = self._sync_failed and failed
 
     # Operations that differ from other engines.
+
+    def add(
+        self, tasks: Sequence[NewTask], *, max_waiting: int | None = None, connection: Any = None
+    ) -> list[tuple[str, bool]]:
+        if len(tasks) == 1 and max_waiting is None and connection is None:
+            (task,) = tasks
+            if task.key is None and not task.delay and not task.after:
+                mine = self._connection()
+                if mine.raw is None or not mine.raw.in_transaction:  # else `transact` refuses this
+                    number = self._locked(mine, _insert, task)
+                    if number is not None:
+                        if self.durable:
+                            self._sync(mine)
+                        return [(task.id or f"_{number}", True)]
+        return super().add(tasks, max_waiting=max_waiting, connection=connection)
 
     def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
         inserted = (tx.run(self.sql["insert"], row) for row in rows)
@@ -337,7 +378,7 @@ class SqliteStore(Store):
         with here.watching, suppress(OSError):  # too many watches: the waiter looks again every second
             if here.watch is None:
                 here.watch = system.Watch(f"{self.path}/workers", OwnedFd, system.WATCH_CLOSING)
-                worker.look = _SOON_S  # a worker may have died before
+                worker.look = SOON_S  # a worker may have died before
         watch = here.watch
         while True:
             left = min(deadline - monotonic(), worker.look, max(0.0, worker.until - self.now()))
@@ -349,7 +390,7 @@ class SqliteStore(Store):
                     system.read(bell, 4096)
                 return Woken.TASK
             if watch is not None and watch.fd in ready and watch.drain():  # one of the threads drains it
-                worker.look = _SOON_S  # the kernel reports the close before it drops the lock
+                worker.look = SOON_S  # the kernel reports the close before it drops the lock
                 return Woken.DEATH
             if not ready and (worker.look < RECHECK_S or watch is None):
                 worker.look = min(worker.look * 10, RECHECK_S)
@@ -360,74 +401,12 @@ class SqliteStore(Store):
                 return Woken.TASK
 
     def changes(self) -> Changes:
+        self.read(lambda run: None)  # opens the connection, which keeps the log
         return LogChanges(self._connection(), f"{self._file}-wal")
 
 
-class Worker(Registration):
-    """A worker of this process. Its file is locked until the process and all commands that inherited it have ended."""
-
-    def __init__(self, store: SqliteStore) -> None:
-        self._store = store
-        self.look = RECHECK_S  # how long `wait` sleeps at most
-        for folder in ("workers", "bells"):  # a copy may have left out empty ones
-            with suppress(FileExistsError):
-                system.mkdir(f"{store.path}/{folder}", 0o777)
-        while True:
-            self.name = f"{process_name()}.{os.urandom(4).hex()}"
-            path, bell = f"{store.path}/workers/{self.name}", f"{store.path}/bells/{self.name}"
-            self._file = OwnedFd(system.open_fd(path, system.O_NEW, 0o666))
-            # Another process may have found the file before it was locked, and removed it.
-            if try_lock(self._file.fd, system.EX_NB) and named(path, inode_of(system.fstat(self._file.fd))):
-                system.mkfifo(bell, 0o622)
-                self.bell = OwnedFd(system.open_fd(bell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-                return
-
-    def fileno(self) -> int:
-        return self._file.fd
-
-    def close(self) -> None:
-        if not self._file.is_open:  # also in a forked child
-            return
-        try:
-            self.leave()
-        finally:
-            for folder in ("bells", "workers"):
-                remove(f"{self._store.path}/{folder}/{self.name}")
-            self._file.close()
-            self.bell.close()
-
-
-def _ring(bells: str, workers: list[str]) -> int:
-    """Wake workers. Return how many are dead."""
-    missed = 0
-    for name in workers:
-        try:
-            with OwnedFd(system.open_fd(f"{bells}/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as bell:
-                system.write(bell.fd, b"!")
-        except BlockingIOError:
-            pass  # the pipe is full of earlier rings
-        except OSError:
-            missed += 1
-    return missed
-
-
-class LogChanges(Changes):
-    """Watches the write-ahead log, which the connection keeps from being deleted."""
-
-    def __init__(self, connection: Connection, path: str) -> None:
-        self._connection = connection
-        self._watch: system.Watch | None = None
-        with suppress(OSError):
-            self._watch = system.Watch(path, OwnedFd, system.WATCH_WRITING)
-
-    def wait(self, seconds: float) -> None:
-        if self._watch is None:
-            time.sleep(min(seconds, 0.05))
-        elif poll([self._watch.fd], seconds):
-            time.sleep(_SOON_S)  # so that a waiter beside busy workers looks a thousand times a second at most
-            self._watch.drain()
-
-    def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close(reuse=True)
-            self._watch = None
+def _insert(connection: Connection, task: NewTask) -> int | None:
+    """Add a task that is ready at once. None: a worker is idle and must be woken, or the id exists."""
+    values = (task.id, task.function, task.payload_json, task.priority, task.attempts, task.timeout, time.time())
+    cursor = connection.run_alone(ADD_ALONE, values)
+    return cursor.lastrowid if cursor.rowcount else None

@@ -11,6 +11,7 @@ from socket import socketpair
 from time import monotonic
 from typing import Any
 
+from .. import system
 from ..files import OwnedFd
 from ..wait import poll
 from .child import COUNTERS, Work
@@ -26,8 +27,9 @@ class Child:
         self._channel = OwnedFd(ours.detach())  # the other children do not have it
         os.set_blocking(self._channel.fd, False)
         self._counters = context.RawArray("Q", len(COUNTERS))
-        self.workers: set[str] = set()  # their names in the queue
+        self._workers: set[str] = set()
         self.was_killed = False
+        self.is_settled = False  # all its tasks were settled after it was killed
         self._deadlines: dict[tuple[str, int], float] = {}
         self._rest = b""
         self._code: int | None = None
@@ -48,7 +50,7 @@ class Child:
     def stop(self) -> None:
         """Let it begin no other task."""
         with suppress(OSError):
-            os.write(self._channel.fd, b"!")
+            system.write(self._channel.fd, b"!")
 
     def close(self) -> None:
         self._channel.close()
@@ -63,6 +65,11 @@ class Child:
     def deadline(self) -> float:
         return min(self._deadlines.values(), default=float("inf"))
 
+    def workers(self) -> set[str]:
+        """Their names in the queue. A worker sends its name before it claims a task."""
+        self.read_messages()
+        return self._workers
+
     def take_late(self) -> set[tuple[str, int]]:
         """The id and token of tasks whose deadline has passed. Each is returned once."""
         self.read_messages()
@@ -76,7 +83,7 @@ class Child:
         """Read all messages. A closed socket means nothing: the handler may have closed it."""
         while self._channel.is_open:
             try:
-                text = os.read(self._channel.fd, 1 << 16)
+                text = system.read(self._channel.fd, 1 << 16)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -89,7 +96,7 @@ class Child:
 
     def _handle(self, kind: str, *rest: Any) -> None:
         if kind == "worker":
-            self.workers.add(rest[0])
+            self._workers.add(rest[0])
         elif kind == "begin":
             self._deadlines[rest[0], rest[1]] = monotonic() + rest[2]
         else:

@@ -24,6 +24,7 @@ from multiprocessing.reduction import ForkingPickler
 from time import monotonic, time
 from typing import Any, Protocol
 
+from .. import system
 from ..errors import HoldfastError, Unsupported
 from ..files import OwnedFd, pipe
 from ..wait import poll
@@ -120,7 +121,7 @@ class Worker:
         self._asked += 1
         if self._wake is not None:
             with suppress(OSError):  # the pipe is full, or `run` has returned
-                os.write(self._wake.fd, b"!")
+                system.write(self._wake.fd, b"!")
 
     def run(self, drain: bool = False) -> Summary:
         """Work until it is stopped (SIGTERM, SIGINT, `stop`), or with `drain` until no task is pending or running."""
@@ -173,7 +174,7 @@ class Worker:
         soonest = min([self._tick_at, *(child.deadline for child in self._children)])
         ready = poll([*fds, *(self._observer.fds if self._observer is not None else ())], soonest - monotonic())
         if self._woken.fd in ready:
-            os.read(self._woken.fd, 4096)
+            system.read(self._woken.fd, 4096)
         for child in list(self._children):
             if ready.intersection(child.fds):
                 child.read_messages()
@@ -205,6 +206,8 @@ class Worker:
         for outcome in OUTCOMES:
             self._count(outcome, child.count(outcome))
         self._tick_at = 0.0
+        if child.was_killed and not child.is_settled:  # it died later than `_end` waited
+            self._attempt(lambda: self._end(child, always=True))
         if child.was_killed or (code == 0 and child.count("finished")):
             return
         self._count("deaths", 1)
@@ -267,13 +270,15 @@ class Worker:
         if len(due) < len(cancelled):
             self._tick_at = now + _SOON_S
         for child in list(self._children):
-            if any(cancelled[key] in child.workers for key in due):
+            if any(cancelled[key] in child.workers() for key in due):
                 self._end(child, due)
 
     def _end(self, child: Child, cancelled: Collection[Key] = (), *, always: bool = False) -> None:
         """End the tasks of a child that are late or cancelled, by killing it. Its other tasks are given back."""
+        is_dead = False
 
         def choose(attempts: list[Attempt]) -> list[Ending]:
+            nonlocal is_dead
             late = child.take_late()
             endings = []
             for attempt in attempts:
@@ -286,10 +291,12 @@ class Worker:
                 return []
             ended = {ending.id for ending in endings}
             endings += [given_back(attempt) for attempt in attempts if attempt.id not in ended]
-            return endings if child.kill() else []
+            is_dead = child.kill()
+            return endings if is_dead else []
 
-        for ending in self.queue.store.end(list(child.workers), choose):
+        for ending in self.queue.store.end(child.workers, choose):
             self._count(outcome_of(ending), 1)
+        child.is_settled = is_dead
         self._tick_at = 0.0
         self._remove_if_dead(child)
 
