@@ -17,12 +17,16 @@ import contention
 import directories
 import engines
 import events
+import events_many
+import events_postgres
 import flock_loop
 import handoff
 import imports
+import scale
 import store_lock
 import tasks
 import tasks_beside
+import tasks_idle
 import tasks_postgres
 import uncontended
 from measure import Place, Row, Table
@@ -51,13 +55,17 @@ SECTIONS: dict[str, Section] = {
     "events-lock": store_lock.section,
     "events-processes": events.processes,
     "events-peers": lambda quick, places: iter([events.side_by_side(quick, places[0])]),
+    "events-many": lambda quick, places: iter([events_many.section(quick, places[0])]),
     "events-million": lambda quick, places: iter([events.million(quick, places[0])]),
+    "events-postgres": events_postgres.section,
     "tasks": tasks.section,
     "tasks-wake": _everywhere(tasks.wake),
+    "tasks-idle": _everywhere(tasks_idle.section),
     "tasks-many": lambda quick, places: iter([tasks.many(quick, places[0])]),
     "tasks-postgres": tasks_postgres.section,
     "engines": engines.section,
     "engines-handoff": engines.handoff_section,
+    "engines-scale": scale.section,
     "waiters": lambda quick, places: iter([contention.waiters(quick, places[0])]),
 }
 

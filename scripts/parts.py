@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -113,8 +114,11 @@ class Running:
         self.part.cases = read_report(self.report)
 
 
-def run(parts: list[Part]) -> bool:
-    """Run them, and print how each went, with the output of those that failed. False: at least one failed."""
+def run(parts: list[Part], passed: Callable[[Part], object] = lambda part: None) -> bool:
+    """Run them, and print how each went, with the output of those that failed. False: at least one failed.
+
+    passed: called with each part that has passed
+    """
     known = guesses()
     left = sorted(parts, key=lambda part: (not part.alone, -guess(part, known)))
     running: list[Running] = []
@@ -133,7 +137,9 @@ def run(parts: list[Part]) -> bool:
                     progress = f"{done}/{len(parts)}, {clock(time.monotonic() - began)}, about {clock(ahead)} left"
                     print(f"[{progress}] {ended.part.name}: {ended.part.summary()} in {ended.part.seconds:.0f} s")
                     sys.stdout.flush()
-                    if not ended.part.ok:
+                    if ended.part.ok:
+                        passed(ended.part)
+                    else:
                         show(ended.output)
                     ended.output.close()
                 time.sleep(0.05)

@@ -2,12 +2,13 @@
 
 The proofs are the tests that are marked `slow`, with those under wine and on network file systems, and all other tests
 with the package as under `python -O`. With an argument, only proofs that match run, and docs/proof.md stays as it is.
-It stays as it is also if a proof fails.
+It stays as it is also if a proof fails. The next time, only proofs that have not passed on the same sources run.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -16,11 +17,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from parts import JOBS, ROOT, Part, clock, files, run
+from parts import JOBS, ROOT, Case, Part, clock, files, run
 
 PAGE = ROOT / "docs" / "proof.md"
+PASSED = ROOT / ".pytest_cache" / "proved.json"
 EXPLORED = "HOLDFAST_EXPLORED"
 OPTIMISED = "The package keeps its promises under `python -O`"
 
@@ -32,6 +36,8 @@ PROMISES = {
     "locks/test_state_machine": "Locks do what a model of them does",
     "locks/test_crash_points": "A killed process blocks no lock and leaves no file",
     "locks/test_conformance": "Locks on servers keep the promises of local ones",
+    "locks/test_server_faults": "Locks on servers keep the promises of local ones",
+    "cli/test_cli_servers": "Locks on servers keep the promises of local ones",
     "locks/test_rule_ten": "Two kinds of lock on one path never have a holder each",
     "locks/test_lock_file": "A lock file never has two holders; a holder whose lock was removed gets `LockLost`",
     "atomicdir/": "A directory is replaced as a whole or not at all",
@@ -94,6 +100,46 @@ def numbers(explored: Path) -> dict[str, Counter[str]]:
     return found
 
 
+def sources(part: Part) -> str:
+    """A hash of all that a part runs: the package, the tests without those of other files, and these scripts."""
+    own = {test.partition("::")[0] for test in part.tests}
+    found = hashlib.sha256()
+    for folder in ("src", "tests", "scripts"):
+        for file in sorted(path for path in (ROOT / folder).rglob("*.*") if path.suffix != ".pyc" and path.is_file()):
+            name = str(file.relative_to(ROOT))
+            if name in own or not file.name.startswith("test_") or file.parent.name == "windows":
+                found.update(f"{name}\0".encode() + file.read_bytes())
+    return found.hexdigest()
+
+
+class Passed:
+    """The proofs that have passed, by name, and on which sources."""
+
+    def __init__(self, file: Path, explored: Path) -> None:
+        self._file = file
+        self._explored = explored
+        self._known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+
+    def take(self, part: Part) -> bool:
+        """Give the part the result of an earlier run. False: it has not passed on these sources."""
+        found = self._known.get(part.name)
+        if found is None or found["sources"] != sources(part):
+            return False
+        part.seconds, part.cases = found["seconds"], [Case(**case) for case in found["cases"]]
+        with self._explored.open("a") as file:
+            file.writelines(json.dumps({"test": test, **numbers}) + "\n" for test, numbers in found["explored"].items())
+        return True
+
+    def note(self, part: Part) -> None:
+        every = numbers(self._explored).items()
+        seen = {test: counted for test, counted in every if any(one.endswith(test) for one in part.tests)}
+        cases = [asdict(case) for case in part.cases]
+        found = {"sources": sources(part), "seconds": part.seconds, "cases": cases, "explored": seen}
+        self._known[part.name] = found
+        self._file.parent.mkdir(exist_ok=True)
+        self._file.write_text(json.dumps(self._known))
+
+
 def rows(parts: list[Part], seen: dict[str, Counter[str]]) -> dict[str, list[str]]:
     """The lines of each promise's table."""
     found: dict[str, list[str]] = {}
@@ -119,7 +165,8 @@ def rows(parts: list[Part], seen: dict[str, Counter[str]]) -> dict[str, list[str
     return found
 
 
-def page(parts: list[Part], seen: dict[str, Counter[str]], seconds: float) -> str:
+def page(parts: list[Part], seen: dict[str, Counter[str]]) -> str:
+    seconds = sum(part.seconds for part in parts)
     total = sum(seen.values(), Counter[str]())
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -129,8 +176,8 @@ def page(parts: list[Part], seen: dict[str, Counter[str]], seconds: float) -> st
         "",
         "Written by `make prove` (scripts/prove.py). Every line was a test that passed; do not edit this page.",
         "",
-        f"- Commit {commit.stdout.strip()}, {datetime.date.today():%d %B %Y}, {clock(seconds)} minutes with {JOBS} "
-        f"processes at a time.",
+        f"- Commit {commit.stdout.strip()}, {datetime.date.today():%d %B %Y}, {clock(seconds)} minutes of "
+        f"tests, {JOBS} processes at a time.",
         f"- {platform.python_implementation()} {platform.python_version()}, {platform.system()} "
         f"{platform.release().partition('-')[0]}, {platform.machine()}, {os.cpu_count()} processors.",
         f"- Together: {', '.join(f'{total[unit]:,} {UNITS[unit]}' for unit in UNITS if total[unit])}.",
@@ -168,10 +215,14 @@ def main(wanted: str) -> int:
             for part in proofs(str(explored))
             if not wanted or wanted in part.name or wanted in promise_of(part.tests[0])
         ]
-        print(f"{len(parts)} parts, {JOBS} at a time.", flush=True)
-        good = run(parts)
+        passed = Passed(PASSED, explored)
+        left = [part for part in parts if not passed.take(part)]
+        print(
+            f"{len(left)} parts, {JOBS} at a time; {len(parts) - len(left)} have passed on these sources.", flush=True
+        )
+        good = run(left, passed.note)
         seen = numbers(explored)
-    text = page(parts, seen, time.monotonic() - began)
+    text = page(parts, seen)
     if not good:
         print("FAILED: docs/proof.md stays as it was.")
         return 1

@@ -170,6 +170,24 @@ def etcd_server() -> Iterator[servers.Etcd]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def samba_server() -> Iterator[servers.Samba]:
+    """A Samba server of this process."""
+    import servers
+
+    from holdfast.locks import smb_session
+
+    server = servers.Samba.start()
+    try:
+        yield server
+    finally:
+        for share in smb_session.shares.values():
+            if share._session is not None:
+                share._session.lose()
+        smb_session.shares.clear()
+        server.stop()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for 300 kB."""

@@ -15,19 +15,24 @@ import fcntl
 import http.client
 import json
 import os
+import select
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support import PATIENCE, is_alive, until
 
 USER, PASSWORD = "tester", "not-to-be-seen"
+LOGIN = f"root:{PASSWORD}"  # of etcd with users
 SETTINGS: dict[str, object] = {
     "max_connections": 100,
     "fsync": "off",
@@ -129,6 +134,54 @@ class PgBouncer:
         self.process.wait()
 
 
+class Proxy:
+    """Forwards connections to the server. `cut` names a message of the client at which it cuts a connection: after the
+    server has answered it, or before the server gets it."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.cut: tuple[bytes, str] | None = None
+        self.cuts = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._forward, args=[client], daemon=True).start()
+
+    def _forward(self, client: socket.socket) -> None:
+        is_cut = False
+        with client, socket.create_connection(("127.0.0.1", self._target)) as server:
+            while True:
+                ready, _, _ = select.select([client, server], [], [])
+                for source in ready:
+                    try:
+                        data = source.recv(1 << 16)
+                    except ConnectionError:
+                        return
+                    if not data:
+                        return
+                    if source is client and self.cut is not None and self.cut[0] in data:
+                        when, self.cut = self.cut[1], None
+                        self.cuts += 1
+                        is_cut = True
+                        if when == "before":
+                            return
+                    elif source is server and is_cut:
+                        return
+                    (server if source is client else client).sendall(data)
+
+    def close(self) -> None:
+        with suppress(OSError):  # closed already
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the call of accept
+        self._listener.close()
+
+
 class Server:
     """One process of a server, with its children, its port and its directory."""
 
@@ -143,7 +196,20 @@ class Server:
             shutil.chown(self.directory, self.user)
         self.port = 0
         self.addresses = ["127.0.0.1"]
+        self.tls: dict[str, Path] = {}
         self.process: subprocess.Popen[bytes] | None = None
+
+    def use_tls(self, files: dict[str, Path]) -> None:
+        """Serve only clients with certificates. files: ca, cert, key, and client_cert and client_key for the clients
+
+        The server has a second address, for which its certificate is not valid.
+        """
+        self.addresses = ["127.0.0.1", "127.0.0.2"]
+        for name, file in files.items():
+            self.tls[name] = Path(shutil.copy(file, self.directory / f"{name}.pem"))
+            if os.geteuid() == 0 and "client" not in name:
+                shutil.chown(self.tls[name], self.user)
+            self.tls[name].chmod(0o600 if name != "ca" else 0o644)
 
     def command(self) -> list[object]:
         raise NotImplementedError
@@ -215,7 +281,7 @@ class Postgres(Server):
         self.settings = settings
 
     @classmethod
-    def start(cls, settings: dict[str, object] = SETTINGS) -> Postgres:
+    def start(cls, settings: dict[str, object] = SETTINGS, tls: dict[str, Path] | None = None) -> Postgres:
         def find() -> Path | None:
             found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
             return found[-1].parent if found else None
@@ -224,6 +290,8 @@ class Postgres(Server):
         server = cls(programs, settings)
         try:
             server.create()
+            if tls:
+                server.use_tls(tls)
             server.run()
         except BaseException:
             server.stop()
@@ -238,6 +306,14 @@ class Postgres(Server):
         options = ["-D", self.directory / "data", "-U", "postgres", "-A", "password", "--pwfile", password, "--no-sync"]
         options += ["--encoding=UTF8", "--locale=C", "--no-instructions"]
         self.check("initdb", *options)
+
+    def use_tls(self, files: dict[str, Path]) -> None:
+        super().use_tls(files)
+        self.settings = {**self.settings, "ssl": "on"}
+        for setting, name in (("ssl_ca_file", "ca"), ("ssl_cert_file", "cert"), ("ssl_key_file", "key")):
+            self.settings[setting] = self.tls[name]
+        rule = "hostssl all all 127.0.0.0/8 password clientcert=verify-ca"
+        (self.directory / "data/pg_hba.conf").write_text(f"{rule}\n")
 
     def check(self, program: str, *arguments: object) -> None:
         command = as_user("postgres", self.programs / program, *arguments)
@@ -270,7 +346,9 @@ class Postgres(Server):
         return psycopg.connect(self.url(database, user), autocommit=True)
 
     def url(self, database: str, user: str = USER) -> str:
-        return f"postgresql://{user}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+        url = f"postgresql://{user}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+        names = {"sslrootcert": "ca", "sslcert": "client_cert", "sslkey": "client_key"}
+        return url + query({"sslmode": "verify-full"} if self.tls else {}, names, self.tls)
 
     def allow(self, address: str) -> None:
         """Accept connections from another machine. It takes effect with the next start."""
@@ -290,9 +368,11 @@ class Redis(Server):
         self.max_memory = 0
 
     @classmethod
-    def start(cls) -> Redis:
+    def start(cls, tls: dict[str, Path] | None = None) -> Redis:
         server = cls(installed("redis-server", lambda: program("redis-server")))
         try:
+            if tls:
+                server.use_tls(tls)
             server.run()
         except BaseException:
             server.stop()
@@ -302,6 +382,9 @@ class Redis(Server):
     def command(self) -> list[object]:
         options = {"port": self.port, "save": "", "appendonly": "no", "dir": self.directory, "requirepass": PASSWORD}
         options["maxmemory"] = self.max_memory
+        if self.tls:
+            options |= {"port": 0, "tls-port": self.port, "tls-ca-cert-file": self.tls["ca"]}
+            options |= {"tls-cert-file": self.tls["cert"], "tls-key-file": self.tls["key"]}
         words = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         return [self.program, *words, "--bind", *self.addresses]
 
@@ -316,10 +399,12 @@ class Redis(Server):
     def client(self):
         import redis
 
-        return redis.Redis(port=self.port, password=PASSWORD)
+        return redis.Redis.from_url(self.url("").rstrip("/"))
 
     def url(self, name: str, password: str = PASSWORD) -> str:
-        return f"redis://:{password}@127.0.0.1:{self.port}/0/{name}"
+        names = {"ssl_ca_certs": "ca", "ssl_certfile": "client_cert", "ssl_keyfile": "client_key"}
+        scheme = "rediss" if self.tls else "redis"
+        return f"{scheme}://:{password}@127.0.0.1:{self.port}/0/{name}{query({}, names, self.tls)}"
 
     def allow(self, address: str) -> None:
         """Nothing to do: with a password, every machine may connect."""
@@ -394,11 +479,30 @@ class Samba(Server):
         self.process.terminate()
         self.process.wait(PATIENCE)
 
+    def tool(self, *words: object) -> str:
+        """Run a program of Samba, and return its output."""
+        return samba_tool(self.directory, *words)
+
+    def close_share(self, name: str) -> None:
+        """Close all files of a share, as an administrator does it."""
+        self.tool("smbcontrol", "smbd", "close-share", name)
+
     def url(self, path: str, user: str = login, password: str = PASSWORD) -> str:
         return f"smb://{user}:{password}@127.0.0.1:{self.port}/{path}"
 
     def allow(self, address: str) -> None:
         """Nothing to do: with a password, every machine may connect."""
+
+
+def samba_tool(directory: Path, program: object, *words: object) -> str:
+    command = [program, "-s", directory / "smb.conf", *words]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
+
+
+def watches(pid: int) -> int:
+    """How many clients of the Samba server of these tests have a directory open. pid: of the tests"""
+    (directory,) = Path(tempfile.gettempdir()).glob(f"holdfast-samba-{pid}-*")
+    return samba_tool(directory, "smbstatus", "-L").count(" DENY_NONE  0x81 ")
 
 
 def _lines(settings: dict[str, object]) -> list[str]:
@@ -415,6 +519,10 @@ class EtcdNode(Server):
         self.peer_port = 0
         self.cluster: list[EtcdNode] = [self]
 
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls else "http"
+
     def choose_port(self) -> None:
         if all(node.process is None for node in self.cluster):
             self.port, self.peer_port = free_port(), free_port()
@@ -423,8 +531,8 @@ class EtcdNode(Server):
         options = {
             "name": self.name,
             "data-dir": self.directory / "data",
-            "listen-client-urls": ",".join(f"http://{address}:{self.port}" for address in self.addresses),
-            "advertise-client-urls": f"http://127.0.0.1:{self.port}",
+            "listen-client-urls": ",".join(f"{self.scheme}://{address}:{self.port}" for address in self.addresses),
+            "advertise-client-urls": f"{self.scheme}://127.0.0.1:{self.port}",
             "listen-peer-urls": f"http://127.0.0.1:{self.peer_port}",
             "initial-advertise-peer-urls": f"http://127.0.0.1:{self.peer_port}",
             "initial-cluster": ",".join(f"{node.name}=http://127.0.0.1:{node.peer_port}" for node in self.cluster),
@@ -435,11 +543,19 @@ class EtcdNode(Server):
         known = subprocess.run([self.program, "--help"], capture_output=True, text=True, check=False)
         if "--unsafe-no-fsync" not in known.stdout + known.stderr:
             del options["unsafe-no-fsync"]
+        if self.tls:
+            options |= {"cert-file": self.tls["cert"], "key-file": self.tls["key"], "client-cert-auth": "true"}
+            options["trusted-ca-file"] = self.tls["ca"]
         return [self.program, *(f"--{name}={value}" for name, value in options.items())]
 
     def ask(self, method: str, **request: object) -> dict[str, object]:
         body = json.dumps(request).encode()
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v3/{method}", body, timeout=5) as answer:
+        context = None
+        if self.tls:
+            context = ssl.create_default_context(cafile=str(self.tls["ca"]))
+            context.load_cert_chain(self.tls["client_cert"], self.tls["client_key"])
+        url = f"{self.scheme}://127.0.0.1:{self.port}/v3/{method}"
+        with urllib.request.urlopen(url, body, timeout=5, context=context) as answer:
             found: dict[str, object] = json.loads(answer.read())
         return found
 
@@ -458,12 +574,14 @@ class Etcd:
         self.nodes = nodes
 
     @classmethod
-    def start(cls, number: int = 1) -> Etcd:
+    def start(cls, number: int = 1, tls: dict[str, Path] | None = None) -> Etcd:
         found = installed("etcd-server", lambda: program("etcd"))
         server = cls([EtcdNode(found, f"n{index}") for index in range(number)])
         try:
             for node in server.nodes:
                 node.cluster = server.nodes
+                if tls:
+                    node.use_tls(tls)
                 node.choose_port()
             server.restart()
         except BaseException:
@@ -501,6 +619,14 @@ class Etcd:
         for node in self.nodes:
             node.shut_down()
 
+    def require_password(self) -> None:
+        """From now on, only `LOGIN` may use it."""
+        ask = self.nodes[0].ask
+        ask("auth/user/add", name="root", password=PASSWORD)
+        ask("auth/role/add", name="root")
+        ask("auth/user/grant", user="root", role="root")
+        ask("auth/enable")
+
     def kill_leader(self) -> EtcdNode:
         """Kill the leader, and return it. The other nodes elect another one."""
         for node in self.nodes:
@@ -514,7 +640,9 @@ class Etcd:
 
     def url(self, name: str, user: str = "") -> str:
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
-        return f"etcd://{user and user + '@'}{hosts}/{name}"
+        tls = self.nodes[0].tls
+        names = {"ca": "ca", "cert": "client_cert", "key": "client_key"}
+        return f"{'etcds' if tls else 'etcd'}://{user and user + '@'}{hosts}/{name}{query({}, names, tls)}"
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -571,6 +699,13 @@ class FarNetwork:
         self._server.addresses.remove(self._near)
         self._server.shut_down()
         self._server.restart()
+
+
+def query(given: dict[str, str], names: dict[str, str], files: dict[str, Path]) -> str:
+    """The parameters of a URL: `given`, and those that name the files of TLS. Nothing if there are none."""
+    found = [f"{name}={value}" for name, value in given.items()]
+    found += [f"{name}={files[file]}" for name, file in names.items() if file in files]
+    return "?" + "&".join(found) if found else ""
 
 
 def program(name: str) -> Path | None:

@@ -16,7 +16,7 @@ from support import descriptors, in_child
 
 import holdfast
 from holdfast import files, process, system
-from holdfast.events.store_lock import StoreLock
+from holdfast.events.log.store_lock import StoreLock
 from holdfast.files import InheritedFd, OwnedFd
 
 SOURCE = Path(holdfast.__file__).parent

@@ -17,23 +17,26 @@ LAYERS = [
     {"system"},
     {"process", "paths", "json_text", "fence"},
     {"files", "owner", "metrics", "wait"},
-    {"watch", "status", "postgres"},
+    {"watch", "status", "postgres", "sqlite"},
     {"locks"},
-    {"atomicdir", "events", "tasks"},
+    {"atomicdir", "events", "tasks"},  # within events: the face above `events.log`, see below
     {"cli"},
 ]
-MAX_LINES = {"events/view.py": 500}
+MAX_LINES = {"events/log/view.py": 500}
 # Calls of the file system, or of another process. Facts about this process (os.getpid, os.geteuid) are no such calls.
-# Functions that walk through a whole tree are allowed: os.walk, os.fwalk, shutil.rmtree and shutil.copytree.
+# Functions that walk along a path or through a tree are allowed: os.makedirs, os.walk, os.fwalk, shutil.rmtree and
+# shutil.copytree.
 SYSTEM_CALLS = {
     *("access", "chmod", "chown", "close", "copy_file_range", "fchmod", "fchown", "fdatasync", "fstat", "fsync"),
-    *("ftruncate", "getxattr", "kill", "lchown", "link", "listdir", "listxattr", "lseek", "lstat", "makedirs", "mkdir"),
+    *("ftruncate", "getxattr", "kill", "lchown", "link", "listdir", "listxattr", "lseek", "lstat", "mkdir"),
     *("mkfifo", "mknod", "open", "pread", "pwrite", "read", "readlink", "remove", "removexattr", "rename", "replace"),
     *("rmdir", "scandir", "sendfile", "setxattr", "stat", "symlink", "sync", "truncate", "unlink", "utime", "write"),
     *("path.exists", "path.getmtime", "path.getsize", "path.isdir", "path.isfile", "path.islink", "path.ismount"),
     *("path.lexists", "path.samefile"),
 }
-CALL_DIRECTLY = {"system", "events", "tasks", "cli"}  # all but system are still to be changed
+# The events are still to be changed. The command has pipes and a terminal, and its doctor tests the file system itself.
+CALL_DIRECTLY = {"system", "events", "cli"}
+SIGNALS = {("tasks.supervised", "os.kill")}
 MODULES = {
     ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): file
     for file in sorted(PACKAGE.rglob("*.py"))
@@ -100,6 +103,17 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         follow(module, ())
 
 
+ENGINES = ("events.log", "events.postgres")
+
+
+@pytest.mark.parametrize(
+    "module", [module for module in GRAPH if module.startswith("events.") and not module.startswith(ENGINES)]
+)
+def test_the_face_of_events_knows_its_engines_only_through_the_port(module: str) -> None:
+    """They are imported when one is opened."""
+    assert {other for other in GRAPH[module] if other.startswith(ENGINES)} == set()
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_is_one_idea(module: str) -> None:
     file = MODULES[module]
@@ -114,7 +128,12 @@ def test_no_function_is_longer_than_a_screen(module: str) -> None:
     assert [node.name for node in nodes if (node.end_lineno or 0) - node.lineno >= 60] == []
 
 
-@pytest.mark.parametrize("module", ["locks.base", "locks.hold", "locks.engine"])
+FACES = ["locks.base", "locks.hold", "locks.engine"]
+FACES += ["events.store", "events.engine", "events.requests", "events.conditions", "events.decisions"]
+FACES += ["events.projections", "events.reading"]
+
+
+@pytest.mark.parametrize("module", FACES)
 def test_the_face_knows_no_path_descriptor_or_inode(module: str) -> None:
     """So that an engine on a server can stand behind it."""
     assert not GRAPH[module] & {"files", "paths", "system", "watch", "owner"}
@@ -132,6 +151,7 @@ def test_system_calls_are_made_through_system(module: str) -> None:
         if isinstance(node, ast.Call)
         and (ast.unparse(node.func) == "open" or ast.unparse(node.func).removeprefix("os.") in SYSTEM_CALLS)
         and ast.unparse(node.func).startswith(("os.", "open"))
+        and (module, ast.unparse(node.func)) not in SIGNALS
     ]
     assert direct == []
 

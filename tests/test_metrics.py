@@ -1,8 +1,9 @@
-"""The counters: exact under threads, and the same numbers through prometheus_client and OpenTelemetry."""
+"""The counters: exact under threads, and the same numbers through prometheus_client."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 import pytest
@@ -16,7 +17,6 @@ from holdfast import metrics
 def fresh(monkeypatch):
     """Counters that nobody else has counted with."""
     monkeypatch.setattr(metrics, "kinds", {})
-    monkeypatch.setattr(metrics, "_wait_listeners", [])
 
 
 @pytest.fixture
@@ -138,6 +138,12 @@ def test_a_wait_goes_into_the_first_bucket_that_is_not_smaller(seconds, bucket):
 # prometheus_client.
 
 
+def test_a_missing_prometheus_client_names_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ImportError, match=r"pip install 'holdfast\[prometheus\]'"):
+        metrics.export_prometheus()
+
+
 def test_prometheus_gets_the_same_numbers(path):
     prometheus = pytest.importorskip("prometheus_client", reason="needs prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
@@ -171,44 +177,3 @@ def test_prometheus_gets_the_same_numbers(path):
 
     registry.unregister(collector)
     assert prometheus.generate_latest(registry) == b""
-
-
-# OpenTelemetry.
-
-
-def collect(reader) -> dict[str, dict[str, object]]:
-    """The data points, by metric and kind of lock."""
-    return {
-        metric.name: {point.attributes["kind"]: point for point in metric.data.data_points}
-        for resource in reader.get_metrics_data().resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
-
-
-def test_opentelemetry_gets_the_same_numbers(path):
-    pytest.importorskip("opentelemetry.sdk.metrics", reason="needs opentelemetry-sdk")
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    try:
-        stop = metrics.export_opentelemetry(provider)
-        contend(holdfast.Lock(path))
-        metrics.kind("test").waited(0.25)
-        metrics.kind("test").waited(0.5)
-
-        shown = collect(reader)
-        for name in metrics.COUNTERS:
-            values = {kind: point.value for kind, point in shown[f"holdfast.{name}"].items()}
-            assert values == {kind: values[name] for kind, values in metrics.snapshot().items()}
-        assert (shown["holdfast.wait"]["lock"].count, shown["holdfast.wait"]["test"].count) == (1, 2)
-        assert shown["holdfast.wait"]["test"].sum == pytest.approx(0.75)
-        assert shown["holdfast.wait"]["lock"].sum == metrics.snapshot()["lock"]["wait_seconds"]["sum"]
-
-        stop()
-        metrics.kind("test").waited(0.5)
-        assert collect(reader)["holdfast.wait"]["test"].count == 2
-    finally:
-        provider.shutdown()

@@ -49,8 +49,8 @@ def guest(lab: Path) -> dict[tuple[str, str], dict[str, Any]]:
     assert qemu is not None
     share = "local,security_model=none,readonly=on,multidevs=remap"
     command = [
-        *("nice", "-n", "19", qemu, "-L", packages / "usr/share/qemu", "-L", packages / "usr/share/seabios"),
-        *("-accel", "tcg,thread=multi", "-cpu", "Nehalem", "-m", "2G", "-smp", "2"),
+        *(qemu, "-L", packages / "usr/share/qemu", "-L", packages / "usr/share/seabios"),
+        *("-accel", "tcg,thread=multi", "-cpu", "max", "-m", "2G", "-smp", "2"),
         *("-nodefaults", "-nographic", "-no-reboot", "-serial", f"file:{console}", "-serial", f"file:{results}"),
         *("-virtfs", f"{share},path=/,mount_tag=machine", "-virtfs", f"{share},path={packages},mount_tag=packages"),
         *("-kernel", lab / "vmlinuz", "-initrd", lab / "initrd.gz", "-append"),

@@ -16,6 +16,7 @@ import pytest
 import servers
 from support import HERE, PATIENCE, descriptors, is_alive, until
 
+import holdfast
 from holdfast import ConnectionFailed, Unsupported, postgres
 
 if TYPE_CHECKING:
@@ -133,6 +134,33 @@ def test_a_missing_psycopg_names_the_command(call: str) -> None:
 def setting(session: postgres.Session, name: str) -> str:
     (value,) = session.connection.execute("select current_setting(%s)", [name]).fetchone()
     return str(value)
+
+
+def test_the_statements_of_an_error_about_rights_grant_them(
+    postgres_server: servers.Postgres, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgres")
+    database = url.rsplit("/", 1)[1]
+    limited = f"postgresql://o%27Neil:open@127.0.0.1:{postgres_server.port}/{database}?name=a"
+    with postgres_server.connect(database, user="postgres") as admin:
+        admin.execute("revoke create on schema public from public")
+        admin.execute("create role \"o'Neil\" login password 'open'")
+        try:
+            with pytest.raises(Unsupported, match="may not create or write the table") as caught:
+                holdfast.lock(limited).acquire(timeout=PATIENCE)
+            admin.execute(str(caught.value).partition("run: ")[2])
+            with holdfast.lock(limited, timeout=PATIENCE) as hold:
+                assert hold.token == 1
+        finally:
+            admin.execute('drop owned by "o\'Neil"; drop role "o\'Neil"')
+
+
+def test_a_refused_connection_is_one_sentence_and_a_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(ConnectionFailed) as caught:
+        holdfast.lock(f"postgresql://ci@127.0.0.1:{port}/ops?name=a").try_acquire()
+    assert str(caught.value).endswith("Connection refused. Check the URL, and that the server runs and can be reached.")
 
 
 def test_the_server_notices_a_lost_client(session: postgres.Session) -> None:

@@ -89,12 +89,16 @@ def test_elsewhere():
         return [made]
 
     monkeypatch.setattr(prove, "PAGE", page)
+    monkeypatch.setattr(prove, "PASSED", tmp_path / "proved.json")
     monkeypatch.setattr(prove, "proofs", proofs)
     assert prove.main("") == fails
     if fails:
         assert page.read_text() == "as it was"
         return
     written = page.read_text()
+    monkeypatch.setattr(prove.Part, "start", None)  # nothing has changed, so nothing runs again
+    assert prove.main("") == 0
+    assert page.read_text() == written
     assert "2 passed; 1 not run here: only on the moon" in written
     assert "1,200 schedules" in written and "3 kills" in written
     assert platform.node() not in written.split()

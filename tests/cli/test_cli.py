@@ -332,7 +332,7 @@ def test_a_lost_lock_ends_the_command(kind: str, stubborn: bool, path: str, begi
     until(lambda: watches(process))
     os.unlink(path)
     code, _, err = ended(process)
-    assert code == 76 and "the lock was taken away" in err
+    assert code == 76 and "the lock was lost" in err
 
 
 def test_a_lock_lost_to_a_break_is_reported(path: str, begin: Any) -> None:
@@ -684,7 +684,7 @@ def test_a_pipe_that_is_closed_early(words: tuple[str, ...], path: str, tmp_path
         timeout=PATIENCE,
     )
     os.close(writer)
-    assert (done.returncode, done.stderr.replace("no locks here (-r looks in directories too)\n", "")) == (0, "")
+    assert (done.returncode, done.stderr.replace("no locks here (-r also lists subdirectories)\n", "")) == (0, "")
     assert os.path.exists(path) is (words[0] == "try"), "what was done is done"
 
 

@@ -229,7 +229,8 @@ def test_a_queue_of_an_old_version_or_a_damaged_one_is_refused(jobs: Path) -> No
     jobs.mkdir()
     (jobs / "queue.json").write_text("{}")
     for words in (["ls"], ["work", "--", "true"], ["put", "x"]):
-        assert "contains something else (queue.json)" in call(words[0], jobs, *words[1:], status=3)
+        assert "Finish its tasks with the version that made it" in call(words[0], jobs, *words[1:], status=3)
+    assert [(path.name, path.read_text()) for path in jobs.iterdir()] == [("queue.json", "{}")]
     (jobs / "queue.json").unlink()
     (jobs / "queue.db").write_text("this is not a database " * 100)
     assert "It was left as it is" in call("ls", jobs, status=3)

@@ -389,76 +389,12 @@ def appends_with_and_without_the_lock(hosts: Hosts) -> dict[str, float]:
     return {"with, ms": 1000 * median(locked), "without, ms": 1000 * median(bare), "ratio": ratio}
 
 
-def _end_tasks(hosts: Hosts) -> None:
-    for peer in (hosts.a, hosts.a2, hosts.b, hosts.b2):
-        peer.do("import gc; queue = task = None; gc.collect(); None")  # what is open cannot be removed
-    hosts.a.do("import shutil; shutil.rmtree(path('jobs'))")
-
-
-def tasks_are_done_once_by_both_hosts(hosts: Hosts) -> dict[str, Any]:
-    """All put and take at the same time: none is lost, none is begun twice, and each host does some of them."""
-    if hosts.mount.startswith("nfs"):
-        assert raised(hosts.a, "holdfast.TaskQueue(path('jobs'))").name == "Unsupported"
-        return {}
-    hosts.a.do("holdfast.TaskQueue(path('jobs')); None")
-    code = (
-        "queue = holdfast.TaskQueue(path('jobs'), stale_after=1000)\ndone = []\n"
-        "for n in range(10):\n"
-        "    queue.put(n, id='%s.' + str(n))\n"
-        "    queue.put(n, id='all.' + str(n))\n"
-        "while True:\n"
-        "    task = queue.claim(timeout=1)\n"
-        "    if task is None: break\n"
-        "    done.append(task.id)\n"
-        "    task.complete(task.token)\n"
-    )
-    peers = {"a": hosts.a, "a2": hosts.a2, "b": hosts.b, "b2": hosts.b2}
-    began = time.monotonic()
-    for name, peer in peers.items():
-        peer.do("import holdfast")
-        peer.begin(code % name)
-    for peer in peers.values():
-        peer.answer(5 * PATIENCE)
-    seconds = round(time.monotonic() - began, 1)
-    done = {name: peer.do("done") for name, peer in peers.items()}
-    everything = sorted(id for ids in done.values() for id in ids)
-    assert everything == sorted(f"{name}.{n}" for name in (*peers, "all") for n in range(10)), done
-    assert hosts.b.do("sorted({task.state for task in queue})") == ["done"]
-    assert hosts.a.do("sorted({task.result for task in queue})") == [1]
-    _end_tasks(hosts)
-    return {"seconds": seconds, **{name: len(ids) for name, ids in done.items()}}
-
-
-def a_task_of_a_killed_host_is_done_by_the_other_one(hosts: Hosts) -> dict[str, float]:
-    """Not before its lease is over: that its lock is gone may mean that it was cut off. Then its result is refused."""
-    if hosts.mount.startswith("nfs"):
-        return {}
-    for peer, boot in ((hosts.a, "first"), (hosts.a2, "first"), (hosts.b, "second")):
-        peer.do(
-            f"import holdfast; from holdfast import owner; owner.boot_id = lambda: {boot!r}; owner.me.cache_clear()"
-        )
-        peer.do("queue = holdfast.TaskQueue(path('jobs'), stale_after=4)")
-    hosts.a.do("queue.put(1, id='one'); task = queue.claim()")
-    assert hosts.b.do("queue.claim(timeout=1)") is None
-    hosts.a.kill()
-    began = time.monotonic()
-    hosts.b.do("task = queue.claim(timeout=60)")
-    took = round(time.monotonic() - began, 1)
-    assert hosts.b.do("[task.id, task.token]") == ["one", 2]
-    assert took >= 3
-    hosts.b.do("task.complete()")
-    hosts.replace_a()
-
-    # One that lost its lock without knowing, as after a cut.
-    hosts.a2.do("queue.put(2, id='two'); task = queue.claim()")
-    hosts.a2.do("from holdfast import system; system.set_range(task.fileno(), system.UN, system.LIVENESS_BYTE, 1)")
-    hosts.b.do("task = queue.claim(timeout=60)")
-    assert hosts.b.do("[task.id, task.token]") == ["two", 2]
-    assert raised(hosts.a2, "task.complete('too late')").name == "LockLost"
-    hosts.b.do("task.complete('in time')")
-    assert hosts.b.do("queue.get('two').result") == "in time"
-    _end_tasks(hosts)
-    return {"seconds": took}
+def a_task_queue_is_refused(hosts: Hosts) -> None:
+    """SQLite is not safe on a network file system. The error names PostgreSQL, and nothing is left."""
+    error = raised(hosts.a, "holdfast.TaskQueue(path('jobs'))")
+    assert error.name == "Unsupported"
+    assert "PostgreSQL" in str(error)
+    assert not hosts.b.do("import os; os.path.exists(path('jobs'))")
 
 
 def nothing_but_lock_files_is_left(hosts: Hosts) -> None:
@@ -479,8 +415,7 @@ BETWEEN_HOSTS = (
     nothing_is_lost_with_a_semaphore,
     a_directory_is_replaced_as_a_whole,
     events_are_appended_from_both_hosts,
-    tasks_are_done_once_by_both_hosts,
-    a_task_of_a_killed_host_is_done_by_the_other_one,
+    a_task_queue_is_refused,
     nothing_but_lock_files_is_left,
 )
 WITH_SERVER = (a_range_lock_on_the_server_excludes, a_lock_taken_on_the_server_itself_is_another_lock)

@@ -24,7 +24,7 @@ collect_ignore_glob = [] if sys.platform == "win32" else ["test_*.py"]
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """Where a lock can be: nothing there yet."""
+    """The path of a lock that does not exist yet."""
     return str(tmp_path / "x.lock")
 
 
@@ -39,7 +39,7 @@ def idle_peers() -> Iterator[list[Peer]]:
 
 @pytest.fixture
 def start_peer(idle_peers: list[Peer]) -> Iterator[Callable[..., Peer]]:
-    """Gives peers; ends those that are not as they were before."""
+    """Start peers. A peer whose state a test has changed is ended."""
     from peers import Peer
 
     busy: list[Peer] = []

@@ -1,4 +1,4 @@
-"""Processes that do what they are told, and programs that know nothing of Holdfast.
+"""Processes that run the code that a test sends, and programs that know nothing of Holdfast.
 
     peer = start_peer(path=path)
     peer.do("hold = Lock(path).acquire()")      waits for the answer; what the code raised is raised as `Raised`
@@ -138,7 +138,7 @@ def avoid_what_wine_lacks() -> None:
 
 
 def open_sharing(path: str, share: int) -> int:
-    """Open or create for reading and writing; `share` says what others may do meanwhile."""
+    """Open or create for reading and writing; `share`: what other programs may do meanwhile."""
     handle = _kernel32.CreateFileW(path, 0xC0000000, share, None, 4, 0, None)
     if handle == wintypes.HANDLE(-1).value:
         raise ctypes.WinError(ctypes.get_last_error())
@@ -161,7 +161,7 @@ def close_handle(handle: int) -> None:
 
 
 def count(lock: Any, counter: str, times: int) -> None:
-    """Add to a number in a file in a way that loses counts unless the lock excludes everybody else."""
+    """Add to a number in a file in a way that loses counts unless the lock excludes all other processes."""
     for _ in range(times):
         with lock:
             with open(counter) as file:

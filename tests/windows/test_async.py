@@ -87,7 +87,7 @@ def test_cancelling_leaves_nothing(path, make, start_peer):
     assert not os.path.exists(path)
 
 
-def test_waiting_for_oneself_is_refused(path, make):
+def test_a_caller_that_would_wait_for_itself_is_refused(path, make):
     async def main():
         async with make(path):
             with pytest.raises(holdfast.WouldDeadlock):

@@ -15,7 +15,7 @@ IMPORT = "from holdfast.events import *"
 
 @pytest.fixture
 def shop(tmp_path):
-    """Where a store can be: nothing there yet."""
+    """The path of a store that does not exist yet."""
     return str(tmp_path / "shop")
 
 
@@ -87,7 +87,7 @@ def test_processes_append_and_read_and_each_condition_is_won_once(shop, start_pe
         peer.do("store.close()")
 
 
-def test_a_killed_writer_blocks_nobody_and_loses_nothing_that_was_acknowledged(shop, start_peer):
+def test_a_killed_writer_blocks_no_other_writer_and_loses_no_acknowledged_event(shop, start_peer):
     peer = start_peer(shop=shop)
     peer.do(IMPORT)
     peer.do("store = EventStore(shop)")

@@ -1,4 +1,4 @@
-"""Other programs: those that lock the whole file with LockFileEx (Rust), and those that share it with nobody (.NET)."""
+"""Other programs: those that lock the whole file with LockFileEx (Rust), and those that do not share it (.NET)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_another_programs_lock_is_busy_to_us(path, foreigner, make):
 
 @pytest.fixture
 def no_patience(monkeypatch):
-    """Whoever takes another program's lock for the removal of the file would pause here."""
+    """A process that mistakes another program's lock for the removal of the file would pause here."""
 
     def pause(seconds):
         raise AssertionError("paused")
@@ -70,7 +70,7 @@ def test_another_programs_shared_lock_is_not_mistaken_for_a_removal(path, no_pat
 
 @pytest.mark.parametrize("timeout", [None, 60])
 @pytest.mark.parametrize("ours", ["Lock(path)", "Lock(path, shared=True)", "Semaphore(path, 2)"])
-def test_we_get_it_when_another_program_ends(path, foreigner, start_peer, ours, timeout):
+def test_a_waiter_acquires_the_lock_when_another_program_ends(path, foreigner, start_peer, ours, timeout):
     peer = start_peer(path=path)
     peer.begin(f"hold = {ours}.acquire(timeout={timeout})")
     peer.until_waiting()

@@ -29,7 +29,7 @@ def test_no_count_is_lost_between_processes(path, tmp_path, start_peer, keep, ti
     assert os.path.exists(path) == keep
 
 
-def test_no_count_is_lost_when_half_of_them_wait_with_a_deadline(path, tmp_path, start_peer):
+def test_no_count_is_lost_when_half_of_the_processes_wait_with_a_timeout(path, tmp_path, start_peer):
     counter = tmp_path / "counter"
     counter.write_text("0")
     peers = [start_peer(path=path, counter=str(counter)) for _ in range(PROCESSES)]
@@ -41,7 +41,7 @@ def test_no_count_is_lost_when_half_of_them_wait_with_a_deadline(path, tmp_path,
     assert not os.path.exists(path)
 
 
-def test_a_held_lock_is_held_for_everybody(path, start_peer):
+def test_a_held_lock_excludes_every_process(path, start_peer):
     peer = start_peer(path=path)
     with Lock(path) as hold:
         hold.check()
@@ -53,7 +53,7 @@ def test_a_held_lock_is_held_for_everybody(path, start_peer):
     assert not os.path.exists(path)
 
 
-def test_sharers_hold_it_together_and_keep_a_writer_out(path, start_peer):
+def test_shared_holders_hold_the_lock_together_and_exclude_an_exclusive_one(path, start_peer):
     peer = start_peer(path=path)
     first, second = Lock(path, shared=True).acquire(timeout=0), Lock(path, shared=True).acquire(timeout=0)
     peer.do("hold = Lock(path, shared=True).acquire(timeout=0)")
@@ -66,7 +66,7 @@ def test_sharers_hold_it_together_and_keep_a_writer_out(path, start_peer):
     Lock(path).acquire(timeout=0).release()
 
 
-def test_sharers_that_come_and_go_never_find_it_busy(path, start_peer):
+def test_shared_holders_that_come_and_go_never_find_the_lock_busy(path, start_peer):
     peers = [start_peer(path=path) for _ in range(3)]
     with Lock(path, shared=True):
         for peer in peers:
@@ -77,7 +77,7 @@ def test_sharers_that_come_and_go_never_find_it_busy(path, start_peer):
 
 
 @pytest.mark.parametrize("timeout", [None, 60])
-def test_a_waiter_gets_it_from_a_holder_that_releases(path, start_peer, timeout):
+def test_a_waiter_acquires_the_lock_when_its_holder_releases(path, start_peer, timeout):
     peer = start_peer(path=path)
     with Lock(path):
         peer.begin(f"hold = Lock(path).acquire(timeout={timeout})")
@@ -90,7 +90,7 @@ def test_a_waiter_gets_it_from_a_holder_that_releases(path, start_peer, timeout)
 
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 @pytest.mark.parametrize("timeout", [None, 60])
-def test_a_waiter_gets_it_from_a_holder_that_is_killed(path, start_peer, shared, timeout):
+def test_a_waiter_acquires_the_lock_when_its_holder_is_killed(path, start_peer, shared, timeout):
     holder, waiter = start_peer(path=path), start_peer(path=path)
     holder.do(f"hold = Lock(path, shared={shared}).acquire()")
     waiter.begin(f"hold = Lock(path).acquire(timeout={timeout})")
@@ -102,7 +102,7 @@ def test_a_waiter_gets_it_from_a_holder_that_is_killed(path, start_peer, shared,
     assert not os.path.exists(path)
 
 
-def test_a_deadline_passes_and_says_who_is_in_the_way(path, start_peer):
+def test_a_timeout_names_the_holder(path, start_peer):
     peer = start_peer(path=path)
     peer.do("hold = Lock(path).acquire()")
     began = time.monotonic()
@@ -154,7 +154,7 @@ def test_a_missing_directory_is_named(tmp_path):
         Lock(tmp_path / "no" / "x.lock").acquire()
 
 
-def test_waiting_for_oneself_is_refused_under_any_spelling(path):
+def test_a_caller_that_would_wait_for_itself_is_refused_under_any_spelling(path):
     folder, name = os.path.split(path)
     with Lock(path):
         for spelling in (path, path.upper(), f"{folder}/.\\{name}", f"{folder}\\..\\{os.path.basename(folder)}/{name}"):
@@ -213,7 +213,7 @@ def test_a_child_does_not_inherit_the_lock(path, start_peer):
         child.end()
 
 
-def test_status_says_held_and_free(path, start_peer):
+def test_status_shows_a_lock_as_held_and_as_free(path, start_peer):
     peer = start_peer(path=path)
     assert not Lock(path).status().held
     for shared in (False, True):
@@ -227,7 +227,7 @@ def test_status_says_held_and_free(path, start_peer):
     assert os.path.exists(path) and not Lock(path).status().held
 
 
-def test_status_says_since_when_although_the_file_is_older(path):
+def test_status_shows_the_time_of_the_acquire_of_an_older_file(path):
     with open(path, "w"):
         pass
     os.utime(path, (1, 1))
@@ -236,7 +236,7 @@ def test_status_says_since_when_although_the_file_is_older(path):
         assert Lock(path).status().since > began - 1
 
 
-def test_looking_at_the_status_takes_the_lock_from_nobody(path, start_peer):
+def test_status_does_not_acquire_the_lock(path, start_peer):
     Lock(path, keep=True).acquire().release()
     peer = start_peer(path=path)
     peer.begin("for _ in range(100): Lock(path).status()")

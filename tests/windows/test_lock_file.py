@@ -11,7 +11,7 @@ from holdfast import LockFile, system
 from holdfast.locks import record
 
 
-def test_the_file_says_who_holds_it_and_goes_with_the_hold(path):
+def test_the_file_names_its_holder_and_is_removed_at_the_release(path):
     with LockFile(path, tag="deploy", timeout=0) as hold:
         with open(path, "rb") as file:
             content = file.read()
@@ -35,7 +35,7 @@ def test_processes_take_turns(path, tmp_path, start_peer):
     assert os.listdir(tmp_path) == ["counter"]
 
 
-def test_a_killed_holder_is_replaced_at_once_and_a_living_one_never(path, start_peer):
+def test_the_lock_of_a_killed_holder_is_replaced_at_once_and_that_of_a_living_one_never(path, start_peer):
     peer = start_peer(path=path)
     peer.do("hold = LockFile(path).acquire()")
     assert LockFile(path, stale_after=0).try_acquire() is None
@@ -44,7 +44,7 @@ def test_a_killed_holder_is_replaced_at_once_and_a_living_one_never(path, start_
         pass
 
 
-def test_many_who_meet_a_stale_lock_are_one_holder(path, tmp_path, start_peer):
+def test_one_of_many_processes_replaces_a_stale_lock_file(path, tmp_path, start_peer):
     peers = [start_peer(path=path) for _ in range(3)]
     for _ in range(10):
         with open(path, "wb") as file:
@@ -65,7 +65,7 @@ def test_a_lock_that_was_broken_is_lost(path, start_peer):
     peer = start_peer(path=path)
     hold = LockFile(path).acquire()
     peer.do("import logging")
-    peer.do("logging.disable()")  # it says what it does
+    peer.do("logging.disable()")  # it logs that it breaks the lock
     peer.do("LockFile(path).break_()")
     peer.do("logging.disable(0)")
     peer.do("hold = LockFile(path).acquire(timeout=10)")

@@ -84,7 +84,7 @@ def test_a_deadline_passes(path, start_peer):
     peer.do("hold.release()")
 
 
-def test_another_number_is_refused_while_somebody_holds_one(path, start_peer):
+def test_another_number_of_permits_is_refused_while_a_permit_is_held(path, start_peer):
     peer = start_peer(path=path)
     peer.do("hold = Semaphore(path, 2).acquire()")
     with pytest.raises(holdfast.Unsupported, match=r"with 2 permits, and 3 were asked for"):
@@ -101,12 +101,12 @@ def test_a_file_with_other_content_is_refused_and_left_alone(path):
         assert file.read() == "precious"
 
 
-def test_waiting_for_oneself_is_refused(path):
+def test_a_caller_that_would_wait_for_itself_is_refused(path):
     with Semaphore(path, 1), pytest.raises(holdfast.WouldDeadlock):
         Semaphore(path, 1).acquire()
 
 
-def test_status_says_held_while_no_permit_is_free(path, start_peer):
+def test_status_shows_a_semaphore_as_held_while_no_permit_is_free(path, start_peer):
     peer, semaphore = start_peer(path=path), Semaphore(path, 2)
     assert not semaphore.status().held
     peer.do("hold = Semaphore(path, 2).acquire()")

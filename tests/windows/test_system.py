@@ -56,7 +56,7 @@ def test_locking_twice_is_locking_once(two, monkeypatch):
     mine, other = two
     windows.lock(mine, windows.EX_NB)
     with monkeypatch.context() as context:
-        context.setattr(windows, "_unlock_file", None)  # nobody can slip in between
+        context.setattr(windows, "_unlock_file", None)  # no other process can lock the file in between
         windows.lock(mine, windows.EX_NB)
         windows.lock(mine, windows.EX)
     assert is_busy(other)
@@ -90,7 +90,7 @@ def test_closing_forgets_what_the_number_of_the_descriptor_had(path):
     windows.close(other)
 
 
-def test_a_slot_is_let_go_by_letting_go_of_all(two):
+def test_an_unlock_of_all_bytes_unlocks_a_slot(two):
     mine, other = two
     assert system.try_slot(mine, 3)
     assert not system.try_slot(other, 3)
@@ -101,7 +101,7 @@ def test_a_slot_is_let_go_by_letting_go_of_all(two):
     assert system.try_slot(other, 3)
 
 
-def test_several_can_mark_a_removal_and_everybody_sees_it(path, two):
+def test_several_processes_can_mark_a_removal_and_each_process_sees_it(path, two):
     third = windows.open_fd(path, windows.O_READ)
     assert not windows.removal_marked(third)
     for fd in two:
@@ -132,7 +132,7 @@ def test_another_programs_whole_file_lock_is_no_removal(path, two, shared):
     close_handle(handle)
 
 
-def test_marking_waits_for_somebody_who_is_just_looking(two, monkeypatch):
+def test_marking_a_removal_waits_for_a_process_that_looks_for_marks(two, monkeypatch):
     mine, other = two
     windows._lock_file(other, windows.EX, windows.REMOVAL_BYTE, 1)
     pauses = []
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_deleted_keeps_its_name(path):
     os.chmod(path, stat.S_IREAD | stat.S_IWRITE)
 
 
-def test_deleting_what_is_not_there_or_not_shared_is_told_apart(path):
+def test_delete_distinguishes_a_missing_file_from_one_that_is_not_shared(path):
     with pytest.raises(FileNotFoundError):
         windows.unlink(path)
     handle = open_sharing(path, ALL & ~4)
@@ -193,7 +193,7 @@ def test_deleting_what_is_not_there_or_not_shared_is_told_apart(path):
 
 @pytest.fixture
 def deletion_pending(monkeypatch):
-    """The next `left` opens find the name of a deleted file that somebody has open. Wine never says so by itself."""
+    """The next `left` opens find the name of a deleted file that another program has open. Wine never reports it."""
     create = windows._kernel32.CreateFileW
 
     class Pending:

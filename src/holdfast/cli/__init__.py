@@ -10,6 +10,7 @@ import os
 import sys
 
 from ..errors import HoldfastError, UnsafePath
+from ..owner import without_passwords
 from . import output
 
 TYPE_CHECKING = False
@@ -119,7 +120,7 @@ def _call(name: str, words: list[str]) -> int:
     except (HoldfastError, OSError, ValueError, OverflowError) as error:
         if os.environ.get("HOLDFAST_DEBUG"):
             raise
-        output.complain(f"holdfast {name}: {output.shown(output.without_passwords(_text(error)))}")
+        output.complain(f"holdfast {name}: {output.shown(without_passwords(_text(error)))}")
         status = misuse if isinstance(error, UnsafePath | ValueError | OverflowError) else failure
     output.finish()
     return status

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from ..owner import without_passwords
 from . import output
 
 TYPE_CHECKING = False
@@ -35,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         return self.formatter_class(prog=self.prog, width=_width())  # type: ignore[call-arg]
 
     def error(self, message: str) -> NoReturn:
-        message = output.shown(output.without_passwords(message))
+        message = output.shown(without_passwords(message))
         output.complain(f"{self.prog}: {message} ({self.prog} --help tells more)")
         raise SystemExit(self.misuse)
 
@@ -112,6 +113,16 @@ def _width() -> int:
         return 98
 
 
+def looked_at(text: str) -> str:
+    """The path of a command that changes nothing. A '..' is resolved, because a `LockFile` refuses it."""
+    if is_url(text) or os.pardir not in text:
+        return text
+    directory, name = os.path.split(text)
+    if name in ("", os.curdir, os.pardir):
+        return os.path.realpath(text)
+    return os.path.join(os.path.realpath(directory), name)
+
+
 def seconds(text: str) -> float:
     number = float(text)
     if not number >= 0:
@@ -169,4 +180,4 @@ def add_json(parser: argparse.ArgumentParser, what: str = "print JSON", *, short
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing; the exit status tells")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing; the exit status is the answer")

@@ -39,11 +39,11 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.misuse, parser.failure = MISUSE, FAILURE
     parser.add_argument("fd", metavar="FD", type=int, help="the number of an open descriptor")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("-s", "--shared", action="store_true", help="share the lock")
-    mode.add_argument("-x", "--exclusive", action="store_true", help="have it alone (the default)")
-    mode.add_argument("-u", "--unlock", action="store_true", help="give it back")
+    mode.add_argument("-s", "--shared", action="store_true", help="a shared lock")
+    mode.add_argument("-x", "--exclusive", action="store_true", help="an exclusive lock (the default)")
+    mode.add_argument("-u", "--unlock", action="store_true", help="unlock it")
     add_waiting(parser)
-    parser.add_argument("--json", action="store_true", help="what it says on stderr is JSON lines")
+    parser.add_argument("--json", action="store_true", help="print messages on stderr as JSON lines")
     arguments.add_quiet(parser)
     parser.set_defaults(call=call)
 
@@ -91,7 +91,7 @@ def _path_of(fd: int) -> str:
 
 
 def _begin_alarm(seconds: float | None) -> None:
-    """Interrupt the wait after so many seconds; None: no more."""
+    """Interrupt the wait after these seconds. None: do not interrupt it any more."""
     import signal
 
     def ring(*_: object) -> NoReturn:

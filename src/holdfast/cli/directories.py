@@ -52,11 +52,15 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.add_argument("--keep", metavar="N", type=int, default=0, help="how many previous versions to keep (0)")
     parser.add_argument("--to", metavar="N", type=int, help="which version to roll back to")
     parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
-    parser.add_argument("-c", dest="line", metavar="LINE", help="run a line of shell")
+    parser.add_argument("-c", dest="line", metavar="LINE", help="run this line with the shell")
     add_waiting(parser)
     parser.add_argument("-o", "--close", action="store_true", help="do not let the command inherit the lock")
     parser.add_argument(
-        "--grace", metavar="S", type=arguments.seconds, default=10.0, help="from SIGTERM to SIGKILL if it is lost"
+        "--grace",
+        metavar="S",
+        type=arguments.seconds,
+        default=10.0,
+        help="seconds from SIGTERM to SIGKILL if the lock is lost (10)",
     )
     arguments.add_json(parser, "what it says is JSON")
     arguments.add_quiet(parser)
@@ -102,7 +106,7 @@ def _change(site: AtomicDir, options: argparse.Namespace) -> int:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """A copy or a commit that is told to end leaves nothing behind. (A command gets its signals from who runs it.)"""
+    """A copy or a commit that gets a signal leaves nothing behind. `Child` forwards the signals to its command."""
 
     def end(number: int, _: object) -> None:
         for each in ours:  # to clean up takes its time, and needs no second word

@@ -155,7 +155,7 @@ class Other:
         if self._pid == 0:
             code = 1
             try:
-                kept = self._action()  # until it ends: the kernel lets go of it then
+                kept = self._action()  # until this process ends: then the kernel releases it
                 os.write(told.fd, b"1")
                 os.read(go_on.fd, 1)
                 self._then(kept)
@@ -295,7 +295,7 @@ def _fifo(room: str) -> Finding:
     try:
         os.mkfifo(os.path.join(room, "fifo"), 0o600)
     except (OSError, AttributeError):
-        return Finding("", None, "no queue: whoever is quickest goes first")
+        return Finding("", None, "no queue: the quickest waiter goes first")
     return Finding("", True)
 
 

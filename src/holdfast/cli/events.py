@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..events import EventStore, Query, Report, StoredEvent
 
 READERS = ("read", "tail", "export")
-ACTIONS = ("append", "read", "tail", "head", "verify", "rebuild", "export", "import")
+ACTIONS = ("append", "read", "tail", "head", "verify", "rebuild", "backup", "export", "import", "copy")
 
 PROBLEMS, BUSY = 1, 75
 
@@ -31,8 +31,13 @@ tail      the same, and then what comes, until it is stopped; from now on, or --
 head      print the position of the last event
 verify    look at every line; exit status 1 if something is wrong
 rebuild   make the index again from the log
+backup    copy the store to FILE, a new directory, while others append
 export    write events to FILE, whole or not at all, or to the standard output (-)
 import    append what export wrote, from FILE or the standard input, whether it is there already or not; prints how many
+copy      append the events of STORE to the store TARGET, with their positions, ids, times and batches; prints how many.
+          It goes on where an earlier copy was killed, and refuses a TARGET with other events
+
+STORE is a directory, or the URL of a PostgreSQL database.
 
 exit status: 0, or 1 if a condition failed or verify found something, 75 if others kept the lock too long, 2 wrong
 usage, 3 it cannot be done
@@ -42,15 +47,16 @@ examples:
   holdfast events read /tmp/shop --tag order:7
   holdfast events append /tmp/shop --unless-tag order:7 --json-line '{"type": "OrderPlaced", "tags": ["order:7"]}'
   holdfast events verify /tmp/shop
+  holdfast events copy /tmp/shop postgresql://user@host/database
 """
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.usage = "holdfast events append|read|tail|head|verify|rebuild|export|import STORE [FILE] [options]"
+    parser.usage = f"holdfast events {'|'.join(ACTIONS)} STORE [FILE|TARGET] [options]"
     parser.epilog = EXAMPLES
     parser.add_argument("action", choices=ACTIONS, help="what to do")
-    parser.add_argument("path", metavar="STORE", help="the directory of the store")
-    parser.add_argument("file", metavar="FILE", nargs="?", help="where to read from or write to, instead of the pipe")
+    parser.add_argument("path", metavar="STORE", help="the directory of the store, or its URL")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="where to read from or write to; TARGET of copy")
     parser.add_argument(
         "--type", dest="types", metavar="T", action="append", default=[], help="of this type, or another"
     )
@@ -58,7 +64,7 @@ def configure(name: str, parser: arguments.Parser) -> None:
         "--tag", dest="tags", metavar="T", action="append", default=[], help="with this tag, and others"
     )
     parser.add_argument("--after", metavar="N", type=int, help="only what came after this position")
-    parser.add_argument("--limit", metavar="N", type=int, help="at most so many")
+    parser.add_argument("--limit", metavar="N", type=int, help="the maximum number of events")
     parser.add_argument("--backwards", action="store_true", help="the last ones first")
     parser.add_argument("--batch", action="store_true", help="append all lines together, or none")
     parser.add_argument("--json-line", metavar="JSON", help="append this event, instead of reading any")
@@ -117,6 +123,8 @@ def _check_options(options: argparse.Namespace) -> None:
             raise ValueError(f"{options.action} takes no {name}{hint}")
     if options.file is not None and options.json_line is not None:
         raise ValueError("give a FILE or --json-line, not both")
+    if options.action == "copy" and options.file is None:
+        raise ValueError("copy needs a TARGET: holdfast events copy STORE TARGET")
 
 
 _SELECTS = {"--type", "--tag", "--after"}
@@ -127,12 +135,16 @@ _TAKES: dict[str, set[str]] = {
     "head": set(),
     "verify": set(),
     "rebuild": set(),
+    "backup": {"FILE"},
     "export": _SELECTS | {"FILE"},
     "import": {"FILE"},
+    "copy": {"FILE"},
 }
 
 
 def _must_be_there(path: str) -> None:
+    if "://" in path:
+        return
     try:
         os.stat(f"{path}/store.json")
     except (FileNotFoundError, NotADirectoryError):
@@ -158,7 +170,7 @@ def _is_file(name: str | None) -> bool:
 
 def _append(store: EventStore, options: argparse.Namespace) -> int:
     from ..events import AppendCondition
-    from ..events.check import parse
+    from ..events.copies import parse
 
     condition = None
     if options.unless_type or options.unless_tag:
@@ -175,7 +187,7 @@ def _append(store: EventStore, options: argparse.Namespace) -> int:
 
 
 def _print(events: Iterable[StoredEvent]) -> int:
-    from ..events.check import as_line
+    from ..events.copies import as_line
 
     if sys.stdout is None:
         raise OSError(errno.EBADF, "the standard output is closed")
@@ -246,6 +258,13 @@ def _rebuild(store: EventStore, options: argparse.Namespace) -> int:
     return 0
 
 
+def _backup(store: EventStore, options: argparse.Namespace) -> int:
+    if not _is_file(options.file):
+        raise ValueError("backup takes the directory that it makes: holdfast events backup STORE TARGET")
+    store.backup(options.file)
+    return 0
+
+
 def _export(store: EventStore, options: argparse.Namespace) -> int:
     query = _query(options.types, options.tags)
     if _is_file(options.file):
@@ -259,6 +278,14 @@ def _import(store: EventStore, options: argparse.Namespace) -> int:
     return 0
 
 
+def _copy(store: EventStore, options: argparse.Namespace) -> int:
+    from ..events import EventStore
+
+    target = EventStore(options.file, durable=options.durable, lock_timeout=options.lock_timeout)
+    output.say(str(store.copy_to(target)))
+    return 0
+
+
 _CALLS = {
     "append": _append,
     "read": _read,
@@ -266,6 +293,8 @@ _CALLS = {
     "head": _head,
     "verify": _verify,
     "rebuild": _rebuild,
+    "backup": _backup,
     "export": _export,
     "import": _import,
+    "copy": _copy,
 }

@@ -4,7 +4,8 @@ file       it begins with `pid=` and digits, or is a whole record of the sema fo
            that is called `….lock`
 task       a JSON object with `worker_id` and `started_at`
 semaphore  it begins with `permits=`
-lock       it is empty, and a process has a kernel lock on it or queues for it
+lock       it is empty, and a process has a kernel lock on it or queues for it; or it is the lock of a task queue or of
+           an event store, which stays when it is free
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..files import OwnedFd
 from ..locks import record
 
 _HEAD = 64  # bytes that tell whether the rest has to be read
+_KEPT = {"queue.lock": "queue.db", ".store.lock": "store.json"}  # the lock, and the file that is always beside it
 
 
 def kernel_locked_inodes() -> set[int]:
@@ -44,6 +46,9 @@ def kind_of(path: str, locked: set[int] | None = None) -> str | None:
         if head:
             return _kind_by_content(file.fd, head)
     if st.st_ino in (kernel_locked_inodes() if locked is None else locked) or os.path.isdir(path + ".queue"):
+        return "lock"
+    directory, name = os.path.split(path)
+    if name in _KEPT and os.path.exists(os.path.join(directory, _KEPT[name])):
         return "lock"
     # It counts as held until it is old: another tool may be about to write it.
     return "file" if locked is not None and path.endswith((".lock", ".lck")) else None

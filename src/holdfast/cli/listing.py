@@ -6,6 +6,7 @@ import os
 import time
 
 from ..errors import HoldfastError
+from ..owner import without_passwords
 from . import arguments, output
 from .kinds import kernel_locked_inodes, kind_of
 
@@ -28,10 +29,11 @@ _HEADINGS = ("STATE", "KIND", "AGE", "WAITING", "PID", "USER", "LOCK", "HOLDER")
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.epilog = f"{arguments.URLS}Without a name: all locks of the server.\n\n{EXAMPLES}"
-    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], help="directories, or URLs of servers")
-    parser.add_argument("-r", "--recursive", action="store_true", help="in their directories too")
-    parser.add_argument("--held", action="store_true", help="only those that are held")
+    parser.epilog = f"{arguments.URLS}Without a name: all locks of the server (not on SMB).\n\n{EXAMPLES}"
+    what = "directories, or URLs of servers"
+    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], type=arguments.looked_at, help=what)
+    parser.add_argument("-r", "--recursive", action="store_true", help="subdirectories, too")
+    parser.add_argument("--held", action="store_true", help="only locks that are held")
     arguments.add_json(parser)
     parser.set_defaults(call=call)
 
@@ -45,7 +47,7 @@ def call(options: argparse.Namespace) -> int:
             output.complain(f"holdfast ls: {output.shown(directory)}: {error.strerror}")
             code = 3
         except HoldfastError as error:
-            output.complain(f"holdfast ls: {output.shown(output.without_passwords(str(error)))}")
+            output.complain(f"holdfast ls: {output.shown(without_passwords(str(error)))}")
             code = 3
     found = [status for status in everything if status.held or not options.held]
     if options.json:
@@ -54,7 +56,7 @@ def call(options: argparse.Namespace) -> int:
     if not found:
         if code:
             return code
-        output.complain("no locks here" if options.recursive else "no locks here (-r looks in directories too)")
+        output.complain("no locks here" if options.recursive else "no locks here (-r also lists subdirectories)")
         return 0
     output.table(_HEADINGS, [_row(status) for status in found], [_colour(status) for status in found])
     return code
@@ -137,6 +139,8 @@ def owner_of(pid: int) -> str | None:
 
 def who(status: Status) -> str:
     """The holder's tag, host and command, in few words."""
+    if status.corrupt:
+        return "empty or damaged" + ("" if status.stale else "; held until it is old")
     parts = [f"[{output.shortened(status.tag, 40)}]"] if status.tag else []
     for holder in status.holders[:1]:
         if holder.host:

@@ -79,7 +79,7 @@ def write_error(text: str) -> None:
 
 
 def write_bytes(data: bytes, *, to_stderr: bool = False) -> None:
-    """What somebody else has printed, as it is."""
+    """Print the output of another program unchanged."""
     stream = sys.stderr if to_stderr else sys.stdout
     if stream is not None:
         _write(stream.buffer, data)
@@ -132,16 +132,6 @@ def shown(text: str) -> str:
     except UnicodeEncodeError:  # half a character, which JSON can say, and nothing else
         text = text.encode(errors="backslashreplace").decode()
     return text
-
-
-def without_passwords(text: str) -> str:
-    """A message may repeat a URL that the user has typed."""
-    if "://" not in text:
-        return text
-    import re
-
-    text = re.sub(r"(\w+://[^\s/:@]*):\S*@", r"\1:***@", text)
-    return re.sub(r"([?&]password=)[^\s&'\"]*", r"\1***", text)
 
 
 def on_terminal(stream: object) -> bool:

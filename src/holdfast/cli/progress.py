@@ -60,14 +60,21 @@ class Progress:
                 self._show_once()
             return
         pause = _FIRST_LOOK
-        while not self._done.wait(pause):
-            text = describe(self._lock.name, self._lock.status())
+        while not self._done.wait(pause) and (status := self._look()) is not None:
+            text = describe(self._lock.name, status)
             # With room for the ^C that a terminal shows: a line that wraps cannot be cleared.
             output.write_error(_CLEAR + output.shortened(text, output.terminal_size(2)[0] - 4))
             pause = _NEXT_LOOK
 
-    def _show_once(self) -> None:
+    def _look(self) -> Status | None:
+        """The status of the lock. None: this process has acquired it meanwhile."""
         status = self._lock.status()
+        return None if any(holder.pid == os.getpid() for holder in status.holders) else status
+
+    def _show_once(self) -> None:
+        status = self._look()
+        if status is None:
+            return
         if self._json:
             output.say_json({"event": "waiting", **status.as_dict()}, to_stderr=True)
         else:

@@ -13,6 +13,7 @@ import sys
 
 from .. import Lock
 from ..errors import ConnectionFailed, LockLost, NotALockFile, Timeout
+from ..owner import without_passwords
 from . import arguments, output
 
 TYPE_CHECKING = False
@@ -45,27 +46,42 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.misuse, parser.failure, parser.takes_command = MISUSE, FAILURE, True
     parser.add_argument("target", metavar="TARGET", help="the path of the lock, or the URL of a lock on a server")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("-s", "--shared", action="store_true", help="share the lock with others that share it")
-    mode.add_argument("-x", "--exclusive", action="store_true", help="have it alone (the default)")
-    mode.add_argument("-j", "--permits", metavar="N", type=int, help="a semaphore: up to N at once")
+    mode.add_argument(
+        "-s", "--shared", action="store_true", help="a shared lock: any number of sharers at the same time"
+    )
+    mode.add_argument("-x", "--exclusive", action="store_true", help="an exclusive lock: one holder (the default)")
+    mode.add_argument(
+        "-j", "--permits", metavar="N", type=int, help="a semaphore with N permits: N holders at the same time"
+    )
     add_waiting(parser)
     parser.add_argument("-o", "--close", action="store_true", help="do not let the command inherit the lock")
-    parser.add_argument("-c", dest="line", metavar="LINE", help="run a line of shell")
+    parser.add_argument("-c", dest="line", metavar="LINE", help="run this line with the shell")
     parser.add_argument("--fair", action="store_true", default=True, help="first come, first served (the default)")
-    parser.add_argument("--no-fair", dest="fair", action="store_false", help="whoever is quickest")
+    parser.add_argument("--no-fair", dest="fair", action="store_false", help="in any order")
     parser.add_argument("--keep", action="store_true", help="leave the file of a kernel lock in place")
     parser.add_argument("--kind", choices=("lock", "file"), default="lock", help="kernel lock, or sema lock file")
-    parser.add_argument("--tag", help="what to say about the holder (--kind file)")
+    parser.add_argument("--tag", help="a text about the holder (--kind file)")
     parser.add_argument(
-        "--stale", metavar="S", type=arguments.seconds, default=3600.0, help="take over what is so old (--kind file)"
+        "--stale",
+        metavar="S",
+        type=arguments.seconds,
+        default=3600.0,
+        help="seconds until a lock is old (3600; --kind file)",
     )
     parser.add_argument(
-        "--ttl", metavar="S", type=arguments.seconds, help="a server keeps the lock of a vanished holder so long (10)"
+        "--ttl",
+        metavar="S",
+        type=arguments.seconds,
+        help="seconds until a server releases a vanished holder's lock (10)",
     )
     parser.add_argument(
-        "--grace", metavar="S", type=arguments.seconds, default=10.0, help="from SIGTERM to SIGKILL if it is lost"
+        "--grace",
+        metavar="S",
+        type=arguments.seconds,
+        default=10.0,
+        help="seconds from SIGTERM to SIGKILL if the lock is lost (10)",
     )
-    parser.add_argument("--json", action="store_true", help="what it says on stderr is JSON lines")
+    parser.add_argument("--json", action="store_true", help="print messages on stderr as JSON lines")
     arguments.add_quiet(parser)
     parser.set_defaults(call=call)
 
@@ -73,7 +89,9 @@ def configure(name: str, parser: arguments.Parser) -> None:
 def add_waiting(parser: argparse.ArgumentParser) -> None:
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument("-n", "--no-wait", "--nonblock", action="store_true", help="do not wait")
-    waiting.add_argument("-w", "--timeout", "--wait", metavar="S", type=arguments.seconds, help="wait so many seconds")
+    waiting.add_argument(
+        "-w", "--timeout", "--wait", metavar="S", type=arguments.seconds, help="wait at most this many seconds"
+    )
     parser.add_argument(
         "-E", "--busy-code", metavar="N", type=arguments.exit_status, default=BUSY, help="exit status if busy (75)"
     )
@@ -173,12 +191,12 @@ class Child:
             self._hold.release()
         except LockLost:
             if status != LOST:
-                self.say_lost("it was lost while the command ran")
+                self.say_lost("the lock was lost while the command ran")
             return LOST
         except OSError as error:
             output.complain(f"holdfast: {output.shown(self.path)}: the lock file was not removed: {error.strerror}")
         except ConnectionFailed as error:
-            text = output.shown(output.without_passwords(str(error)))
+            text = output.shown(without_passwords(str(error)))
             output.complain(f"holdfast: the lock was not released: {text} The server releases it when it expires.")
         return status
 
@@ -228,7 +246,7 @@ class Child:
         if self._json:
             output.say_json({"event": "lost", "path": self.path}, to_stderr=True)
         elif not self._quiet:
-            output.complain(f"holdfast: {output.shown(self.path)}: {what}; somebody else may hold the lock now")
+            output.complain(f"holdfast: {output.shown(self.path)}: {what}. Another process may hold it now")
 
 
 def _by_signals(child: Child, command: list[str]) -> int:
@@ -257,7 +275,7 @@ def _simply(child: Child, command: list[str]) -> int:
             except KeyboardInterrupt:
                 continue  # the child has got it too, and decides
             if child.is_lost():
-                child.say_lost("the lock was taken away; ending the command")
+                child.say_lost("the lock was lost; ending the command")
                 process.terminate()
                 try:
                     process.wait(child.grace)

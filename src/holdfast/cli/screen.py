@@ -65,7 +65,7 @@ Found = TypeVar("Found")
 
 
 class Live(App[None], Generic[Found]):
-    """A screen that looks anew every so many seconds: `find` does, in a thread, and `show` draws what it found."""
+    """A screen that is drawn again at an interval: a thread calls `find`, and `show` draws its result."""
 
     ENABLE_COMMAND_PALETTE = False
     QUIETLY: ClassVar = [Binding("ctrl+c", "quit", "quit", show=False, priority=True)]

@@ -39,20 +39,20 @@ def configure(name: str, parser: arguments.Parser) -> None:
     urls = f"{arguments.URLS}\n" if name == "status" else ""
     parser.epilog = f"{urls}{_STATUSES}\nexample:\n  {EXAMPLES[name]}\n"
     what = "the lock: its path, or the URL of a lock on a server" if name == "status" else "the lock file"
-    parser.add_argument("path", metavar="PATH", help=what)
+    parser.add_argument("path", metavar="PATH", type=arguments.looked_at if name == "status" else str, help=what)
     parser.add_argument("--stale", metavar="S", type=arguments.seconds, default=3600.0, help=STALE_HELP)
     parser.add_argument("--policy", choices=("proof", "old", "dead-and-old"), default="proof", help=POLICY_HELP)
     if name in ("try", "acquire"):
-        parser.add_argument("-t", "--tag", help="what to say about the holder")
+        parser.add_argument("-t", "--tag", help="a text about the holder")
         parser.add_argument("--fence", action="store_true", help="tokens grow even if the clock is set back")
     if name in ("try", "acquire", "release"):
-        parser.add_argument("--pid", type=arguments.pid, help="in whose name; the calling process, if not given")
+        parser.add_argument("--pid", type=arguments.pid, help="the process that holds the lock (the calling process)")
     if name == "release":
-        parser.add_argument("-f", "--force", action="store_true", help="whoever holds it")
+        parser.add_argument("-f", "--force", action="store_true", help="release any holder's lock")
     if name in ("release", "status"):
         parser.add_argument("--tag", help=argparse.SUPPRESS)  # taken by all commands of sema
     if name == "status":
-        parser.add_argument("--kind", choices=("lock", "file"), help="kernel lock or lock file; found out if not given")
+        parser.add_argument("--kind", choices=("lock", "file"), help="kernel lock or lock file (the file shows which)")
     # Taken by all of them, so that one set of options fits the four.
     parser.add_argument(
         "--timeout", metavar="S", type=arguments.seconds, default=None if name == "acquire" else 0.0, help=TIMEOUT_HELP
@@ -62,9 +62,9 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.set_defaults(call={"try": try_, "acquire": acquire, "release": release, "status": status}[name])
 
 
-STALE_HELP = "a holder of whom nothing is known keeps the lock so long (3600; 0: for ever)"
-POLICY_HELP = "when a lock is stale: proved dead (proof), by age alone (old), both (dead-and-old)"
-TIMEOUT_HELP = "wait at most so many seconds; 0: one attempt"
+STALE_HELP = "seconds until the lock of a holder that cannot be checked is stale (3600; 0: never)"
+POLICY_HELP = "a lock is stale if its holder is proved dead (proof), by age alone (old), or by both (dead-and-old)"
+TIMEOUT_HELP = "wait at most this many seconds; 0: one attempt"
 
 
 def lock_of(options: argparse.Namespace, **more: Any) -> LockFile:
@@ -178,7 +178,7 @@ def _caller(lock: LockFile) -> int:
 def _way_out(found: Status) -> str:
     if found.kind not in ("file", "task"):
         return "A kernel lock cannot be taken away; it is free when the process that holds it has ended."
-    return "-f releases it all the same; holdfast break also says whose it was."
+    return "-f releases it anyway. holdfast break also prints whose lock it was."
 
 
 def status(options: argparse.Namespace) -> int:

@@ -19,7 +19,8 @@ from ..errors import HoldfastError, LockLost, Unsupported
 from ..locks.listing import ask_redis
 from ..locks.server import CALL_TIMEOUT_S
 from ..locks.url import ServerLock
-from . import output, servers
+from ..owner import without_passwords
+from . import output
 from .doctor import Finding, Other, say_finding
 
 TYPE_CHECKING = False
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.01
+_BLIND_S = 0.5  # until a waiter waits, on a server that does not tell
 _SHORT_TTL_S = 2  # for the check of a loss: the holder asks the server after a third of it
 _MAX_CLOCK_DIFFERENCE_S = 2.0
 
@@ -71,7 +73,6 @@ def url_with_name(url: str, name: str) -> str:
 def call(options: argparse.Namespace) -> int:
     if not hasattr(os, "fork"):
         raise Unsupported("holdfast doctor needs a second process by fork, which this system does not have")
-    servers.check(options.path)
     for name in ("SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
     room = Room(options.path)
@@ -83,7 +84,7 @@ def call(options: argparse.Namespace) -> int:
             with suppress(HoldfastError, OSError):
                 _CLEANERS[room.kind](room)
     safe = all(finding.good is not False for finding in findings)
-    server = servers.shown_name(options.path)
+    server = without_passwords(options.path)
     if options.json:
         checks = {finding.what: {"good": finding.good, "note": finding.note} for finding in findings}
         output.say_json({"server": server, "checks": checks, "safe": safe})
@@ -106,7 +107,7 @@ def _tried(what: str, check: Callable[[Room], Finding], room: Room) -> Finding:
         found = Finding("", None, str(error))
     except (HoldfastError, OSError) as error:
         found = Finding("", False, str(error))
-    found.what, found.note = what, output.without_passwords(found.note)
+    found.what, found.note = what, without_passwords(found.note)
     return found
 
 
@@ -152,7 +153,7 @@ def _hand_over(room: Room) -> Finding:
     """The other session releases the lock when it sees that we wait for it."""
 
     def release_to_waiter(hold: ServerHold) -> None:
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + (_BLIND_S if room.kind == "SmbEngine" else _PATIENCE_S)
         while not hold.lock.status().waiters and time.monotonic() < until:
             time.sleep(_POLL_S)
         hold.release()
@@ -169,7 +170,7 @@ def _loss(room: Room) -> Finding:
     if room.kind not in _ENDINGS:
         return Finding("", None, "not tested for this engine")
     lost = threading.Event()
-    options = {} if room.kind == "PostgresEngine" else {"ttl": _SHORT_TTL_S}
+    options = {} if room.kind in ("PostgresEngine", "SmbEngine") else {"ttl": _SHORT_TTL_S}
     hold = room.lock(on_lost=lambda _: lost.set(), **options).acquire(_PATIENCE_S)
     began = time.monotonic()
     with suppress(HoldfastError):  # the session that ends answers no more
@@ -226,6 +227,7 @@ _ENDINGS: dict[str, Callable[[Any], object]] = {
     "PostgresEngine": lambda grant: grant.lease.ask("select pg_terminate_backend(pg_backend_pid())", CALL_TIMEOUT_S),
     "EtcdEngine": lambda grant: grant._engine.call("lease/revoke", {"ID": grant.lease.id}, CALL_TIMEOUT_S),
     "RedisEngine": lambda grant: ask_redis(grant._engine.server, [("ZREM", grant._engine.keys[0], grant.id)]),
+    "SmbEngine": lambda grant: grant.lease.close(),
 }
 
 
@@ -253,11 +255,19 @@ def _clock_of_redis(room: Room) -> tuple[float, float]:
     return int(seconds) + int(microseconds) / 1e6, 0.0
 
 
+def _clock_of_smb(room: Room) -> tuple[float, float]:
+    """When the server created the file of a lock. Its resolution is a tick of the server's kernel."""
+    with room.lock().acquire(_PATIENCE_S) as hold:
+        grant: Any = hold._grant
+        return grant.id.creation_time.timestamp(), 0.01
+
+
 # The time of the server, and the length of its ticks.
 _CLOCKS: dict[str, Callable[[Room], tuple[float, float]]] = {
     "PostgresEngine": _clock_of_postgres,
     "EtcdEngine": _clock_of_etcd,
     "RedisEngine": _clock_of_redis,
+    "SmbEngine": _clock_of_smb,
 }
 
 
@@ -271,4 +281,5 @@ def _clean_postgres(room: Room) -> None:
 _CLEANERS: dict[str, Callable[[Room], object]] = {
     "PostgresEngine": _clean_postgres,
     "RedisEngine": lambda room: ask_redis(room.lock()._engine.server, [("DEL", *room.lock()._engine.keys)]),
+    "SmbEngine": lambda room: room.lock()._engine.forget(),
 }

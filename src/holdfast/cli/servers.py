@@ -17,7 +17,7 @@ from time import monotonic, sleep
 
 from ..errors import Timeout, Unsupported
 from ..locks import listing
-from ..locks.url import ServerLock, engine_of
+from ..locks.url import ServerLock
 from ..owner import without_passwords
 from .progress import Progress, in_the_way
 from .run import Child
@@ -43,23 +43,9 @@ _REASONS = {
 }
 
 
-def shown_name(url: str) -> str:
-    """The URL without its password."""
-    return without_passwords(url)
-
-
 def refuse(command: str, url: str) -> NoReturn:
     """Raise the reason why a command does not take a URL."""
-    raise Unsupported(f"{shown_name(url)}: {_REASONS[command]}.")
-
-
-def check(url: str) -> None:
-    """Raise Unsupported if no engine has this scheme."""
-    try:
-        engine_of(url)
-    except ImportError as error:
-        scheme = url.partition("://")[0]
-        raise Unsupported(f"{scheme}://…: the engine for this scheme cannot be loaded ({error}).") from None
+    raise Unsupported(f"{without_passwords(url)}: {_REASONS[command]}.")
 
 
 # run
@@ -89,7 +75,6 @@ def _lock(options: argparse.Namespace) -> ServerLock:
     for option, reason in wrong.items():
         if reason:
             raise ValueError(f"{option} does not go with a URL: {reason}. Leave it out.")
-    check(options.target)
     return ServerLock(
         options.target, shared=options.shared, permits=options.permits, ttl=options.ttl, on_lost=_wake_supervisor
     )
@@ -159,13 +144,11 @@ class ServerChild(Child):
 
 def locks_on(url: str) -> list[Status]:
     """The locks of a server, or the one that the URL names."""
-    check(url)
-    return [replace(status, path=shown_name(status.path)) for status in listing.locks_on(url)]
+    return [replace(status, path=without_passwords(status.path)) for status in listing.locks_on(url)]
 
 
 def status_of(url: str) -> Status:
     """The status of the lock that the URL names."""
-    check(url)
     ServerLock(url)  # raises UnsafePath if the URL has no name
     (status,) = locks_on(url)
     return status
@@ -183,7 +166,6 @@ def wait(options: argparse.Namespace, deadline: float | None) -> None:
     if options.all:
         _wait(options, deadline)
         return
-    check(options.path)
     with Progress(ServerLock(options.path), quiet=options.quiet or options.json, only_live=True):
         _wait(options, deadline)
 

@@ -155,7 +155,7 @@ class _Supervisor:
         if self._watch is not None:
             self._watch.drain()
         if self._child.is_lost():
-            self._child.say_lost("the lock was taken away; ending the command")
+            self._child.say_lost("the lock was lost; ending the command")
             self._send(signal.SIGTERM)
             self._kill_at = monotonic() + self._child.grace
 

@@ -25,10 +25,13 @@ examples:
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.epilog = f"{arguments.URLS}Without a name: all locks of the server.\n\n{EXAMPLES}"
-    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], help="directories, or URLs of servers")
-    parser.add_argument("-r", "--recursive", action="store_true", help="in their directories too")
-    parser.add_argument("--every", metavar="S", type=arguments.seconds, default=1.0, help="seconds between looks (1)")
+    parser.epilog = f"{arguments.URLS}Without a name: all locks of the server (not on SMB).\n\n{EXAMPLES}"
+    what = "directories, or URLs of servers"
+    parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], type=arguments.looked_at, help=what)
+    parser.add_argument("-r", "--recursive", action="store_true", help="subdirectories, too")
+    parser.add_argument(
+        "--every", metavar="S", type=arguments.seconds, default=1.0, help="seconds between two updates (1)"
+    )
     arguments.add_json(parser, "print how it stands now, as JSON, and end")
     parser.set_defaults(call=call)
 

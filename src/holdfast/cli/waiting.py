@@ -8,6 +8,7 @@ from time import monotonic
 
 from .. import Lock
 from ..errors import Timeout
+from ..owner import without_passwords
 from ..wait import DeadlinePassed, check_deadline, drive
 from ..watch import Waiting
 from . import arguments, output
@@ -30,9 +31,10 @@ examples:
 
 def configure(name: str, parser: arguments.Parser) -> None:
     parser.epilog = f"{arguments.URLS}\n{EXAMPLES}"
-    parser.add_argument("path", metavar="PATH", help="the lock or its URL; with --all a directory or a server")
-    parser.add_argument("--all", action="store_true", help="all locks that are there now")
-    parser.add_argument("--timeout", metavar="S", type=arguments.seconds, help="wait at most so many seconds")
+    what = "the lock or its URL; with --all a directory or a server"
+    parser.add_argument("path", metavar="PATH", type=arguments.looked_at, help=what)
+    parser.add_argument("--all", action="store_true", help="all locks that exist now")
+    parser.add_argument("--timeout", metavar="S", type=arguments.seconds, help="wait at most this many seconds")
     parser.add_argument("--stale", metavar="S", type=arguments.seconds, default=3600.0, help=STALE_HELP)
     parser.add_argument("--policy", choices=("proof", "old", "dead-and-old"), default="proof", help=POLICY_HELP)
     parser.add_argument("--tag", help=argparse.SUPPRESS)  # taken by all commands of sema
@@ -65,7 +67,7 @@ def _on_server(options: argparse.Namespace) -> int:
         servers.wait(options, None if options.timeout is None else monotonic() + options.timeout)
     except Timeout as error:
         return _timed_out(error, options)
-    return _free(servers.shown_name(options.path), options)
+    return _free(without_passwords(options.path), options)
 
 
 def _free(path: str, options: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ _shtab_holdfast_doctor_pos_0_COMPGEN=_shtab_compgen_files
 
 _shtab_holdfast_run___kind_choices=(lock file)
 _shtab_holdfast_dir_pos_0_choices=(replace edit recover versions rollback)
-_shtab_holdfast_events_pos_0_choices=(append read tail head verify rebuild export import)
+_shtab_holdfast_events_pos_0_choices=(append read tail head verify rebuild backup export import copy)
 _shtab_holdfast_tasks_ls___state_choices=(pending running done failed cancelled)
 _shtab_holdfast_tasks_purge___state_choices=(cancelled done failed)
 _shtab_holdfast_tasks_pos_0_choices=(put work ls show watch stats retry cancel purge pause resume schedule unschedule recover)
