@@ -383,7 +383,7 @@ def test_an_answer_that_comes_too_late_leaves_no_lock_behind(url: str, samba: se
         engine = smb.SmbEngine(url)
         os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(ConnectionFailed, match=rf"{name}: no answer within 0\.2 s"):
+            with pytest.raises(ConnectionFailed, match=rf"{name}: no answer in time"):
                 engine.attempt(0.2)
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -559,7 +559,7 @@ def test_a_server_that_is_away_is_named() -> None:
 def test_a_server_that_does_not_answer_is_given_up_within_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         engine = smb.SmbEngine(f"smb://u:hidden@127.0.0.1:{silent.getsockname()[1]}/share/x")
-        with pytest.raises(ConnectionFailed, match=r"no answer within 0\.2 s"):
+        with pytest.raises(ConnectionFailed, match=r"no answer in time"):
             engine.attempt(0.2)
 
 

@@ -104,8 +104,8 @@ def explain(name: str, error: Exception) -> HoldfastError:
     return unreachable(name, text, remedy)
 
 
-def _late(name: str, timeout: float) -> HoldfastError:
-    return unreachable(name, f"no answer within {timeout:.3g} s", _REMEDY)
+def _late(name: str) -> HoldfastError:
+    return unreachable(name, "no answer in time", _REMEDY)
 
 
 class _Socket:
@@ -178,7 +178,7 @@ class SmbSession(Lease):
         try:
             self.tree: Any = within(timeout, open_tree, lambda _: self.close())
         except TimeoutError:
-            failed = _late(name, timeout)
+            failed = _late(name)
         except SMBResponseException as error:
             failed = explain(name, Refused(error.status))
         except (SMBException, OSError, ValueError) as error:
@@ -321,7 +321,7 @@ class SmbSession(Lease):
     def _silent(self, timeout: float) -> HoldfastError:
         if timeout >= 1 and not self.grants:
             self.lose()  # the next attempt begins with a new connection
-        return _late(self.server, timeout)
+        return _late(self.server)
 
     def _broken(self, error: Exception) -> HoldfastError:
         self.lose()
@@ -369,7 +369,7 @@ class Share:
             return found
         until = monotonic() + timeout
         if not self._opening.acquire(timeout=timeout):
-            raise _late(self._name, timeout)
+            raise _late(self._name)
         try:
             found = self._session
             if found is None or not found.is_open:
