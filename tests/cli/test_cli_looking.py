@@ -18,7 +18,7 @@ from test_cli import HOLDFAST, PATIENCE, begin, ended, holdfast, holding, watche
 
 from holdfast import Lock, LockFile, Semaphore, cli
 from holdfast.cli import completion
-from holdfast.cli.sema import status_of
+from holdfast.collect.locks import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

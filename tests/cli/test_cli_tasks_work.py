@@ -347,7 +347,7 @@ def test_watch_prints_a_snapshot_for_every_change(jobs: Path, queue: TaskQueue, 
 
 
 def test_watch_shows_the_five_newest_failures(jobs: Path, queue: TaskQueue) -> None:
-    from holdfast.cli.tasks.watch import View
+    from holdfast.collect.tasks import View
 
     for number in (3, 1, 2, 0, 6, 5, 4):
         queue.put(number, id=str(number), attempts=1)

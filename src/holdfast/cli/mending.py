@@ -6,10 +6,11 @@ import os
 import sys
 
 from .. import LockFile
+from ..collect.kinds import kind_of
+from ..collect.locks import candidates, lock_at, status_of
 from ..errors import NotLocked
 from . import arguments, output
-from .kinds import kind_of
-from .sema import HELD, POLICY_HELP, STALE_HELP, lock_at, refuse_url
+from .sema import HELD, POLICY_HELP, STALE_HELP, refuse_url
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def _lock_files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
     from ..locks.publish import lock_of_private
-    from .listing import candidates
 
     found = set()
     for file in candidates(path, recursive=False):
@@ -108,8 +108,6 @@ def _not_held(options: argparse.Namespace) -> int:
 
 
 def _is_kernel_lock(options: argparse.Namespace) -> int:
-    from .sema import status_of
-
     found = status_of(options.path, None, None, "proof")
     who = output.shown(found.explain())
     if options.json:

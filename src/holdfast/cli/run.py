@@ -161,7 +161,7 @@ def acquire(lock: BaseLock[Hold], timeout: float | None, options: argparse.Names
 
 def _other_kind(path: str) -> NotALockFile:
     """What to say about a file that is not that of such a lock."""
-    from .kinds import kind_of
+    from ..collect.kinds import kind_of
 
     advice = {
         "semaphore": "is a semaphore: give -j and the number of its permits",

@@ -13,6 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from .. import LockFile
+from ..collect.locks import all_locks, state_of, user_of
 from ..errors import HoldfastError
 from . import arguments, listing, output
 
@@ -167,7 +168,7 @@ class Screen(Live["list[Status]"]):
 
     def find(self) -> list[Status]:
         try:
-            return listing.all_locks(self._directories, self._recursive, quiet=True, stop=lambda: self._ending)
+            return all_locks(self._directories, self._recursive, stop=lambda: self._ending)
         except OSError:
             return []
 
@@ -194,11 +195,11 @@ class Screen(Live["list[Status]"]):
     def _is_wanted(self, status: Status) -> bool:
         if self._held_only and not status.held:
             return False
-        text = f"{status.path} {listing.who(status)} {listing.pids_of(status)} {listing.user_of(status)}"
+        text = f"{status.path} {listing.who(status)} {listing.pids_of(status)} {user_of(status) or '-'}"
         return self._wanted.lower() in text.lower()
 
     def _cells(self, status: Status) -> list[Text]:
-        state = listing.state_of(status)
+        state = state_of(status)
         waited = longest_wait(status)
         texts = (
             _name(status, self._name_width),
@@ -296,7 +297,7 @@ def _details(status: Status) -> str:
     lines = [output.shown(f"{listing.relative(status.path)}: {status.explain()}")]
     for holder in status.holders[:1]:
         if holder.pid is not None:
-            lines.append(output.shown(f"{listing.user_of(status)}: {holder.command or ''}"))
+            lines.append(output.shown(f"{user_of(status) or '-'}: {holder.command or ''}"))
     for number, waiter in enumerate(status.waiters[:3], 1):
         waited = output.duration(time.time() - waiter.since) if waiter.since is not None else "?"
         lines.append(output.shown(f"{number}. pid {waiter.pid} waits for {waited}  {waiter.command or ''}"))

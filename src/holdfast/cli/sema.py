@@ -11,10 +11,11 @@ import os
 import time
 
 from .. import system
-from ..errors import NotALockFile, NotLocked, NotOwner, Timeout
+from ..collect.kinds import kind_of
+from ..collect.locks import lock_at, status_of
+from ..errors import NotLocked, NotOwner, Timeout
 from ..locks.lock_file import LockFile
 from . import arguments, output
-from .kinds import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,15 +70,6 @@ TIMEOUT_HELP = "wait at most this many seconds; 0: one attempt"
 
 def lock_of(options: argparse.Namespace, **more: Any) -> LockFile:
     return LockFile(options.path, stale_after=options.stale or None, stale=options.policy, **more)
-
-
-def lock_at(path: str, kind: str | None, stale_after: float | None = 3600, policy: Any = "proof") -> LockFile:
-    """The lock file that is there. The lock of a task is judged as `TaskLocks` does, whatever the options."""
-    if kind != "task":
-        return LockFile(path, stale_after=stale_after, stale=policy)
-    from ..locks.task_locks import TaskLock
-
-    return TaskLock(path, "", "", stale_after=300)
 
 
 def try_(options: argparse.Namespace) -> int:
@@ -214,46 +206,6 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
     facts = status.as_dict()
     first = status.holders[0] if status.holders else None
     return facts | {name: getattr(first, name, None) for name in ("pid", "host", "command")}
-
-
-def status_of(path: str, kind: str | None, stale_after: float | None, policy: Any) -> Status:
-    """The status of a lock of whatever kind: a kernel lock shows only while it is held, its file being empty."""
-    kind = kind or kind_of(path)
-    if kind == "semaphore":
-        return _semaphore_status(path)
-    if kind == "lock":
-        from .. import Lock
-
-        return _without_old_time(Lock(path).status())
-    return lock_at(path, kind, stale_after, policy).status()
-
-
-def _semaphore_status(path: str) -> Status:
-    from .. import Lock
-    from ..locks.semaphore import parse
-    from ..status import of_semaphore
-
-    try:
-        with open(path, "rb") as file:
-            permits = parse(file.read(64))
-    except FileNotFoundError:  # its last holder has removed it meanwhile
-        return Lock(path).status()
-    if permits is None:
-        raise NotALockFile(f"{path}: this begins like a semaphore and goes on otherwise", path=path)
-    return of_semaphore(os.path.abspath(path), permits)
-
-
-def _without_old_time(found: Status) -> Status:
-    """The file of a kernel lock that is kept is older than its holder: then nobody knows since when it is held."""
-    from dataclasses import replace
-
-    from ..owner import started_at
-
-    began = [started_at(holder.pid) for holder in found.holders if holder.pid is not None]
-    earliest = min((moment for moment in began if moment is not None), default=None)
-    if found.since is None or earliest is None or found.since >= earliest - 0.1:
-        return found
-    return replace(found, since=None)
 
 
 def _as_json(facts: dict[str, Any]) -> dict[str, object]:

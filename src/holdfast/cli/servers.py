@@ -12,11 +12,10 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import replace
 from time import monotonic, sleep
 
+from ..collect.locks import locks_on, status_on
 from ..errors import Timeout, Unsupported
-from ..locks import listing
 from ..locks.url import ServerLock
 from ..owner import without_passwords
 from .progress import Progress, in_the_way
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from ..locks.server import ServerHold
-    from ..status import Status
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
 _REASONS = {
@@ -142,21 +140,9 @@ class ServerChild(Child):
 # status, wait, ls, top
 
 
-def locks_on(url: str) -> list[Status]:
-    """The locks of a server, or the one that the URL names."""
-    return [replace(status, path=without_passwords(status.path)) for status in listing.locks_on(url)]
-
-
-def status_of(url: str) -> Status:
-    """The status of the lock that the URL names."""
-    ServerLock(url)  # raises UnsafePath if the URL has no name
-    (status,) = locks_on(url)
-    return status
-
-
 def facts(url: str) -> dict[str, Any]:
     """The status as a dictionary, with the pid, host and command of the first holder."""
-    status = status_of(url)
+    status = status_on(url)
     first = status.holders[0] if status.holders else None
     return status.as_dict() | {name: getattr(first, name, None) for name in ("pid", "host", "command")}
 
@@ -173,7 +159,7 @@ def wait(options: argparse.Namespace, deadline: float | None) -> None:
 def _wait(options: argparse.Namespace, deadline: float | None) -> None:
     pause = _FIRST_PAUSE_S
     while True:
-        found = locks_on(options.path) if options.all else [status_of(options.path)]
+        found = locks_on(options.path) if options.all else [status_on(options.path)]
         held = next((status for status in found if status.held), None)
         if held is None:
             return

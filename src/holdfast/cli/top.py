@@ -37,10 +37,12 @@ def configure(name: str, parser: arguments.Parser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    from .listing import all_locks, as_json
+    from ..collect.locks import all_locks, as_json
+    from .listing import complain
 
     if options.json:
-        output.say_json([as_json(status) for status in all_locks(options.directories, options.recursive)])
+        found = all_locks(options.directories, options.recursive, unreadable=complain)
+        output.say_json([as_json(status) for status in found])
         return 0
     for directory in options.directories:  # one that cannot be read: say so before the screen opens
         if arguments.is_url(directory):

@@ -7,13 +7,14 @@ import os
 from time import monotonic
 
 from .. import Lock
+from ..collect.kinds import kind_of
+from ..collect.locks import all_locks, lock_at, status_of
 from ..errors import Timeout
 from ..owner import without_passwords
 from ..wait import DeadlinePassed, check_deadline, drive
 from ..watch import Waiting
 from . import arguments, output
-from .kinds import kind_of
-from .sema import HELD, POLICY_HELP, STALE_HELP, lock_at, status_of
+from .sema import HELD, POLICY_HELP, STALE_HELP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ def configure(name: str, parser: arguments.Parser) -> None:
 def call(options: argparse.Namespace) -> int:
     if arguments.is_url(options.path):
         return _on_server(options)
-    from .listing import all_locks
-
     locks = [(options.path, kind_of(options.path))]
     if options.all:
         locks = [(status.path, status.kind) for status in all_locks([options.path], recursive=False) if status.held]

@@ -21,6 +21,7 @@ to observe, delay or fail every call of a lock, or to kill its process there.
     lock_liveness, liveness_locked                    the liveness byte of a lock file
     try_slot, slots_taken, unlock_slots               one byte per permit of a semaphore
     Watch, WATCH_WRITING, WATCH_CLOSING               events of one file. `Watch` raises OSError where there are none
+    DirectoryWatch                                    events of several directories. OSError where there are none
     process_exists, list_pids, lock_lines             processes
     pid_namespace, read_text, mount_table             /proc, mounts
     HAS_FIFOS, HAS_FOLDERS                            abilities: FIFOs can be locked, directories can be opened

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from struct import Struct
 
 from .posix import *
 
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
 
     from ..files import OwnedFd as Owner
 
+_IN_OPEN, _IN_NAMES = 0x20, 0x100 | 0x200 | 0xC0  # names: created, deleted, moved
 _IN_ATTRIB, _IN_CLOSE, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x4, 0x18, 0x400, 0x800
 _EVENTS = _IN_ATTRIB | _IN_CLOSE | _IN_DELETE_SELF | _IN_MOVE_SELF
 WATCH_WRITING = 0x2 | 0x8 | _IN_ATTRIB  # a file is written to
 WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is closed
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_IN_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
+_EVENT = Struct("iIII")  # watch, events, cookie, length of the name that follows
 _BUFFER = 4096  # bytes; an event needs at most 272
 
 _libc: ctypes.CDLL | None = None
@@ -96,6 +100,45 @@ class Watch:
             _idle_instances.append(file)
         else:
             file.close()
+
+
+class DirectoryWatch:
+    """`fd` is readable when a file in one of the directories was opened, written to, closed, created or deleted."""
+
+    __slots__ = ("_file", "_watched", "fd")
+
+    def __init__(self, own: Callable[[int], Owner]) -> None:
+        self._file = own(_call("", "inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC))
+        self.fd = self._file.fd
+        self._watched: dict[int, str] = {}
+
+    def add(self, path: str) -> None:
+        """Watch a directory, too. A directory that is watched already stays so."""
+        events = WATCH_WRITING | _IN_OPEN | _IN_NAMES
+        self._watched[_call(path, "inotify_add_watch", self.fd, os.fsencode(path), events)] = path
+
+    def read(self) -> tuple[set[str], set[str]]:
+        """Take all events off. Return the directories with changes, and those where a file was only opened."""
+        changed: set[str] = set()
+        opened: set[str] = set()
+        try:
+            while data := read(self.fd, 1 << 16):
+                while data:
+                    number, events, _, length = _EVENT.unpack_from(data)
+                    data = data[_EVENT.size + length :]
+                    path = self._watched.get(number)
+                    if events & _IN_OVERFLOW:
+                        changed.update(self._watched.values())
+                    elif events & _IN_IGNORED:
+                        self._watched.pop(number, None)
+                    elif path is not None:
+                        (opened if events & _IN_OPEN else changed).add(path)
+        except BlockingIOError:
+            pass
+        return changed, opened
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _take_idle() -> Owner | None:

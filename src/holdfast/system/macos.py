@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 assert sys.platform == "darwin"
 
 HAS_FIFOS = False
-exchange = link_open_file = sync_file_system = _unsupported
+exchange = link_open_file = sync_file_system = DirectoryWatch = _unsupported
 
 _NOTE_FUNLOCK = 0x100  # <sys/event.h>, not named by Python: the file was unlocked, also by close or by death
 _EVENTS = select.KQ_NOTE_DELETE | select.KQ_NOTE_RENAME | select.KQ_NOTE_LINK | _NOTE_FUNLOCK

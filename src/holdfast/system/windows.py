@@ -54,7 +54,7 @@ stat, access, readlink, listdir, mkdir, rmdir = os.stat, os.access, os.readlink,
 scandir, symlink, lseek, chmod, utime = os.scandir, os.symlink, os.lseek, os.chmod, os.utime
 rename = os.replace
 chown = mkfifo = mknod = copy_file_range = clone = exchange = link_open_file = sync_file_system = _unsupported
-getxattr = setxattr = listxattr = removexattr = Watch = _unsupported
+getxattr = setxattr = listxattr = removexattr = Watch = DirectoryWatch = _unsupported
 WATCH_WRITING = WATCH_CLOSING = 0
 
 HAS_FIFOS = HAS_FOLDERS = False

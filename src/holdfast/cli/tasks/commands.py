@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import chain, islice
 
+from ...collect.tasks import as_json, moment, orphans_of, queue_at
 from ...errors import NotLocked
 from ...tasks import NoSuchTask, Task, TaskQueue
 from ...tasks.model import STATES
@@ -13,14 +14,10 @@ from .. import arguments, output
 from .text import (
     COLOURS,
     age_of,
-    as_json,
     in_a_line,
     many,
-    moment,
-    orphans_of,
     payload_of,
     progress_of,
-    queue_at,
     reason_of,
     seconds_since,
 )

@@ -7,11 +7,12 @@ import os
 import sys
 from time import time
 
+from ...collect.tasks import moment, queue_at
 from ...tasks import QueueFull, TaskQueue
 from ...tasks.model import new_task
 from ...tasks.schedule import OPTIONS, Schedule
 from .. import arguments, output
-from .text import in_a_line, many, moment, queue_at
+from .text import in_a_line, many
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from textual.widgets import DataTable, Footer, Static
 from .. import output
 from ..screen import Live
 from .text import age_of
-from .watch import failure_line
+from .watch import about, failure_line, summary
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
+    from ...collect.tasks import Snapshot, View
     from ...tasks import Task
-    from .watch import Snapshot, View
 
 # Together 80, with a space after each. The last column gets the rest of a wider terminal.
 _COLUMNS = {"RUNNING": 26, "TIME": 7, "TRIED": 6, "WORKER": 16, "PROGRESS": 25}
@@ -61,12 +61,12 @@ class Screen(Live["Snapshot"]):
         return self._view.look()
 
     def show(self, found: Snapshot) -> None:
-        self.query_one("#head", Static).update(Text(f"{output.shown(self._title)}   {found.summary()}"))
+        self.query_one("#head", Static).update(Text(f"{output.shown(self._title)}   {summary(found)}"))
         table = self.query_one(DataTable)
         row = table.cursor_row
         table.clear()
         for task in found.running:
-            table.add_row(*_cells(task, found.about(task)), key=task.id)
+            table.add_row(*_cells(task, about(task, found)), key=task.id)
         if found.running:
             table.move_cursor(row=min(row, len(found.running) - 1))
         self.query_one("#failures", Static).update(_failures(found.failures))

@@ -1,19 +1,16 @@
-"""A task in few words, and a queue that must exist."""
+"""A task in few words."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from dataclasses import fields
-from datetime import datetime, timezone
 
-from ...tasks import Task, TaskQueue
+from ...tasks import Task
 from .. import output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from datetime import datetime
 
 COLOURS = {
     "running": output.GREEN,
@@ -22,20 +19,6 @@ COLOURS = {
     "done": output.DIM,
     "pending": "0",
 }
-_FILES = ("queue.db", "queue.json")  # the second one is of an old version, which `TaskQueue` refuses with a reason
-_LONG = ("history", "traceback", "output")
-
-
-def queue_at(path: str, *, remedy: str = "holdfast tasks put creates it", **options: Any) -> TaskQueue:
-    """Open a queue. Raises FileNotFoundError if the directory has no queue. A URL is not a path."""
-    if "://" not in path and not any(os.path.lexists(os.path.join(path, name)) for name in _FILES):
-        raise FileNotFoundError(2, f"there is no task queue here. Check the path. {remedy}", path)
-    return TaskQueue(path, **options)
-
-
-def orphans_of(queue: TaskQueue) -> frozenset[str]:
-    """The ids of running tasks whose worker is dead. The next worker recovers them."""
-    return frozenset(attempt.id for attempt in queue.store.orphans())
 
 
 def seconds_since(moment: datetime | None) -> float:
@@ -82,25 +65,6 @@ def in_a_line(text: str | None, width: int = 200) -> str:
     """The first line of a text, and its last line, where an error usually is. Safe to print."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
     return output.shortened(output.shown(" … ".join(lines[:1] + lines[1:][-1:])), width)
-
-
-def as_json(task: Task, orphans: frozenset[str], *, whole: bool = False) -> dict[str, object]:
-    names = [field.name for field in fields(task) if whole or field.name not in _LONG]
-    found = {name: _to_json(name, getattr(task, name)) for name in names}
-    return {**found, "orphaned": task.state == "running" and task.id in orphans}
-
-
-def _to_json(name: str, value: Any) -> object:
-    if name == "history":
-        return [{key: _to_json(key, one) for key, one in attempt.items()} for attempt in value]
-    return moment(value) if name.endswith("_at") and value is not None else value
-
-
-def moment(when: datetime | float) -> str:
-    """2026-01-02T03:04:05Z, from a datetime or the seconds of a history."""
-    if not isinstance(when, datetime):
-        when = datetime.fromtimestamp(when, timezone.utc)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def many(number: int, what: str = "task") -> str:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from heapq import nlargest
-from time import monotonic, sleep
+from time import sleep
 
+from ...collect.tasks import Snapshot, View
 from ...errors import Unsupported
-from ...tasks import Task, TaskQueue
 from .. import arguments, output
 from ..listing import relative
-from .text import age_of, as_json, in_a_line, orphans_of, payload_of, progress_of, queue_at, reason_of
+from .text import age_of, in_a_line, payload_of, progress_of, reason_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-_FAILURES = 5  # that are shown
-_REST = 10  # failed tasks are read again after a pause of 10 times the duration of the last reading
+    from ...tasks import Task
 
 EXAMPLES = """\
 
@@ -38,71 +35,33 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.set_defaults(call=call)
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    counts: dict[str, int]
-    paused: bool
-    running: tuple[Task, ...]
-    failures: tuple[Task, ...]  # the last ones first
-    orphans: frozenset[str]  # running tasks whose worker is dead
+def summary(found: Snapshot) -> str:
+    """5 running, 3 pending (1 delayed), …"""
+    waiting = [f"{found.counts[name]} {name}" for name in ("delayed", "parked", "blocked") if found.counts[name]]
+    names = ("running", "pending", "done", "failed", "cancelled")
+    texts = {name: f"{found.counts[name]} {name}" for name in names}
+    if waiting:
+        texts["pending"] += f" ({', '.join(waiting)})"
+    return ", ".join(texts.values()) + (", paused" if found.paused else "")
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Differs from that of another snapshot if something has happened, and not with the time."""
-        running = tuple((task.id, task.token, task.progress, task.cancelling) for task in self.running)
-        failures = tuple((task.id, task.token) for task in self.failures)
-        return (self.counts, self.paused, running, failures, self.orphans)
 
-    def summary(self) -> str:
-        waiting = [f"{self.counts[name]} {name}" for name in ("delayed", "parked", "blocked") if self.counts[name]]
-        names = ("running", "pending", "done", "failed", "cancelled")
-        texts = {name: f"{self.counts[name]} {name}" for name in names}
-        if waiting:
-            texts["pending"] += f" ({', '.join(waiting)})"
-        return ", ".join(texts.values()) + (", paused" if self.paused else "")
+def lines(found: Snapshot) -> list[str]:
+    running = [_running_line(task, found) for task in found.running]
+    return [summary(found), *running, *map(failure_line, found.failures)]
 
-    def lines(self) -> list[str]:
-        return [self.summary(), *map(self._running_line, self.running), *map(failure_line, self.failures)]
 
-    def about(self, task: Task) -> str:
-        """The last words about a running task."""
-        return reason_of(task, self.orphans) or progress_of(task) or in_a_line(payload_of(task))
+def about(task: Task, found: Snapshot) -> str:
+    """The last words about a running task."""
+    return reason_of(task, found.orphans) or progress_of(task) or in_a_line(payload_of(task))
 
-    def _running_line(self, task: Task) -> str:
-        worker = output.shown(task.worker or "?")
-        return f"  running {output.shown(task.id)} for {age_of(task)} by {worker}: {self.about(task)}"
 
-    def as_json(self) -> dict[str, object]:
-        running, failures = ([as_json(task, self.orphans) for task in some] for some in (self.running, self.failures))
-        return {"counts": self.counts, "paused": self.paused, "running": running, "failures": failures}
+def _running_line(task: Task, found: Snapshot) -> str:
+    worker = output.shown(task.worker or "?")
+    return f"  running {output.shown(task.id)} for {age_of(task)} by {worker}: {about(task, found)}"
 
 
 def failure_line(task: Task) -> str:
     return f"  failed {output.shown(task.id)} {age_of(task)} ago: {in_a_line(task.error)}"
-
-
-class View:
-    """Looks at a queue again and again."""
-
-    def __init__(self, path: str) -> None:
-        self.queue: TaskQueue = queue_at(path)
-        self._failures: tuple[Task, ...] = ()
-        self._next = 0.0  # when the failed tasks are read again
-
-    def look(self) -> Snapshot:
-        counts = self.queue.stats()
-        running = sorted(self.queue.tasks(("running",)), key=lambda task: (task.started_at or task.put_at, task.id))
-        orphans = orphans_of(self.queue) if running else frozenset()
-        return Snapshot(counts, self.queue.is_paused, tuple(running), self._newest_failures(), orphans)
-
-    def _newest_failures(self) -> tuple[Task, ...]:
-        """All failed tasks are read for this. If there are many, that takes long, and so it is not done every time."""
-        now = monotonic()
-        if now >= self._next:
-            failed = self.queue.tasks(("failed",))
-            self._failures = tuple(nlargest(_FAILURES, failed, key=lambda task: task.ended_at or task.put_at))
-            self._next = now + _REST * (monotonic() - now)
-        return self._failures
 
 
 def call(options: argparse.Namespace) -> int:
@@ -132,7 +91,7 @@ def _print(view: View, every: float, options: argparse.Namespace) -> int:
         found = view.look()
         if found.key != before:
             before = found.key
-            read = output.say_json(found.as_json()) if options.json else output.say("\n".join(found.lines()))
+            read = output.say_json(found.as_json()) if options.json else output.say("\n".join(lines(found)))
             if not read:
                 return 0
         if options.once:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+from ...collect.tasks import queue_at
 from ...tasks import TaskQueue, Worker
 from ...tasks.handler import Command, Handler
 from .. import arguments
 from .bar import Display
 from .reports import Reporter
-from .text import queue_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
