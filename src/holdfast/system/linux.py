@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from struct import Struct
+from struct import Struct as _Struct
 
 from .posix import *
 
@@ -23,7 +23,7 @@ WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is 
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _IN_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
-_EVENT = Struct("iIII")  # watch, events, cookie, length of the name that follows
+_EVENT = _Struct("iIII")  # watch, events, cookie, length of the name that follows
 _BUFFER = 4096  # bytes; an event needs at most 272
 
 _libc: ctypes.CDLL | None = None
