@@ -59,19 +59,31 @@ def test_a_transaction_with_an_older_token_changes_nothing(connection: Any) -> N
     with pytest.raises(holdfast.LockLost, match="token 3 is older than 8"):
         write(3, 3)
     assert connection.execute("select version from site").fetchone() == (2,)
-    fence.check(connection, "another resource", 1)
+    with connection.transaction():
+        fence.check(connection, "another resource", 1)
+
+
+def test_a_check_outside_a_transaction_is_refused(connection: Any) -> None:
+    """It would be committed before the write that it protects."""
+    with pytest.raises(holdfast.Unsupported, match=r"autocommit.*connection\.transaction\(\)"):
+        fence.check(connection, "deploy", 1)
+    connection.autocommit = False
+    fence.check(connection, "deploy", 1)
+    connection.commit()
 
 
 def test_an_older_holder_waits_for_the_commit_of_a_newer_one_and_is_refused(
     connection: Any, postgres: servers.Postgres
 ) -> None:
-    fence.check(connection, "deploy", 1)
+    with connection.transaction():
+        fence.check(connection, "deploy", 1)
     outcome: list[BaseException | None] = []
 
     def write_late() -> None:
         with postgres.connect("fence") as other:
             try:
-                fence.check(other, "deploy", 1)
+                with other.transaction():
+                    fence.check(other, "deploy", 1)
             except holdfast.LockLost as error:
                 outcome.append(error)
             else:
@@ -90,7 +102,7 @@ def test_an_older_holder_waits_for_the_commit_of_a_newer_one_and_is_refused(
 def test_the_token_of_a_lock_on_the_server_passes(connection: Any, postgres: servers.Postgres) -> None:
     lock = holdfast.lock(postgres.url("fence") + "?name=deploy")
     for _ in range(2):
-        with lock as hold:
+        with lock as hold, connection.transaction():
             fence.check(connection, "deploy", hold.token)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from .errors import LockLost
+from .errors import LockLost, Unsupported
 
 __all__ = ["Fence", "check"]
 
@@ -48,12 +48,21 @@ class Fence:
 def check(connection: Any, resource: str, token: int | None) -> None:
     """Raise LockLost if PostgreSQL has seen a newer token for this resource. Else store the token.
 
+    Raises Unsupported for a connection in autocommit mode without a transaction.
+
     connection: a psycopg connection, in the transaction that changes the resource. `check` creates the table
         `holdfast_fence` if it does not exist
     resource: a name for what the lock protects
     token: the `token` of the hold
     """
+    from . import postgres
+
     wanted = _valid(token)
+    if not postgres.has_transaction(connection):
+        raise Unsupported(
+            f"the token for {resource!r} was not checked: the connection is in autocommit mode and has no transaction. "
+            "A newer holder could write between the check and the write. Use `with connection.transaction():`."
+        )
     known = connection.execute("select to_regclass('holdfast_fence')").fetchone()
     if known is None or known[0] is None:
         # Two transactions that create it at the same time: the second one waits for the first.

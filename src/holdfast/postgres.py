@@ -69,6 +69,7 @@ _REMEDIES = {
     "out of shared memory": "Release locks, or raise max_locks_per_transaction on the server.",
     "Too many open files": "Raise the limit of open files of this process (ulimit -n).",
     "the database system is": "Try again when the server has started.",
+    **dict.fromkeys(("during recovery", "read-only transaction"), "Connect to the primary server."),
 }
 # A password that contains one of @/? must be percent-encoded. If it is not, everything up to the last @ is hidden.
 _PASSWORD = r"(?<=://)([^:@/?]*:)(?:[^@/?]*@(?![^/?]*@)|.*@)"
@@ -234,6 +235,11 @@ def explain(name: str, error: psycopg.Error, what: str) -> Exception:
     if isinstance(error, psycopg.DataError):
         return ValueError(f"{name}: {text}")
     return error
+
+
+def has_transaction(connection: psycopg.Connection[Any]) -> bool:
+    """Do the next statements run in one transaction? In autocommit mode each would be one of its own."""
+    return not connection.autocommit or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
 
 
 @contextmanager

@@ -78,7 +78,8 @@ def _names(run: Callable[..., Any], name: str | None) -> list[tuple[str, int]]:
     missing = [(name, 0)] if name else []
     if run("select to_regclass('holdfast_lock')").fetchone()[0] is None:
         return missing
-    rows = run("select name, permits from holdfast_lock where %s::text in ('', name) order by name", [name or ""])
+    query = "select name, permits from holdfast_lock where key <> 0 and %s::text in ('', name) order by name"
+    rows = run(query, [name or ""])
     return rows.fetchall() or missing
 
 

@@ -2,12 +2,19 @@
 
     key       64 bits of the SHA-256 of the lock's name. The table `holdfast_lock` has the name of each key, so that two
               names with the same key are refused. A semaphore has one more key for its queue, and one for each permit
-    token     the sequence `holdfast_lock_token`, read after the lock is held
+    token     the sequence `holdfast_lock_token`, read after the lock is held. No acquire waits for the disk (see below)
 
 A lock belongs to a session, and ends with it. So these connections are never those of the caller. All uncontended locks
 of a process share one session. A session may take its own advisory lock twice, so a key that this process holds
 exclusively is refused here, and a shared key or a permit is taken with a session that does not have it. A wait has a
 session of its own, and its place in the server's queue.
+
+Token: PostgreSQL logs a sequence once in 32 values, and a commit would wait until that is on the disk. These sessions
+do not wait (`synchronous_commit = off`). So a crash, or a standby that takes over, may set the sequence back. Both also
+empty `holdfast_lock`, which is an unlogged table, and end all sessions. The first process that then adds a name finds
+the row with the key 0 missing. It moves the sequence on by `_JUMP`, or to the time in microseconds if that is more, and
+waits until that is on the disk. No lock is granted before: a grant needs the row of its name. A clean restart keeps the
+table, and loses nothing.
 
 Loss: the sockets are watched, so that the end of a session is noticed at once, or half a second after an acquire on a
 session that was idle. A network that is cut is noticed after
@@ -24,12 +31,12 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from .. import postgres, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
-from .engine import BUSY, Grant, Outcome
+from .engine import BUSY, Outcome
 from .postgres_sessions import TTL_S, Denied, LockSession, Sessions, servers
 from .server import STATUS_TIMEOUT_S, ServerEngine, ServerGrant, Waiter, holder_of
 
@@ -37,20 +44,23 @@ if TYPE_CHECKING:
     from ..status import Holder, Status
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
-    import psycopg
-    from psycopg import pq, sql
+    from psycopg import sql
 
 MAX_PERMITS = 1000
 _LOOK_S = 1.0
 _TABLES = ("holdfast_lock", "holdfast_lock_token")
+_JUMP = 1 << 32  # more tokens than a server issues between two writes to its disk, or than a standby misses
 _CREATE = """
-create table if not exists holdfast_lock (key bigint primary key, name text not null, permits int not null);
+create unlogged table if not exists holdfast_lock (key bigint primary key, name text not null, permits int not null);
 create sequence if not exists holdfast_lock_token"""
 _GRANTS = (
     "grant select, insert, update on holdfast_lock to {user}",
-    "grant usage on sequence holdfast_lock_token to {user}",
+    "grant usage, update on sequence holdfast_lock_token to {user}",
 )
-_TOKEN = "nextval('holdfast_lock_token')"
+TOKEN = "nextval('holdfast_lock_token')"
+_MOVE_ON = f"""with crashed as (insert into holdfast_lock values (0, '', 0) on conflict do nothing returning key)
+select set_config('synchronous_commit', 'on', true), setval('holdfast_lock_token', greatest({TOKEN} + {_JUMP},
+(extract(epoch from clock_timestamp()) * 1000000)::bigint)) from crashed"""
 _HOLDERS = """select json_agg(json_build_array(key::text, mode, granted, application_name, since)
     order by since nulls first, pid) from (
     select ((classid::bigint << 32) | objid::bigint) as key, mode, granted, pid, application_name,
@@ -94,10 +104,11 @@ class PostgresEngine(ServerEngine):
 
     def attempt(self, timeout: float) -> ServerGrant | Outcome:
         until = monotonic() + timeout
+        self._know(timeout)  # first: the session of this process may have the key for another name
         if not self.shared and self.sessions.holds(self.number):
             return BUSY
         failure: HoldfastError = self._other_number(0)
-        for _ in range(2):
+        for _ in range(3):  # a session that has ended, and a name that a crash has deleted
             session = self._borrow(max(0.001, until - monotonic()))
             try:
                 found = self._attempt(session, max(0.001, until - monotonic()))
@@ -111,7 +122,7 @@ class PostgresEngine(ServerEngine):
                     self.sessions.forget(session, None)
             if found is not None:
                 return found
-            self.sessions.known.discard((self.number, self.permits))  # the name was used in another way since
+            self.sessions.known.discard((self.lock_name, self.permits))
         raise failure
 
     def _borrow(self, timeout: float) -> LockSession:
@@ -124,12 +135,12 @@ class PostgresEngine(ServerEngine):
     def _know(self, timeout: float) -> None:
         """Add the name to the table, unless this process knows that it is there."""
         sessions, until = self.sessions, monotonic() + timeout
-        if (self.number, self.permits) in sessions.known:
+        if (self.lock_name, self.permits) in sessions.known:
             return
         if not sessions.learning.acquire(timeout=timeout):  # else each of many threads would open a session
             raise sessions.unanswered(timeout)
         try:
-            if (self.number, self.permits) not in sessions.known:
+            if (self.lock_name, self.permits) not in sessions.known:
                 # A session that has the key could take it once more, as if no process used the name.
                 session = sessions.borrow(max(0.001, until - monotonic()), self.number)
                 try:
@@ -139,6 +150,11 @@ class PostgresEngine(ServerEngine):
         finally:
             sessions.learning.release()
 
+    def _know_again(self, timeout: float) -> None:
+        """The name is not in the table any more: the server has crashed, or the name was used in another way."""
+        self.sessions.known.discard((self.lock_name, self.permits))
+        self._know(timeout)
+
     def _attempt(self, session: LockSession, timeout: float) -> ServerGrant | Outcome | None:
         """None: the table does not have the name with this number of permits."""
         if self.permits:
@@ -146,7 +162,7 @@ class PostgresEngine(ServerEngine):
         token = None
         try:
             query = (
-                f"select case when pg_try_advisory_lock{self._suffix}($1) then {_TOKEN} end"
+                f"select case when pg_try_advisory_lock{self._suffix}($1) then {TOKEN} end"
                 " from holdfast_lock where key = $1 and permits = $2"
             )
             row = session.execute(query, (self.number, 0), timeout, lambda row: self._undo(session, row))
@@ -177,7 +193,7 @@ class PostgresEngine(ServerEngine):
             may = "" if first else f"pg_try_advisory_xact_lock_shared({self.queue}) and "
             slots = ",".join(map(str, free))
             query = (
-                f"select slot, case when slot <> 0 then {_TOKEN} end from (select case when {may}"
+                f"select slot, case when slot <> 0 then {TOKEN} end from (select case when {may}"
                 f"pg_try_advisory_lock_shared({self.number}) then coalesce((select slot"
                 f" from unnest(array[{slots}]::bigint[]) as slot where pg_try_advisory_lock(slot) limit 1), 0) end"
                 f" as slot {self._row} offset 0) as found"
@@ -218,9 +234,7 @@ class PostgresEngine(ServerEngine):
             (found,) = run(f"select count(*) from pg_class where relname in ({tables}) and pg_table_is_visible(oid)")
             if int(found) < len(_TABLES):  # one transaction
                 run(f"select pg_advisory_xact_lock({key_of('holdfast tables of locks')}); {_CREATE}")
-            # Not synced: a crash that loses the row ends all sessions, and each attempt looks for the row.
-            lazily = "select set_config('synchronous_commit', 'off', true)"
-            run(f"{lazily}; insert into holdfast_lock (key, name, permits) values ({row}) on conflict do nothing")
+            run(f"{_MOVE_ON}; insert into holdfast_lock (key, name, permits) values ({row}) on conflict do nothing")
         except Denied as error:
             user = sql.Identifier(session.session.connection.info.user).as_string(None)
             statements = "; ".join((" ".join(_CREATE.split()), *_GRANTS)).format(user=user)
@@ -237,7 +251,7 @@ class PostgresEngine(ServerEngine):
             free = f"select case when pg_try_advisory_xact_lock({self.number}) then {self.number} end"
             if run(f"update holdfast_lock set permits = {self.permits} where key = ({free}) returning key") is None:
                 raise self._other_number(int(permits))
-        self.sessions.known.add((self.number, self.permits))
+        self.sessions.known.add((self.lock_name, self.permits))
 
     def _other_number(self, permits: int) -> Unsupported:
         used = f"as a semaphore with {permits} permits" if permits else "as a lock, or with another number of permits"
@@ -331,8 +345,10 @@ class _LockWaiter(Waiter):
         return None if rows is None else self._granted(timeout)
 
     def _granted(self, timeout: float) -> ServerGrant | None:
-        engine, session = self._engine, self._session
-        (row,) = session.ask(f"select {_TOKEN}", timeout)  # and a proof that the connection still works
+        engine, session, until = self._engine, self._session, monotonic() + timeout
+        query = f"select {TOKEN} {engine._row}"  # and a proof that the connection still works
+        while (row := session.ask(query, max(0.001, until - monotonic()))[0]) is None:
+            engine._know_again(max(0.001, until - monotonic()))
         sessions = engine.sessions
         with sessions.mutex:
             session.has_waiter = False
@@ -366,13 +382,12 @@ class _PermitWaiter(_LockWaiter):
         return self._attempt(timeout) if self._is_first else super().attempt(timeout)
 
     def _attempt(self, timeout: float) -> ServerGrant | None:
-        engine, session = self._engine, self._session
+        engine, session, until = self._engine, self._session, monotonic() + timeout
         session.session.connection.pgconn.consume_input()
         while session.session.connection.pgconn.notifies():
             pass
-        grant = engine._attempt_permit(session, timeout, first=True)
-        if grant is None:
-            raise engine._other_number(0)
+        while (grant := engine._attempt_permit(session, max(0.001, until - monotonic()), first=True)) is None:
+            engine._know_again(max(0.001, until - monotonic()))
         if isinstance(grant, Outcome):
             return None
         session.ask(f"unlisten *; select pg_advisory_unlock({engine.queue})", timeout)
@@ -385,64 +400,3 @@ class _PermitWaiter(_LockWaiter):
         if not self._is_first:
             return super().step(deadline)
         return wait.Readable(self._session.fileno(), wait.sooner(monotonic() + _LOOK_S, deadline))
-
-
-class TransactionGrant(Grant):
-    """A lock that ends with the transaction of the caller."""
-
-    __slots__ = ("_connection", "acquired_at", "key", "shared", "token")
-
-    def __init__(self, engine: TransactionEngine, token: int) -> None:
-        self._connection = engine.connection
-        self.key, self.shared, self.token = engine.key, engine.shared, token
-        self.acquired_at = time()
-
-    def is_good(self) -> bool:
-        return bool(self._connection.info.transaction_status == pq.TransactionStatus.INTRANS)
-
-    def release(self) -> bool:
-        """Nothing to do: the commit or rollback releases the lock."""
-        return True
-
-
-class TransactionEngine(PostgresEngine):
-    """A transaction-level advisory lock in the transaction of the caller's connection."""
-
-    def __init__(self, url: str, connection: Any, *, shared: bool) -> None:
-        super().__init__(url, shared=shared)
-        if not isinstance(connection, psycopg.Connection):
-            raise TypeError(f"connection is a psycopg.Connection, not {type(connection).__name__}")
-        self.connection = connection
-
-    def first_attempt(self, timeout: float | None = None) -> Any:
-        self._check()
-        query = f"select case when pg_try_advisory_xact_lock{self._suffix}({self.number}) then {_TOKEN} end"
-        row = self.connection.execute(query).fetchone()
-        return BUSY if row is None or row[0] is None else TransactionGrant(self, row[0])
-
-    def _check(self) -> None:
-        if self.connection.autocommit and self.connection.info.transaction_status == pq.TransactionStatus.IDLE:
-            raise Unsupported(
-                f"{self.name}: the connection is in autocommit mode and has no transaction, so the lock would end at "
-                "once. Use `with connection.transaction():` around it."
-            )
-        self._know(TTL_S)
-
-    def steps(self, found: Outcome, deadline: float | None, *, asynchronous: bool) -> wait.Steps[Any]:
-        if deadline == 0.0:  # the caller does not wait
-            raise wait.DeadlinePassed
-        step = wait.Run(lambda: self._wait(deadline))
-        yield step
-        return step.outcome()
-
-    def _wait(self, deadline: float | None) -> TransactionGrant:
-        run = self.connection.execute
-        left = 0 if deadline is None else max(1, int((deadline - monotonic()) * 1000))
-        try:
-            with self.connection.transaction():  # a savepoint: a timeout does not spoil the transaction of the caller
-                run(f"set local lock_timeout = {left}")
-                run(f"select pg_advisory_xact_lock{self._suffix}({self.number})")
-                token = (run(f"select {_TOKEN}").fetchone() or (0,))[0]
-        except psycopg.errors.LockNotAvailable:
-            raise wait.DeadlinePassed from None
-        return TransactionGrant(self, token)

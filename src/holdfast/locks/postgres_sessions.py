@@ -27,6 +27,7 @@ _SETTINGS = {
     "lock_timeout": "0",
     "statement_timeout": "0",
     "client_connection_check_interval": "2000",
+    "synchronous_commit": "off",  # `postgres` explains why this is safe
     # A statement is planned once, perhaps while the table of names is still small.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -227,7 +228,7 @@ class Sessions:
         self.mutex = threading.RLock()
         self._opening = threading.Lock()
         self.all: list[LockSession] = []
-        self.known: set[tuple[int, int]] = set()  # keys and permits that are in the table
+        self.known: set[tuple[str, int]] = set()  # names and permits that are in the table
         self.learning = threading.Lock()  # while a thread adds to them
 
     def open(self, timeout: float) -> LockSession:

@@ -160,7 +160,7 @@ def lock(
             raise ValueError("ttl, on_lost and connection are for locks on servers, and this is a path")
         return Lock(url, shared=shared, timeout=timeout)
     if connection is not None:
-        from .postgres import TransactionEngine
+        from .postgres_transaction import TransactionEngine
 
         if ttl is not None or on_lost is not None:
             raise ValueError("ttl and on_lost do not apply to a lock of a transaction: it ends with the transaction")
