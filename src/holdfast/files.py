@@ -35,6 +35,7 @@ inode_of: Callable[[os.stat_result], process.Inode] = itemgetter(2, 1)
 _owned = process.descriptors  # popping the entry of an owner is the right to close its descriptor
 _forks = process.forks
 _READ_SIZE = 1 << 16  # bytes per call
+_MAX_TRIES = 10
 
 
 class OwnedFd:
@@ -112,6 +113,33 @@ def try_lock(fd: int, op: int, set_lock: Callable[[int, int], None] | None = Non
     except BlockingIOError:
         return False
     return True
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """Set the permissions of an open file, unless its file system or its owner does not let us."""
+    try:
+        system.fchmod(fd, mode)
+    except PermissionError:
+        pass
+
+
+def open_exactly(path: str, mode: int) -> int:
+    """Open a file, or create it with all the bits of its mode, whatever the umask. A file that exists keeps its mode.
+
+    Not a symlink. BlockingIOError: other processes create and remove the file all the time.
+    """
+    for _ in range(_MAX_TRIES):
+        try:
+            file = OwnedFd(system.open_fd(path, system.O_NEW, mode))
+        except FileExistsError:
+            try:
+                return system.open_fd(path, system.O_EXISTING)
+            except FileNotFoundError:
+                continue  # it was removed meanwhile
+        with file:
+            set_mode(file.fd, mode)
+            return file.detach()
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
 
 
 def pipe(reader: type[OwnedFd] = OwnedFd, writer: type[OwnedFd] = OwnedFd) -> tuple[OwnedFd, OwnedFd]:

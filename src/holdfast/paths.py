@@ -179,6 +179,14 @@ def follow_links(path: str) -> str:
     return real or "/"
 
 
+def symlink_refused(path: str) -> UnsafePath:
+    return UnsafePath(
+        f"{path} is a symlink, and this lock follows none (follow=False). Remove the symlink, or give the path of its "
+        "target.",
+        path=path,
+    )
+
+
 def mount_at(device: int, path: str) -> Mount:
     """Return the mount of `path`. `device` is the `st_dev` of its file."""
     global _good_until

@@ -290,20 +290,41 @@ def check_deadline(deadline: float | None) -> None:
         raise DeadlinePassed
 
 
-def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None) -> Result:
+class _Stop:
+    """Calls a function that may end a wait: at every step, and at least once a second, or every so many seconds."""
+
+    __slots__ = ("_every", "_function", "_next")
+
+    def __init__(self, function: Callable[[], bool], every: float | None) -> None:
+        self._function = function
+        self._every = every
+        self._next = 0.0
+
+    def check(self, step: Step) -> None:
+        """Raises `Stopped`. The step ends in time for the next call."""
+        now = monotonic()
+        if self._every is None or now >= self._next:
+            if self._function():
+                raise Stopped
+            self._next = now + (RECHECK_S if self._every is None else self._every)
+        step.until = sooner(self._next, step.until)
+
+
+def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None, every: float | None = None) -> Result:
     """Run an algorithm in this thread. `stop` is called about once a second: True ends the wait with `Stopped`.
+
+    every: call `stop` once in so many seconds
 
     It is not called while the kernel grants a lock (`Granted`). An algorithm with a deadline does not wait like that.
     """
     registry = process.registry
+    check = None if stop is None else _Stop(stop, every).check
     try:
         while True:
             try:
                 step = next(steps)
-                if stop is not None:
-                    if stop():
-                        raise Stopped
-                    step.until = sooner(monotonic() + RECHECK_S, step.until)
+                if check is not None:
+                    check(step)
                 step.block()
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]
@@ -314,13 +335,16 @@ def drive(steps: Steps[Result], stop: Callable[[], bool] | None = None) -> Resul
         steps.close()
 
 
-async def adrive(steps: Steps[Result]) -> Result:
-    """Run an algorithm in this task."""
+async def adrive(steps: Steps[Result], stop: Callable[[], bool] | None = None, every: float | None = None) -> Result:
+    """Run an algorithm in this task. The parameters are those of `drive`."""
     registry = process.registry
+    check = None if stop is None else _Stop(stop, every).check
     try:
         while True:
             try:
                 step = next(steps)
+                if check is not None:
+                    check(step)
                 await step.wait()
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]

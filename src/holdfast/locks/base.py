@@ -17,6 +17,7 @@ from .hold import Hold
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any, Generic, TypeVar
 
@@ -44,6 +45,8 @@ class Default:
 
 
 DEFAULT = Default()
+_CANCEL_CHECK_S = 0.1
+_NEVER = float("inf")  # the deadline of a wait that the driver must be able to end, and so does not leave to the kernel
 
 
 class BaseLock(Generic[HoldType]):
@@ -90,17 +93,30 @@ class BaseLock(Generic[HoldType]):
         except wait.DeadlinePassed:
             return None
 
-    def acquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
+    def acquire(
+        self, timeout: float | Default | None = DEFAULT, *, cancel_check: Callable[[], bool] | None = None
+    ) -> HoldType:
         """Wait for the lock and return a hold. In a task, use `async with` or `aacquire`.
 
         timeout: seconds to wait; None waits for ever, 0 makes one attempt. Default: the timeout of the lock
+        cancel_check: called about ten times a second while the caller waits, which keeps its place in the queue. True
+            ends the wait with Timeout. An exception ends it, too, and is raised
 
         Raises Timeout, or Busy for 0, and WouldDeadlock if this thread or task holds the lock already. Keep the hold: a
         hold that is dropped is released.
         """
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
         found: Any = self._engine.first_attempt(timeout)
-        return self._hold_type(self, found) if found else wait.drive(self._steps(found, timeout))
+        return self._hold_type(self, found) if found else self._wait(found, timeout, cancel_check)
+
+    def _wait(self, found: Outcome | None, timeout: float | None, cancel_check: Callable[[], bool] | None) -> HoldType:
+        if cancel_check is None or timeout == 0:
+            return wait.drive(self._steps(found, timeout))
+        try:
+            return wait.drive(self._steps(found, timeout, never=_NEVER), cancel_check, _CANCEL_CHECK_S)
+        except wait.Stopped:
+            name = self._engine.name
+            raise Timeout(f"{name}: not acquired, because cancel_check ended the wait.", path=name) from None
 
     async def aacquire(self, timeout: float | Default | None = DEFAULT) -> HoldType:
         """`acquire` for asyncio and trio. Cancelling it leaves nothing behind."""
@@ -115,18 +131,25 @@ class BaseLock(Generic[HoldType]):
         return await wait.adrive(self._steps(None, timeout, asynchronous=True, explains=explains))
 
     def _steps(
-        self, found: Outcome | None, timeout: float | None, *, asynchronous: bool = False, explains: bool = True
+        self,
+        found: Outcome | None,
+        timeout: float | None,
+        *,
+        asynchronous: bool = False,
+        explains: bool = True,
+        never: float | None = None,
     ) -> wait.Steps[HoldType]:
         """An acquire whose first attempt returned `found`, or None: it is not made yet.
 
         explains: raise Timeout or Busy, which name the holder; False: `wait.DeadlinePassed`
+        never: the deadline of a wait without a timeout
         """
         engine, began = self._engine, monotonic()
         grant: Any = found
         if found is None:
             grant = yield from attempt_step(engine, engine.first_attempt, timeout=timeout)
         if not grant:
-            deadline = began + timeout if timeout else timeout
+            deadline = never if timeout is None else began + timeout if timeout else 0
             try:
                 grant = yield from engine.steps(grant, deadline, asynchronous=asynchronous)
             except wait.DeadlinePassed:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import errno
 import os
 from itertools import count
+from stat import S_ISLNK
 
 from .. import metrics, process, system
 from ..files import inode_of
-from ..paths import absolute, check_no_parent_component, follow_links
+from ..paths import absolute, check_no_parent_component, follow_links, stat_of, symlink_refused
 from . import local, record, tokens
 from .base import would_deadlock
 from .engine import BUSY, QUEUED, REMOVING, REPLACED, Outcome
@@ -48,7 +49,7 @@ class FileEngine(local.LocalEngine):
     """The lock file at one path. `LockFile` describes the options."""
 
     __slots__ = (
-        *("durable", "fair", "fence", "format", "location", "metrics", "mode"),
+        *("durable", "exact_mode", "fair", "fence", "follow", "format", "location", "metrics", "mode"),
         *("name", "retry", "stale", "stale_after", "writer"),
     )
 
@@ -66,6 +67,8 @@ class FileEngine(local.LocalEngine):
         fence: bool,
         fair: bool,
         mode: int,
+        exact_mode: bool,
+        follow: bool,
     ) -> None:
         check_no_parent_component(path)
         self.name = absolute(path)
@@ -79,6 +82,8 @@ class FileEngine(local.LocalEngine):
         self.fence = fence
         self.fair = fair and system.HAS_FIFOS
         self.mode = mode
+        self.exact_mode = exact_mode
+        self.follow = follow
         self.metrics = metrics.kind("file")
 
     @property
@@ -136,7 +141,7 @@ class FileEngine(local.LocalEngine):
                 return removed
         content = self.writer.write(next(_serials))
         try:
-            grant = publish(FileGrant, entry, content, self.mode, self.durable)
+            grant = publish(FileGrant, entry, content, self.mode, self.durable, self.exact_mode)
         except FileExistsError:
             return REPLACED
         is_ours = False
@@ -154,14 +159,17 @@ class FileEngine(local.LocalEngine):
         False: another process took the lock away before. The token may be greater than that of the new holder.
         """
         entry, file, fd = grant.entry, self.location.file, grant.fd
-        grant.token = tokens.new(file)
+        has_token = self.format.token_from_end > 0
+        if has_token:
+            grant.token = tokens.new(file)
         if self.fence:
             # No process takes the lock away from the one with the removal byte, so no other writes the fence file.
             if not take_removal_byte(fd, MAX_WAIT_TRIES) or not grant.is_published():
                 return False
             grant.token = tokens.advance_fence(entry, file, grant.token, self.mode, self.durable)
             system.unmark_removal(fd)
-        system.pwrite(fd, b"%020d" % grant.token, len(grant.content) - self.format.token_from_end)
+        if has_token:
+            system.pwrite(fd, b"%020d" % grant.token, len(grant.content) - self.format.token_from_end)
         if self.durable and grant.mount.keeps:
             entry.sync()
         return grant.is_published()
@@ -181,6 +189,11 @@ class FileEngine(local.LocalEngine):
 
     def resolve(self) -> None:
         """The path is a symlink, or was one at the last look: find its target."""
+        if not self.follow:
+            st = stat_of(self.name)
+            if st is not None and S_ISLNK(st.st_mode):
+                raise symlink_refused(self.name)
+            return
         file = follow_links(self.name)
         self.location = FileLocation(self.name if file == self.name else file)
 

@@ -1,7 +1,7 @@
 """`Lock`: held while an open descriptor holds a kernel lock on a file. A crash releases it.
 
 The file is empty and has no state. It exists only to be locked (`path_lock`). A file with content is refused: it is
-user data, or another kind of lock.
+user data, or another kind of lock. `content=True` accepts user data, and never changes or deletes it.
 
 Releasing an exclusive lock unlinks the file before it unlocks. A sharer tries to convert its lock to an exclusive one.
 If the kernel grants that, no other sharer is left, and it unlinks the file before it unlocks. With `keep=True` the
@@ -24,6 +24,7 @@ from .path_lock import OpenFile, PathLock, take_all
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
+    from typing import Any
 
     from ..status import Status
     from .base import StrPath
@@ -37,8 +38,8 @@ class WholeFile(PathLock):
     kind = "lock"
     permits = None
 
-    def __init__(self, path: StrPath, *, shared: bool, keep: bool, fair: bool, mode: int) -> None:
-        PathLock.__init__(self, path, keep=keep, fair=fair, mode=mode)
+    def __init__(self, path: StrPath, *, shared: bool, **options: Any) -> None:
+        PathLock.__init__(self, path, **options)
         self.shared = shared
         self.wait_op = system.SH if shared else system.EX
         self._op = self.wait_op | system.NB
@@ -88,6 +89,10 @@ class Lock(BaseLock[Hold]):
     keep: leave the file in place; False: the last holder removes it
     fair: waiters are served in order of arrival; False: in any order
     mode: permissions of a new file, before the umask
+    exact_mode: give a new file all of `mode`, whatever the umask. A file that exists keeps its permissions
+    content: accept a file with content, such as a data file, and never change or delete it. A file that is another
+        kind of lock is still refused
+    follow: follow a symlink at the end of the path; False: refuse it with UnsafePath
 
         with holdfast.Lock("deploy.lock", timeout=60):
             deploy()
@@ -96,9 +101,9 @@ class Lock(BaseLock[Hold]):
     where the file system has no locks that work; WouldDeadlock if the calling thread or task holds the lock already.
     """
 
-    __slots__ = ("fair", "keep", "mode", "path", "shared")
+    __slots__ = ("content", "exact_mode", "fair", "follow", "keep", "mode", "path", "shared")
 
-    _options = ("shared", "timeout", "keep", "fair", "mode")
+    _options = ("shared", "timeout", "keep", "fair", "mode", "exact_mode", "content", "follow")
 
     def __init__(
         self,
@@ -109,11 +114,26 @@ class Lock(BaseLock[Hold]):
         keep: bool = False,
         fair: bool = True,
         mode: int = 0o644,
+        exact_mode: bool = False,
+        content: bool = False,
+        follow: bool = True,
     ) -> None:
-        engine = WholeFile(path, shared=shared, keep=keep, fair=fair, mode=mode)
+        engine = WholeFile(
+            path,
+            shared=shared,
+            keep=keep,
+            fair=fair,
+            mode=mode,
+            exact_mode=exact_mode,
+            content=content,
+            follow=follow,
+        )
         BaseLock.__init__(self, engine, timeout)
         self.path = engine.name
         self.shared = shared
         self.keep = keep
         self.fair = engine.fair
         self.mode = mode
+        self.exact_mode = exact_mode
+        self.content = content
+        self.follow = follow

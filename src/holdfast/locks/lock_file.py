@@ -37,6 +37,7 @@ from .staleness import POLICIES, Judgement
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Literal
 
     from .record import Record
     from .staleness import Policy
@@ -59,6 +60,10 @@ class LockFile(base.BaseLock[FileHold]):
     timeout: seconds that `acquire` and `with` wait; None: for ever; 0: one attempt
     fair: waiters are served in order of arrival; False: in any order
     mode: permissions of the file
+    exact_mode: give the file all of `mode`, whatever the umask
+    follow: follow a symlink at the end of the path; False: refuse it with UnsafePath
+    format: "sema"; or "filelock", which `SoftFileLock` of the package filelock reads and writes. That one has no tag,
+        no token and no timestamp, so it goes without `tag`, `fence` and `heartbeat`, and `hold.token` is None
 
     Raises ValueError or TypeError for a wrong parameter, UnsafePath for a path with a component '..'. Acquiring raises
     Timeout, or Busy for the timeout 0, WouldDeadlock if this thread or task holds the lock already, NotALockFile if
@@ -69,12 +74,12 @@ class LockFile(base.BaseLock[FileHold]):
     """
 
     __slots__ = (
-        *("_hold_type", "durable", "fair", "fence", "heartbeat", "mode", "on_lost"),
-        *("path", "retry", "stale", "stale_after", "tag"),
+        *("_hold_type", "durable", "exact_mode", "fair", "fence", "follow", "format"),
+        *("heartbeat", "mode", "on_lost", "path", "retry", "stale", "stale_after", "tag"),
     )
 
     _options: tuple[str, ...] = ("tag", "stale_after", "stale", "timeout", "retry", "durable")
-    _options += ("heartbeat", "on_lost", "fence", "fair", "mode")
+    _options += ("heartbeat", "on_lost", "fence", "fair", "mode", "exact_mode", "follow", "format")
 
     _engine: FileEngine
     _format = record.SEMA
@@ -94,17 +99,19 @@ class LockFile(base.BaseLock[FileHold]):
         fence: bool = False,
         fair: bool = True,
         mode: int = 0o644,
+        exact_mode: bool = False,
+        follow: bool = True,
+        format: Literal["sema", "filelock"] = "sema",
     ) -> None:
-        if stale not in POLICIES:
-            raise ValueError(f"stale is one of {', '.join(POLICIES)}, not {stale!r}")
-        if stale_after is not None and (not isinstance(stale_after, int | float) or not stale_after >= 0):
-            raise ValueError(f"stale_after is seconds, or None for never; not {stale_after!r}")
-        if not isinstance(retry, int | float) or not retry > 0:
-            raise ValueError(f"retry is seconds, more than 0; not {retry!r}")
+        _check_staleness(stale, stale_after, retry)
         if heartbeat is not None and (not isinstance(heartbeat, int | float) or not heartbeat > 0):
             raise ValueError(f"heartbeat is seconds, more than 0, or None for none; not {heartbeat!r}")
         if on_lost is not None and heartbeat is None:
             raise ValueError("on_lost is called by the heartbeat: pass heartbeat=seconds, too")
+        if format not in ("sema", "filelock"):
+            raise ValueError(f"format is sema or filelock, not {format!r}")
+        if format == "filelock" and (tag is not None or fence or heartbeat is not None):
+            raise ValueError("the format of filelock has no tag, token and timestamp: leave out tag, fence, heartbeat")
         self.tag = record.check_tag(tag)
         self.stale_after = stale_after
         self.stale = stale
@@ -114,9 +121,12 @@ class LockFile(base.BaseLock[FileHold]):
         self.on_lost = on_lost
         self.fence = fence
         self.mode = mode
+        self.exact_mode = exact_mode
+        self.follow = follow
+        self.format = format
         engine = FileEngine(
             path,
-            record.Writer(self._format, self.tag),
+            self._content_format().writer(self.tag),
             stale=stale,
             stale_after=stale_after,
             retry=retry,
@@ -124,11 +134,20 @@ class LockFile(base.BaseLock[FileHold]):
             fence=fence,
             fair=fair,
             mode=mode,
+            exact_mode=exact_mode,
+            follow=follow,
         )
         base.BaseLock.__init__(self, engine, timeout)
         self._hold_type = FileHold if heartbeat is None else RenewedHold
         self.path = engine.name
         self.fair = engine.fair
+
+    def _content_format(self) -> record.Format:
+        if self.format == "sema":
+            return self._format
+        from .plain_record import PLAIN
+
+        return PLAIN
 
     def acquire_as_owner(self, pid: int, timeout: float | base.Default | None = base.DEFAULT) -> Record:
         """Acquire in the name of another process, for a command that ends before its caller does.
@@ -138,6 +157,8 @@ class LockFile(base.BaseLock[FileHold]):
         """
         if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid < 2**32:
             raise ValueError(f"a pid is a number from 1 on, not {pid!r}")
+        if self.format != "sema":
+            raise ValueError("only a lock file of the sema format can be acquired for another process")
         another = LockFile(self.path, **{name: getattr(self, name) for name in self._options})
         another._engine.writer = writer = record.WriterFor(pid, self.tag)
         if writer.start is None and not system.process_exists(pid):
@@ -217,3 +238,12 @@ class LockFile(base.BaseLock[FileHold]):
             return remove_private_files(entry, self.stale_after)
         finally:
             entry.close()
+
+
+def _check_staleness(stale: Policy, stale_after: float | None, retry: float) -> None:
+    if stale not in POLICIES:
+        raise ValueError(f"stale is one of {', '.join(POLICIES)}, not {stale!r}")
+    if stale_after is not None and (not isinstance(stale_after, int | float) or not stale_after >= 0):
+        raise ValueError(f"stale_after is seconds, or None for never; not {stale_after!r}")
+    if not isinstance(retry, int | float) or not retry > 0:
+        raise ValueError(f"retry is seconds, more than 0; not {retry!r}")

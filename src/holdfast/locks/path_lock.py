@@ -32,8 +32,8 @@ from time import sleep, time
 
 from .. import metrics, process, system
 from ..errors import HoldfastError, NotALockFile
-from ..files import OwnedFd, inode_of, named, try_lock
-from ..paths import LOCAL, absolute, check_directory, follow_links, mount_of
+from ..files import OwnedFd, inode_of, named, open_exactly, try_lock
+from ..paths import LOCAL, absolute, check_directory, follow_links, mount_of, symlink_refused
 from . import local
 from .engine import BUSY, QUEUED, REMOVING, REPLACED, Outcome
 from .first_waiter import FirstWaiter
@@ -53,6 +53,7 @@ _BRIEF_HOLD_S = 0.001  # after a longer hold, the cost of examining the queue do
 _MANY_RETRIES = 100
 _MAX_DENIALS = 10
 _HEAD = 8  # bytes that tell what a file with content is
+OTHER_CONTENT = "a file with other content"
 _MAX_LOOKS = 100  # while another process removes the file
 _PAUSE_S = 0.000_02
 
@@ -118,7 +119,10 @@ class OpenFile(OwnedFd, local.LocalGrant):
 class PathLock(local.LocalEngine):
     """A kernel lock at one path. A subclass defines what is locked of the open file, and how."""
 
-    __slots__ = ("_is_checked", "fair", "location", "metrics", "mode", "name", "removes_file")
+    __slots__ = (
+        *("_is_checked", "content", "exact_mode", "fair", "follow"),
+        *("location", "metrics", "mode", "name", "removes_file"),
+    )
 
     blocks = False
     keeps_open = False
@@ -127,8 +131,21 @@ class PathLock(local.LocalEngine):
     permits: int | None  # how many at most, written in the file. None: the file is empty
     wait_op: int  # the operation with which the kernel waits for the lock. 0: it cannot
 
-    def __init__(self, path: StrPath, *, keep: bool, fair: bool, mode: int) -> None:
+    def __init__(
+        self,
+        path: StrPath,
+        *,
+        keep: bool,
+        fair: bool,
+        mode: int,
+        content: bool = False,
+        exact_mode: bool = False,
+        follow: bool = True,
+    ) -> None:
         self.name = absolute(path)
+        self.content = content
+        self.exact_mode = exact_mode
+        self.follow = follow
         self.removes_file = not keep
         self.fair = fair and system.HAS_FIFOS
         self.mode = mode
@@ -178,12 +195,12 @@ class PathLock(local.LocalEngine):
                 st = named(self.name, opened.key)
                 if st is not None:
                     if st.st_size and self.permits is None:  # another kind of lock was made of it meanwhile
-                        raise not_a_lock_file(self.name, _content_of(opened.fd))
+                        self._check_content(opened.fd)
                     opened.acquired_at = now = time()
                     opened.came_through_queue = queued
                     opened.called_at = 0.0
                     is_old = queued or now - opened.st.st_mtime > _FRESH_S
-                    if is_old and self.removes_file and self.permits is None:
+                    if is_old and self.removes_file and self.permits is None and not st.st_size:
                         try:  # `status` shows the modification time as the time of the acquisition
                             system.touch(opened.fd)
                         except OSError:
@@ -223,7 +240,7 @@ class PathLock(local.LocalEngine):
         try:
             if path is not self.name:
                 path = self._follow_link()
-            fd = system.open_fd(path, flags, self.mode)
+            fd = open_exactly(path, self.mode) if self.exact_mode and create else system.open_fd(path, flags, self.mode)
         except OSError as error:
             fd = self._open_otherwise(error, flags)
             path = self.location.file
@@ -234,7 +251,7 @@ class PathLock(local.LocalEngine):
             if not S_ISREG(st.st_mode):
                 raise not_a_lock_file(self.name, "a device, a FIFO or a directory")
             if st.st_size and self.permits is None:
-                raise not_a_lock_file(self.name, _content_of(fd))
+                self._check_content(fd)
             file.key = inode_of(st)
             device = st.st_dev
             file.mount = mount = LOCAL if device & 0xFFF00 else mount_of(device, path)
@@ -249,13 +266,22 @@ class PathLock(local.LocalEngine):
         self.location = local.Location(follow_links(self.name))
         return self.location.file
 
+    def _check_content(self, fd: int) -> None:
+        """Raise NotALockFile for a file with content, unless all content is accepted that is no other kind of lock."""
+        what = content_of(fd)
+        if not self.content or what != OTHER_CONTENT:
+            raise not_a_lock_file(self.name, what)
+
     def _open_otherwise(self, error: OSError, flags: int) -> int:
         """Open the file in another way after the plain open failed, or raise the reason."""
         try:
             if isinstance(error, PermissionError):
                 return self._open_denied(error, flags)
+            if error.errno == errno.ELOOP and not self.follow:
+                raise symlink_refused(self.name)
             if error.errno == errno.ELOOP and self.location.file is self.name:
-                return system.open_fd(self._follow_link(), flags, self.mode)
+                path = self._follow_link()
+                return open_exactly(path, self.mode) if self.exact_mode else system.open_fd(path, flags, self.mode)
         except OSError as other:
             if other is not error:
                 return self._open_otherwise(other, flags)
@@ -399,7 +425,7 @@ def take_all(file: OpenFile) -> bool:
     return try_lock(file.fd, system.EX_NB, file.set_lock)
 
 
-def not_a_lock_file(path: str, what: str = "a file with other content") -> NotALockFile:
+def not_a_lock_file(path: str, what: str = OTHER_CONTENT) -> NotALockFile:
     return NotALockFile(
         f"{path} is {what}. It was left untouched. Give this lock a path of its own, which no other kind of lock "
         "and no other file uses.",
@@ -407,11 +433,11 @@ def not_a_lock_file(path: str, what: str = "a file with other content") -> NotAL
     )
 
 
-def _content_of(fd: int) -> str:
+def content_of(fd: int) -> str:
     """What a file is that has content, and so is not that of a `Lock`."""
     try:
         content = system.pread(fd, _HEAD, 0)
     except OSError:  # another program has locked it from end to end
         content = b""
     kinds = {b"pid=": "a lock file (of LockFile or holdfast try)", b"permits=": "the file of a semaphore"}
-    return next((kind for head, kind in kinds.items() if content.startswith(head)), "a file with other content")
+    return next((kind for head, kind in kinds.items() if content.startswith(head)), OTHER_CONTENT)

@@ -79,7 +79,7 @@ class TransactionEngine(PostgresEngine):
 
     def _wait(self, deadline: float | None) -> TransactionGrant:
         run = self.connection.execute
-        left = 0 if deadline is None else max(1, int((deadline - monotonic()) * 1000))
+        left = 0 if deadline is None or deadline == float("inf") else max(1, int((deadline - monotonic()) * 1000))
         try:
             with self.connection.transaction():  # a savepoint: a timeout does not spoil the transaction of the caller
                 run(f"set local lock_timeout = {left}")

@@ -16,7 +16,7 @@ import errno
 import os
 
 from .. import owner, system
-from ..files import OwnedFd, inode_of, sync_directory, write_all
+from ..files import OwnedFd, inode_of, set_mode, sync_directory, write_all
 from ..paths import cannot_be_swapped, follow_links, is_trusted, mount_at
 from .local import Location
 from .record import MAX_BYTES
@@ -170,22 +170,28 @@ def _same_record(one: bytes, other: bytes) -> bool:
     return one == other or (owners[0] == owners[1] != [])
 
 
-def publish(new: type[File], entry: Entry, content: bytes, mode: int, durable: bool) -> File:
-    """Make the file of an entry, with its liveness byte locked. Raises FileExistsError if the name is taken."""
+def publish(new: type[File], entry: Entry, content: bytes, mode: int, durable: bool, exact_mode: bool = False) -> File:
+    """Make the file of an entry, with its liveness byte locked. Raises FileExistsError if the name is taken.
+
+    exact_mode: whatever the umask
+    """
+    options = mode, durable, exact_mode
     try:
-        return _make(new, entry, entry.parent, system.O_TMPFILE, content, mode, durable)
+        return _make(new, entry, entry.parent, system.O_TMPFILE, content, *options)
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED and error.errno != errno.ENOENT:
             raise
     try:
-        return _make(new, entry, private_name(entry.name), system.O_NEW, content, mode, durable)
+        return _make(new, entry, private_name(entry.name), system.O_NEW, content, *options)
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED:
             raise
-    return _make(new, entry, entry.name, system.O_NEW, content, mode, durable)
+    return _make(new, entry, entry.name, system.O_NEW, content, *options)
 
 
-def _make(new: type[File], entry: Entry, name: str, flags: int, content: bytes, mode: int, durable: bool) -> File:
+def _make(
+    new: type[File], entry: Entry, name: str, flags: int, content: bytes, mode: int, durable: bool, exact_mode: bool
+) -> File:
     """Make a file, lock it, write it, and link it to its name."""
     file = new(system.open_fd(name, flags, mode, dir_fd=entry.dir_fd))
     try:
@@ -204,8 +210,11 @@ def _make(new: type[File], entry: Entry, name: str, flags: int, content: bytes, 
         write_all(fd, content)
         if durable and mount.keeps:
             system.fsync(fd)
-        if private:
+        if exact_mode:
+            set_mode(fd, mode)
+        elif private:
             system.fchmod(fd, st.st_mode & 0o7777)  # the mode without the bits of the umask
+        if private:
             _link_private(file)
         elif name is not entry.name:
             system.link_open_file(fd, entry.dir_fd, entry.name)

@@ -115,7 +115,9 @@ class Format:
     kind = "file"
     whole_seconds = True  # a record has its time in whole seconds, and so ages count in whole seconds
     time_key, owner_key = b"timestamp=", b"owner="  # the text before the time and before the owner
-    token_from_end = TOKEN_DIGITS + 1  # bytes from the first digit of the token to the end of the record
+    has_time = True  # else the modification time of the file stands for the timestamp
+    pid_is_proof = False  # is a holder on this host alive whenever any process has its pid?
+    token_from_end = TOKEN_DIGITS + 1  # bytes from the first digit of the token to the end of the record. 0: no token
 
     def parse(self, content: bytes) -> Record:
         """Raises CorruptLock, and nothing else."""
@@ -137,13 +139,16 @@ class Format:
 
         return "the lock of a task" if is_task(content) else other_kind(content)
 
-    def corrupt_after(self, stale_after: float | None) -> float | None:
+    def corrupt_after(self, content: bytes, stale_after: float | None) -> float | None:
         """Return how many seconds old a damaged lock must be to be stale, by the modification time of its file."""
         return stale_after
 
     def renewal(self, content: bytes, seconds: float) -> tuple[int, bytes]:
         """Return the position of the time in a record, and the new text."""
         return content.index(self.time_key) + len(self.time_key), self.time_text(seconds)
+
+    def writer(self, tag: str | None) -> Writer:
+        return Writer(self, tag)
 
 
 def other_kind(content: bytes) -> str:

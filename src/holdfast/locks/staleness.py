@@ -107,9 +107,12 @@ def judge(fd: int, path: str, form: Format, policy: Policy, stale_after: float |
         other = form.other_kind(content)
         if other:
             raise not_a_lock_file(path, other) from None
-        return decide(None, now - st.st_mtime, None, policy, form.corrupt_after(stale_after))
+        return decide(None, now - st.st_mtime, None, policy, form.corrupt_after(content, stale_after))
+    if not form.has_time:
+        found = found._replace(timestamp=st.st_mtime)
     alive = _liveness(fd, st.st_dev, path, found)
-    if policy == "dead-and-old" and alive is None and owner.is_visible(found.host, found.start):
+    goes_by_pid = form.pid_is_proof or policy == "dead-and-old"
+    if goes_by_pid and alive is None and owner.is_visible(found.host, found.start):
         alive = system.process_exists(found.pid)
     return decide(found, now - found.timestamp, alive, policy, stale_after, whole_seconds=form.whole_seconds)
 

@@ -57,7 +57,7 @@ class TaskFormat(Format):
             return other_kind(content) if content.startswith(b"permits=") else ""
         return "a lock file of the sema format"
 
-    def corrupt_after(self, stale_after: float | None) -> float | None:
+    def corrupt_after(self, content: bytes, stale_after: float | None) -> float | None:
         return TIME_TO_WRITE_S if stale_after is None else min(TIME_TO_WRITE_S, stale_after)
 
     def compose(self, record: Record) -> bytes:

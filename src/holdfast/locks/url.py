@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 
-from .. import wait
 from ..errors import Unsupported
 from .base import DEFAULT, BaseLock, check_timeout
 from .server import ServerEngine, ServerHold
@@ -78,9 +77,11 @@ class ServerLock(BaseLock[ServerHold]):
 
     # The timeout includes the first attempt, which may take long.
 
-    def acquire(self, timeout: float | Default | None = DEFAULT) -> ServerHold:
+    def acquire(
+        self, timeout: float | Default | None = DEFAULT, *, cancel_check: Callable[[], bool] | None = None
+    ) -> ServerHold:
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
-        return wait.drive(self._steps(None, timeout))
+        return self._wait(None, timeout, cancel_check)
 
     acquire.__doc__ = BaseLock.acquire.__doc__
 
