@@ -174,7 +174,8 @@ def page(parts: list[Part], seen: dict[str, Counter[str]]) -> str:
     lines = [
         "# What was proved, and how far",
         "",
-        "Written by `make prove` (scripts/prove.py). Every line was a test that passed; do not edit this page.",
+        "Written by `make prove` (scripts/prove.py). Every line was a test that passed; do not edit this page. "
+        "Which promise is shown by which test: [promises](promises.md).",
         "",
         f"- Commit {commit.stdout.strip()}, {datetime.date.today():%d %B %Y}, {clock(seconds)} minutes of "
         f"tests, {JOBS} processes at a time.",
