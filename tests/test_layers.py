@@ -20,7 +20,7 @@ LAYERS = [
     {"watch", "status", "postgres", "sqlite"},
     {"locks"},
     {"atomicdir", "events", "tasks"},  # within events: the face above `events.log`, see below
-    {"collect"},
+    {"collect", "eventsourcing"},
     {"cli"},
 ]
 MAX_LINES = {"events/log/view.py": 500}
