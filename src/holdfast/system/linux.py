@@ -129,13 +129,17 @@ class DirectoryWatch:
                     path = self._watched.get(number)
                     if events & _IN_OVERFLOW:
                         changed.update(self._watched.values())
-                    elif events & _IN_IGNORED:
-                        self._watched.pop(number, None)
+                    elif events & _IN_IGNORED and path is not None:  # the directory is gone
+                        del self._watched[number]
+                        changed.add(path)
                     elif path is not None:
                         (opened if events & _IN_OPEN else changed).add(path)
         except BlockingIOError:
             pass
         return changed, opened
+
+    def watches(self, path: str) -> bool:
+        return path in self._watched.values()
 
     def close(self) -> None:
         self._file.close()

@@ -142,6 +142,19 @@ STATEMENTS = {
         history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
     "delete": "delete from {p}task where seq = ?",
     "page": f"select {_STORED} from {{p}}task where state = {{state}} and seq > ? order by seq limit ?",
+    "search": f"""select {_STORED} from (select * from {{p}}task where state = {{state}} and seq < ?
+            order by seq desc limit {{limit}}) t
+        where (cast(? as text) is null or function = cast(? as text))
+            and (cast(? as text) is null or key_name = cast(? as text))
+            and (cast(? as text) is null or lower(coalesce(id, '_' || seq) || ' ' || coalesce(function, '') || ' '
+                || case when ? = 1 then payload else '' end || ' ' || coalesce(error, ''))
+                like cast(? as text) escape '!')
+        order by seq desc limit ?""",
+    "window": """select min(seq), count(*) from (select seq from {p}task where state = {state} and seq < ?
+        order by seq desc limit {limit}) t""",
+    "ended": """select ended_at from (select ended_at, seq from {p}task where state = {state}
+        order by seq desc limit {limit}) t where ended_at >= ?""",
+    "idle_workers": "select worker from {p}idle where until >= 0 order by worker",
     "stored": f"select {_STORED} from {{p}}task where {{by}}",
     "prunable": """select seq, ended_at from {p}task where state = {state} and ended_at <= ? order by seq limit ?
         {skip}""",

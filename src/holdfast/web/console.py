@@ -1,0 +1,245 @@
+"""What the console shows: the locks with their history, the queues, the event stores.
+
+Threads read, because a disk or a server may be slow. The event loop only waits (`watching`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import threading
+from collections import deque
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Any
+
+from .. import wait
+from ..collect.locks import all_locks
+from ..collect.places import Places, look_into
+from ..collect.tasks import queue_at
+from ..errors import HoldfastError
+from ..owner import without_passwords
+from ..status import Status
+from ..tasks import TaskQueue
+from .text import Cleaner
+from .watching import Looks, Topic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..events import EventStore
+
+_FRESH_S = 0.05  # a look that is younger serves several pages
+_MAX_CHANGES = 200
+_FIND_EVERY_S = 2.0
+
+
+def slug_of(name: str) -> str:
+    """A short name for URLs. The path itself stays out of them."""
+    base = re.sub(r"[^A-Za-z0-9]+", "-", name.partition("?")[0].rstrip("/").rpartition("/")[2]).strip("-")[:30]
+    return f"{base or 'x'}-{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:6]}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that happened to a lock while it was watched."""
+
+    at: float
+    path: str
+    what: str
+    is_loss: bool = False
+
+
+class Locks:
+    """All locks, and what changed since a page was opened."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.topic = Topic("locks")
+        self.topic.counts_opened = True
+        self._mutex = threading.Lock()
+        self._found: dict[str, Status] = {}
+        self._looked = -1.0
+        self.watched_since: float | None = None
+        self.changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
+        self.errors: dict[str, str] = {}
+
+    def look(self) -> list[Status]:
+        """All locks now, or a moment ago."""
+        with self._mutex:
+            if monotonic() - self._looked > _FRESH_S:
+                self._look()
+            return list(self._found.values())
+
+    def _look(self) -> None:
+        self._console.find()
+        self.topic.looks += 1
+        try:
+            found: dict[str, Status] = {}
+            self.errors = {}
+            for place in self._console.places.locks:
+                try:
+                    found.update((one.path, one) for one in all_locks([place], self._console.recursive))
+                except (OSError, HoldfastError) as error:
+                    self.errors[without_passwords(place)] = without_passwords(str(error))
+            inside = self._console.inside
+            found = {path: one for path, one in found.items() if not path.startswith(inside)}
+            folders = {f"{path}.queue" for path in found if "://" not in path and os.path.isdir(f"{path}.queue")}
+            self.topic.directories = self._console.directories | folders
+        finally:
+            self.topic.looks -= 1
+            self.topic.looked_at = self._looked = monotonic()
+        now = time()
+        if self.topic.users and self.watched_since is not None:
+            for path in sorted(found.keys() | self._found.keys()):
+                self.changes += [Change(now, path, *one) for one in changes(self._found.get(path), found.get(path))]
+        elif self.topic.users:
+            self.watched_since = now
+            self.changes.clear()
+        else:
+            self.watched_since = None
+        self._found = found
+
+    def history(self, path: str) -> list[Change]:
+        return [change for change in reversed(self.changes) if change.path == path]
+
+
+def changes(before: Status | None, after: Status | None) -> list[tuple[str, bool]]:
+    """What happened between two looks: a text, and whether a holder lost the lock."""
+    found: list[tuple[str, bool]] = []
+    was, now = (
+        {(holder.pid, holder.host) for holder in one.holders} if one is not None and one.held else set()
+        for one in (before, after)
+    )
+    if before is not None and before.held:
+        is_taken = before.stale and bool(now)
+        word = "lost: taken over from" if is_taken else "released by"
+        found += [(f"{word} {_name(one)}", is_taken) for one in sorted(was - now, key=str)]
+    if after is not None and after.held:
+        found += [(f"acquired by {_name(one)}", False) for one in sorted(now - was, key=str)]
+        if after.stale and not (before is not None and before.stale):
+            found.append(("became stale", False))
+        if before is not None and before.held and was == now and before.token != after.token:
+            found.append(("acquired again by the same process", False))
+    queued, queues = ([waiter.pid for waiter in one.waiters] if one is not None else [] for one in (before, after))
+    found += [(f"pid {pid} began to wait", False) for pid in queues if pid not in queued]
+    found += [
+        (f"pid {pid} stopped waiting", False)
+        for pid in queued
+        if pid not in queues and pid not in {one for one, _ in now}
+    ]
+    return found
+
+
+def _name(holder: tuple[int | None, str | None]) -> str:
+    pid, host = holder
+    return (f"pid {pid}" if pid is not None else "an unknown process") + (f" on {host}" if host else "")
+
+
+class Shown:
+    """A queue or a store. `name` is its path, or its URL without a password."""
+
+    def __init__(self, place: str, topic: Topic) -> None:
+        self.place, self.topic = place, topic
+        self.name = without_passwords(place)
+        self.slug = slug_of(place)
+
+
+class Queue(Shown):
+    """A task queue."""
+
+    def __init__(self, place: str) -> None:
+        paths, waits = ([], [Looks()]) if "://" in place else ([place, f"{place}/workers"], [])
+        super().__init__(place, Topic(place, paths, waits))
+        self._queue: TaskQueue | None = None
+        self._mutex = threading.Lock()
+
+    @property
+    def queue(self) -> TaskQueue:
+        with self._mutex:
+            if self._queue is None:
+                self._queue = queue_at(self.place)
+            return self._queue
+
+
+class Store(Shown):
+    """An event store."""
+
+    def __init__(self, place: str) -> None:
+        if "://" in place:
+            topic = Topic(place, waits=[self._news])
+        else:
+            below = ("", "/events", "/projections", "/subscriptions")
+            topic = Topic(place, [place + name for name in below])
+        super().__init__(place, topic)
+        self._store: EventStore | None = None
+        self._mutex = threading.Lock()
+
+    @property
+    def store(self) -> EventStore:
+        from ..events import EventStore
+
+        with self._mutex:
+            if self._store is None:
+                self._store = EventStore(self.place)
+            return self._store
+
+    async def _news(self) -> None:
+        """PostgreSQL notifies the listening session of every append."""
+        store = await asyncio.to_thread(lambda: self.store)
+        head = await asyncio.to_thread(store.head)
+        await wait.adrive(store._engine.wait(head, head, None))
+
+
+class Console:
+    """Everything that is shown."""
+
+    def __init__(self, given: list[str], recursive: bool, redact: list[str]) -> None:
+        self.given = [place if "://" in place else os.path.abspath(place) for place in given]
+        self.recursive = recursive
+        self.clean = Cleaner(redact)
+        self.places = Places()
+        self.inside: tuple[str, ...] = ()  # the paths of queues and stores. Locks in them are theirs
+        self.directories: set[str] = set()  # of locks
+        self.queues: dict[str, Queue] = {}
+        self.stores: dict[str, Store] = {}
+        self.locks = Locks(self)
+        self._found_at = -_FIND_EVERY_S
+        self._mutex = threading.Lock()
+        self.find()
+
+    def find(self) -> None:
+        """Look for locks, queues and stores that are new or gone."""
+        with self._mutex:
+            if monotonic() - self._found_at < _FIND_EVERY_S:
+                return
+            self.places = look_into(self.given, self.recursive)
+            self.queues = _kept(self.queues, self.places.queues, Queue)
+            self.stores = _kept(self.stores, self.places.stores, Store)
+            self.inside = tuple(f"{path}/" for path in (*self.places.queues, *self.places.stores))
+            self.directories = {path for path in self.places.directories if not f"{path}/".startswith(self.inside)}
+            servers = any("://" in place for place in self.places.locks)
+            if servers and not self.locks.topic.waits:
+                self.locks.topic.waits.append(Looks())
+            self._found_at = monotonic()
+
+    @property
+    def errors(self) -> dict[str, str]:
+        return {**self.places.errors, **self.locks.errors}
+
+    @property
+    def topics(self) -> list[Topic]:
+        return [self.locks.topic, *(one.topic for one in (*self.queues.values(), *self.stores.values()))]
+
+    def lock(self, path: str) -> Status | None:
+        return next((one for one in self.locks.look() if one.path == path), None)
+
+    @property
+    def title(self) -> str:
+        return ", ".join(without_passwords(place) for place in self.given)
+
+
+def _kept(known: dict[str, Any], places: list[str], make: Any) -> dict[str, Any]:
+    """Objects for these places. Those that exist stay, with their connections."""
+    return {slug: known.get(slug) or make(place) for slug, place in ((slug_of(place), place) for place in places)}

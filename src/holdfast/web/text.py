@@ -1,0 +1,99 @@
+"""How values become text: times, numbers, JSON without secrets, the bars of a chart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from datetime import datetime, timezone
+from typing import Any
+
+from markupsafe import Markup
+
+from ..collect.search import MAX_COUNT, Throughput
+from ..owner import without_passwords
+
+REDACTED = "[redacted]"
+_BAR, _HEIGHT = 10, 72  # of the chart, in its own units
+
+
+class Cleaner:
+    """Removes secrets: the values of the given keys, and the passwords of URLs."""
+
+    def __init__(self, keys: Collection[str] = ()) -> None:
+        self.keys = frozenset(key.lower() for key in keys)
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return without_passwords(value) if "://" in value else value
+        if isinstance(value, dict):
+            return {key: REDACTED if str(key).lower() in self.keys else self(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self(one) for one in value]
+        return value
+
+    def tag(self, tag: str) -> str:
+        """A tag such as `token:abc` has a key, too."""
+        key, colon, _ = tag.partition(":")
+        return f"{key}:{REDACTED}" if colon and key.lower() in self.keys else str(self(tag))
+
+    def json(self, value: Any, indent: int | None = None) -> str:
+        return json.dumps(self(value), ensure_ascii=False, indent=indent, default=str)
+
+    def line(self, value: Any, width: int = 120) -> str:
+        """A value in a line: a text as it is, everything else as JSON."""
+        return shortened(self(value) if isinstance(value, str) else self.json(value), width)
+
+
+def shortened(text: str, width: int) -> str:
+    text = " ".join(text[: 4 * width].split())
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def when(moment: datetime | float | None, mode: str = "ago") -> str | Markup:
+    """A moment. The script of the page writes it as "3 min ago"; the exact moment is its tooltip.
+
+    mode: "ago", "for" (a duration since then) or "in"
+    """
+    if moment is None:
+        return "-"
+    if not isinstance(moment, datetime):
+        moment = datetime.fromtimestamp(moment, timezone.utc)
+    exact = moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    shown = exact[:19].replace("T", " ") + " UTC"
+    return Markup('<time datetime="{}" data-mode="{}">{}</time>').format(exact, mode, shown)
+
+
+def number(value: int, cap: int = 0) -> str | Markup:
+    """1,234. A number that reached the limit of counting says so."""
+    if cap and value >= cap:
+        return Markup('<span title="Counting stops at {0}.">{0}+</span>').format(f"{cap:,}")
+    return f"{value:,}"
+
+
+def count(value: int) -> str | Markup:
+    return number(value, MAX_COUNT)
+
+
+def many(value: int, what: str) -> str:
+    return f"{value:,} {what}{'' if value == 1 else 's'}"
+
+
+def bars(found: Throughput) -> dict[str, Any]:
+    """The chart of an hour: a bar of two parts for each minute."""
+    highest = max(1, *(done + failed for done, failed in zip(found.done, found.failed, strict=True)))
+    parts = []
+    for place, (done, failed) in enumerate(zip(found.done, found.failed, strict=True)):
+        ago = len(found.done) - 1 - place
+        tip = f"{'this minute' if not ago else f'{ago} min ago'}: {done:,} done, {failed:,} failed"
+        low, high = round(_HEIGHT * failed / highest, 1), round(_HEIGHT * done / highest, 1)
+        parts.append({"x": place * _BAR, "failed": low, "done": high, "tip": tip})
+    return {
+        "parts": parts,
+        "height": _HEIGHT,
+        "width": len(parts) * _BAR,
+        "bar": _BAR - 2,
+        "highest": highest,
+        "done": sum(found.done),
+        "failed": sum(found.failed),
+        "is_whole": found.is_whole,
+    }

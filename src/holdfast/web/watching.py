@@ -1,0 +1,179 @@
+"""Waits for news while a page is open: file events for paths, and what each server offers.
+
+A *topic* is something that pages show: the locks, one queue, one store. It has a version, which grows with each piece
+of news. A page waits until the version of one of its topics has changed.
+
+    paths                     inotify, for all directories in one instance. It reports everything that wakes the library
+    events on PostgreSQL      LISTEN, as `EventStore.tail`
+    queues on PostgreSQL      LISTEN reports tasks that end. For the others the page looks every 1 to 5 seconds
+    locks on servers          a server reports a lock to its next waiter only. The page looks every 1 to 5 seconds
+
+To look at a lock opens its file, which is an event, too. So events of a file that is only opened do not count while a
+look is under way; `live` looks again after each change until nothing changes. Once a minute every topic gets a new
+version, for what no event reports.
+
+Nothing waits for a topic that no open page shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from time import monotonic
+
+from .. import system
+from ..errors import HoldfastError
+from ..files import OwnedFd
+
+SAFETY_S = 60.0
+_FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 5.0
+_AFTER_A_LOOK_S = 0.02  # events of a look that come later than it ends
+
+Wait = Callable[[], Awaitable[object]]  # ends when there may be news
+
+
+class Topic:
+    """Something that pages show. `directories` are watched, and each of `waits` is awaited again and again."""
+
+    def __init__(self, name: str, directories: Iterable[str] = (), waits: Iterable[Wait] = ()) -> None:
+        self.name = name
+        self.directories = set(directories)
+        self.waits = list(waits)
+        self.counts_opened = False  # a file that is opened may be a lock that is acquired
+        self.version = 0
+        self.users = 0
+        self.looks = 0  # that are under way
+        self.looked_at = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed: set[asyncio.Event] = set()
+
+    def bump(self) -> None:
+        self.version += 1
+        for event in self._changed:
+            event.set()
+
+    def was_opened(self) -> None:
+        """A file in one of the directories was opened."""
+        if self.counts_opened and not self.looks and monotonic() - self.looked_at > _AFTER_A_LOOK_S:
+            self.bump()
+
+    def begin(self) -> None:
+        self.version += 1  # nobody has watched it until now
+        self._tasks = [asyncio.create_task(self._repeat(wait)) for wait in [*self.waits, _minute]]
+
+    def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _repeat(self, wait: Wait) -> None:
+        while True:
+            try:
+                await wait()
+            except (HoldfastError, OSError):
+                await asyncio.sleep(_LAST_LOOK_S)
+            self.bump()
+
+
+async def _minute() -> None:
+    await asyncio.sleep(SAFETY_S)
+
+
+class Looks:
+    """The pauses between looks at something that reports nothing: longer while nothing changes."""
+
+    def __init__(self) -> None:
+        self._pause = _FIRST_LOOK_S
+
+    def changed(self) -> None:
+        self._pause = _FIRST_LOOK_S
+
+    async def __call__(self) -> None:
+        pause, self._pause = self._pause, min(_LAST_LOOK_S, self._pause * 1.5)
+        await asyncio.sleep(pause)
+
+
+class Watcher:
+    """All topics with users, and the one inotify instance."""
+
+    def __init__(self) -> None:
+        self._watch: system.DirectoryWatch | None = None
+        self._by_directory: dict[str, set[Topic]] = {}
+
+    def use(self, topics: Iterable[Topic]) -> None:
+        for topic in topics:
+            topic.users += 1
+            if topic.users == 1:
+                topic.begin()
+                self.watch(topic)
+
+    def leave(self, topics: Iterable[Topic]) -> None:
+        for topic in topics:
+            topic.users -= 1
+            if topic.users == 0:
+                topic.end()
+        if self._watch is not None and not any(topic.users for some in self._by_directory.values() for topic in some):
+            self.close()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            asyncio.get_running_loop().remove_reader(self._watch.fd)
+            self._watch.close()
+            self._watch = None
+            self._by_directory.clear()
+
+    def watch(self, topic: Topic) -> None:
+        """Watch the directories of a topic that is in use. Call it again when there are more of them."""
+        if not topic.directories:
+            return
+        try:
+            if self._watch is None:
+                self._watch = system.DirectoryWatch(OwnedFd)
+                asyncio.get_running_loop().add_reader(self._watch.fd, self._read)
+        except (OSError, NotImplementedError):  # no inotify here, or too many instances
+            self._look_instead(topic)
+            return
+        for path in list(topic.directories):
+            topics = self._by_directory.setdefault(path, set())
+            if topic not in topics:
+                topics.add(topic)
+                try:
+                    self._watch.add(path)
+                except FileNotFoundError:
+                    topics.discard(topic)
+                except OSError:  # too many watches, or a file system without events
+                    self._look_instead(topic)
+
+    def _look_instead(self, topic: Topic) -> None:
+        if not any(isinstance(wait, Looks) for wait in topic.waits):
+            topic.waits.append(Looks())
+            topic.end()
+            topic.begin()
+
+    def _read(self) -> None:
+        if self._watch is None:
+            return
+        changed, opened = self._watch.read()
+        gone = [path for path in changed if not self._watch.watches(path)]
+        for topic in {topic for path in changed for topic in self._by_directory.get(path, ())}:
+            topic.bump()
+        for topic in {topic for path in opened - changed for topic in self._by_directory.get(path, ())}:
+            topic.was_opened()
+        for path in gone:
+            del self._by_directory[path]
+
+    async def wait(self, topics: Iterable[Topic], versions: list[int], seconds: float) -> bool:
+        """Wait until a topic has another version. False: the time is over."""
+        some = list(topics)
+        event = asyncio.Event()
+        for topic in some:
+            topic._changed.add(event)
+        try:
+            if [topic.version for topic in some] != versions:
+                return True
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(event.wait(), seconds)
+            return event.is_set()
+        finally:
+            for topic in some:
+                topic._changed.discard(event)
