@@ -26,11 +26,11 @@ def contestants(room: str) -> dict[str, list[str]]:
     found = {
         FLOOR: [python, "-c", "import argparse, subprocess"],
         "holdfast run x -- true": [*command, "run", f"{room}/x", "--", "true"],
-        "holdfast try y": [*command, "try", f"{room}/y"],
+        "holdfast lockfile try y": [*command, "lockfile", "try", f"{room}/y"],
         "holdfast status y, held": [*command, "status", f"{room}/y"],
-        "holdfast release y": [*command, "release", f"{room}/y"],
-        "holdfast acquire y": [*command, "acquire", f"{room}/y"],
-        "holdfast release y, again": [*command, "release", f"{room}/y"],
+        "holdfast lockfile release y": [*command, "lockfile", "release", f"{room}/y"],
+        "holdfast lockfile acquire y": [*command, "lockfile", "acquire", f"{room}/y"],
+        "holdfast lockfile release y, again": [*command, "lockfile", "release", f"{room}/y"],
         "holdfast status y, free": [*command, "status", f"{room}/y"],
     }
     if shutil.which("flock"):

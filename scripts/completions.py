@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import shtab
@@ -10,16 +11,17 @@ import shtab
 from holdfast import cli
 from holdfast.cli.arguments import Parser
 from holdfast.cli.completion import FOLDER, SHELLS
+from holdfast.errors import Unsupported
 
 PATHS = {"PATH": shtab.FILE, "TARGET": shtab.FILE, "DIR": shtab.DIRECTORY}
 
 
 def whole_parser() -> Parser:
-    parser = Parser(prog="holdfast", description="Programs take turns.")
+    parser = Parser(prog="holdfast", description="Holdfast coordinates processes.")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, (_, does) in cli.COMMANDS.items():
-        sub = cli.parser_of(name, into=commands.add_parser(name, help=does))
-        _prepare(sub)
+        with suppress(Unsupported):  # the extra of `web` is not installed
+            _prepare(cli.parser_of(name, into=commands.add_parser(name, help=does)))
     return parser
 
 

@@ -1152,6 +1152,6 @@ def test_the_command_names_the_lock_behind_a_link(
     peer = start_peer(site=str(site))
     peer.do("change = holdfast.AtomicDir(site).replace(); new = change.__enter__()")
     monkeypatch.setattr(progress, "_PIPE_LOOK", 0.01)
-    assert main(["dir", "edit", "-w", "0.5", str(link), "--", "true"]) == 75
+    assert main(["dir", "edit", "-w", "0.5", str(link), "--", "true"]) == 1
     assert "waiting for site.lock" in capsys.readouterr().err
     peer.do("change.__exit__(None, None, None)")

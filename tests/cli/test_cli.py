@@ -32,6 +32,7 @@ sys.exit(main())
 """
 HOLDFAST_BY_EVENTS = [sys.executable, "-W", "error", "-c", ONLY_EVENTS]
 PATIENCE = 30
+KINDS: dict[str, tuple[str, ...]] = {"lock": (), "file": ("--lock-file",), "permits": ("-j", "1")}
 
 
 def holdfast(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -155,9 +156,9 @@ def test_busy_is_75_and_says_who_holds_it(
     assert holdfast("run", *words, "-E", "9", path, "--", "true").returncode == 9
     assert holdfast("run", *words, "--busy-code", "0", path, "--", "true").returncode == 0
     assert holdfast("run", *words, "-q", path, "--", "true").stderr == ""
-    told = json.loads(holdfast("run", *words, "--json", path, "--", "true").stderr)
-    assert told["event"] == ("timeout" if "0.2" in words else "busy")
-    assert [holder["pid"] for holder in told["holders"]] == [process.pid]
+    told = json.loads(holdfast("run", *words, "--json", path, "--", "true").stdout)
+    assert told["path"] == path and ("not free within" if "0.2" in words else "busy") in told["error"]
+    assert told["holder"]["pid"] == process.pid
 
 
 def test_a_timeout_takes_as_long_as_it_says(path: str, holding: Callable[..., subprocess.Popen[str]]) -> None:
@@ -198,7 +199,7 @@ def test_sharers_share(path: str, holding: Callable[..., subprocess.Popen[str]])
 
 
 def test_another_kind_of_lock_is_named(path: str, holding: Callable[..., subprocess.Popen[str]]) -> None:
-    for words, advice in ((("-j", "2"), "give -j"), (("--kind", "file"), "give --kind file")):
+    for words, advice in ((("-j", "2"), "give -j"), (("--lock-file",), "give --lock-file")):
         process = holding(*words, path)
         done = holdfast("run", "-n", path, "--", "true")
         assert done.returncode == 66 and advice in done.stderr
@@ -207,9 +208,9 @@ def test_another_kind_of_lock_is_named(path: str, holding: Callable[..., subproc
             assert len(status["holders"]) == 1, "what the command inherited is not a second holder"
         ended(process)
     process = holding(path)
-    done = holdfast("try", path)
+    done = holdfast("lockfile", "try", path)
     assert done.returncode == 1 and f"Holder PID: {process.pid}" in done.stderr
-    done = holdfast("release", path)
+    done = holdfast("lockfile", "release", path)
     assert done.returncode == 1 and "kernel lock cannot be taken away" in done.stderr
 
 
@@ -237,11 +238,11 @@ def test_flock_is_excluded_both_ways(path: str, holding: Callable[..., subproces
 
 
 def test_a_lock_file_with_its_tag_and_token(path: str, holding: Callable[..., subprocess.Popen[str]]) -> None:
-    process = holding("--kind", "file", "--tag", "deploy", path)
+    process = holding("--lock-file", "--tag", "deploy", path)
     status = LockFile(path).status()
     assert (status.tag, status.alive, status.holders[0].pid) == ("deploy", True, process.pid)
     ended(process)
-    tokens = [int(holdfast("run", "--kind", "file", path, "-c", "echo $HOLDFAST_TOKEN").stdout) for _ in range(3)]
+    tokens = [int(holdfast("run", "--lock-file", path, "-c", "echo $HOLDFAST_TOKEN").stdout) for _ in range(3)]
     assert status.token is not None
     assert [status.token, *tokens] == sorted({status.token, *tokens})
     assert not os.path.exists(path)
@@ -254,7 +255,7 @@ def test_a_kernel_lock_has_no_token_and_hands_on_none(path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["lock", "file", "permits"])
 def test_a_killed_wrapper_leaves_the_lock_to_the_command(kind: str, path: str, holding: Any) -> None:
-    words = ("-j", "1") if kind == "permits" else ("--kind", kind)
+    words = KINDS[kind]
     process = holding(*words, path)
     child = child_of(process)
     process.kill()
@@ -269,7 +270,7 @@ def test_a_killed_wrapper_leaves_the_lock_to_the_command(kind: str, path: str, h
 
 @pytest.mark.parametrize("kind", ["lock", "file", "permits"])
 def test_a_grandchild_in_the_background_does_not_keep_it(kind: str, path: str, tmp_path: Path) -> None:
-    words = ("-j", "1") if kind == "permits" else ("--kind", kind)
+    words = KINDS[kind]
     pids = tmp_path / "pid"
     line = f"sleep 1000 >/dev/null 2>&1 & echo $! >{pids}"
     done = holdfast("run", *words, path, "-c", line)
@@ -326,7 +327,7 @@ def test_an_interrupted_wait_ends_with_130(path: str, holding: Any, begin: Any) 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["", "and ignores SIGTERM"])
 def test_a_lost_lock_ends_the_command(kind: str, stubborn: bool, path: str, begin: Any) -> None:
     line = ("trap '' TERM; " if stubborn else "") + "echo here; while :; do sleep 0.05; done"
-    words = ("run", "--kind", kind, "--grace", "0.3", path, "--", "sh", "-c", line)
+    words = ("run", *KINDS[kind], "--grace", "0.3", path, "--", "sh", "-c", line)
     process = begin(*words, program=HOLDFAST_BY_EVENTS)
     assert process.stdout.readline() == "here\n"
     until(lambda: watches(process))
@@ -336,12 +337,13 @@ def test_a_lost_lock_ends_the_command(kind: str, stubborn: bool, path: str, begi
 
 
 def test_a_lock_lost_to_a_break_is_reported(path: str, begin: Any) -> None:
-    process = begin("run", "--kind", "file", "--json", path, "--", "sh", "-c", "echo here; exec sleep 100")
+    process = begin("run", "--lock-file", "--json", path, "--", "sh", "-c", "echo here; exec sleep 100")
     assert process.stdout.readline() == "here\n"
     assert holdfast("break", "--yes", path).returncode == 0
-    code, _, err = ended(process)
+    code, out, err = ended(process)
     assert code == 76
     assert json.loads(err.strip().splitlines()[-1]) == {"event": "lost", "path": path}
+    assert json.loads(out)["path"] == path
 
 
 @pytest.mark.parametrize(
@@ -351,13 +353,13 @@ def test_a_lock_lost_to_a_break_is_reported(path: str, begin: Any) -> None:
         ((), 64, "TARGET"),
         (("PATH", "-n", "-w", "1", "--", "true"), 64, "not allowed with"),
         (("PATH", "-s", "-j", "2", "--", "true"), 64, "not allowed with"),
-        (("PATH", "-w", "soon", "--", "true"), 64, "number of seconds"),
+        (("PATH", "-w", "soon", "--", "true"), 64, "invalid time"),
         (("PATH", "-w", "-1", "--", "true"), 64, "-w"),
-        (("PATH", "-w", "nan", "--", "true"), 64, "number of seconds"),
+        (("PATH", "-w", "nan", "--", "true"), 64, "invalid time"),
         (("PATH", "-E", "256", "--", "true"), 64, "exit status"),
-        (("PATH", "-j", "0", "--", "true"), 64, "permits"),
-        (("PATH", "--kind", "file", "-s", "--", "true"), 64, "one holder"),
-        (("PATH", "--tag", "x", "--", "true"), 64, "--kind file"),
+        (("PATH", "-j", "0", "--", "true"), 64, "number from 1 on"),
+        (("PATH", "--lock-file", "-s", "--", "true"), 64, "not allowed with"),
+        (("PATH", "--tag", "x", "--", "true"), 64, "--lock-file"),
         (("PATH", "-c", "true", "--", "true"), 64, "not both"),
         (("PATH", "--nonsense", "--", "true"), 64, "nonsense"),
         (("", "--", "true"), 64, "empty"),
@@ -392,15 +394,15 @@ def test_debug_shows_where(path: str) -> None:
 @pytest.mark.parametrize("kind", ["lock", "file"])
 def test_any_name_will_do(name: bytes, kind: str, tmp_path: Path) -> None:
     path = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
-    listed = holdfast("run", "--kind", kind, path, "--", "ls", "-b", tmp_path)
+    listed = holdfast("run", *KINDS[kind], path, "--", "ls", "-b", tmp_path)
     assert listed.returncode == 0 and len(listed.stdout.splitlines()) == 1
-    assert holdfast("try", path).returncode == 0
+    assert holdfast("lockfile", "try", path).returncode == 0
     for words in (("status", path), ("ls", tmp_path), ("status", "--json", path), ("ls", "--json", tmp_path)):
         done = holdfast(*words)
         assert "Traceback" not in done.stderr and "\n\n" not in done.stdout
         if "--json" in words:
             assert json.loads(done.stdout)
-    done = holdfast("release", "--force", path)
+    done = holdfast("lockfile", "release", "--force", path)
     assert done.returncode == 0
     assert os.listdir(tmp_path) == []
 
@@ -430,7 +432,7 @@ def test_the_descriptor_of_a_script(path: str) -> None:
     assert (done.returncode, done.stdout) == (75, "") and f"held by pid {first.pid}" in done.stderr
     assert shell(f"exec 9>'{path}'; holdfast fd -w 0.3 -E 8 9").returncode == 8
     assert shell(f"exec 9>'{path}'; holdfast fd -n -q 9").stderr == ""
-    assert json.loads(shell(f"exec 9>'{path}'; holdfast fd -n --json 9").stderr)["event"] == "busy"
+    assert json.loads(shell(f"exec 9>'{path}'; holdfast fd -n --json 9").stdout)["holder"]["pid"] == first.pid
     waiter = subprocess.Popen(
         ["bash", "-c", f'exec 9>"{path}"; "{sys.executable}" -m holdfast fd 9 && echo got it'], stdout=-1, text=True
     )
@@ -490,10 +492,10 @@ def as_caller(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def test_the_words_of_sema(tmp_path: Path) -> None:
     done = as_caller(
         """
-        try_() { holdfast "$@"; echo "= $?"; }
-        try_ status x; try_ wait x; try_ try x --tag 'hello world'; try_ status x
-        try_ try x 2>&1; try_ acquire x --timeout 0.2 2>&1; try_ wait x --timeout 0.2 2>&1
-        try_ release x; try_ release x; try_ acquire x; try_ release x; echo "me $$"
+        sema() { holdfast sema "$@"; echo "= $?"; }
+        sema status x; sema wait x; sema try x --tag 'hello world'; sema status x
+        sema try x 2>&1; sema acquire x --timeout 0.2 2>&1; sema wait x --timeout 0.2 2>&1
+        sema release x; sema release x; sema acquire x; sema release x; echo "me $$"
         """,
         cwd=tmp_path,
     )
@@ -517,14 +519,15 @@ def test_the_json_of_sema(path: str) -> None:
     before = int(time.time())
     done = as_caller(
         f"""
-        holdfast status '{path}' --json; holdfast try '{path}' --tag 'a "quoted"
-tag' --json; holdfast status '{path}' --json; holdfast try '{path}' --json
-        holdfast acquire '{path}' --timeout 0.1 --json; holdfast release '{path}' --pid 1 --json
-        holdfast release '{path}' --json; holdfast release '{path}' -j; holdfast try-acquire '{path}' -j; echo $$
+        holdfast status '{path}' --json; holdfast lockfile try '{path}' --tag 'a "quoted"
+tag' --json; holdfast status '{path}' --json; holdfast lockfile try '{path}' --json
+        holdfast lockfile acquire '{path}' --timeout 0.1 --json; holdfast lockfile release '{path}' --pid 1 --json
+        holdfast lockfile release '{path}' --json; holdfast sema release '{path}' --json
+        holdfast lockfile release '{path}' --json; holdfast lockfile try '{path}' --json; echo $$
         """
     )
     *lines, me = done.stdout.splitlines()
-    free, acquired, held, refused, timed_out, not_owner, released, not_held, again = map(json.loads, lines)
+    free, acquired, held, refused, timed_out, not_owner, released, not_held, refused_too, again = map(json.loads, lines)
     assert free["locked"] is False
     assert acquired.keys() == {"acquired", "pid", "timestamp", "tag", "token"}
     assert (acquired["acquired"], acquired["pid"], acquired["tag"]) == (True, int(me), 'a "quoted" tag')
@@ -535,40 +538,43 @@ tag' --json; holdfast status '{path}' --json; holdfast try '{path}' --json
     assert timed_out["locked"] is True and timed_out["acquired"] is False
     assert not_owner["released"] is False and not_owner["holders"][0]["pid"] == int(me)
     assert released == {"released": True} and not_held == {"released": False, "locked": False}
+    assert refused_too == {**not_held, "error": f"Lock not held: {path}", "path": path, "holder": None}
     assert again["acquired"] is True and again["tag"] is None
     assert done.stderr == ""
 
 
 def test_quiet_says_nothing(path: str) -> None:
     done = as_caller(
-        "for w in status try try 'acquire --timeout 0.1' status 'wait --timeout 0.1' release release wait"
-        f" 'break --yes' clean; do holdfast $w -q '{path}'; echo $?; done"
+        "for w in status 'lockfile try' 'lockfile try' 'lockfile acquire --timeout 0.1' status 'wait --timeout 0.1'"
+        " 'lockfile release' 'lockfile release' 'sema release' wait 'break --yes' clean;"
+        f" do holdfast $w -q '{path}'; echo $?; done"
     )
-    assert done.stdout.split() == ["0", "0", "1", "1", "1", "1", "0", "0", "0", "1", "0"]
+    assert done.stdout.split() == ["0", "0", "1", "1", "1", "1", "0", "1", "0", "0", "1", "0"]
     assert done.stderr == ""
 
 
 def test_a_lock_belongs_to_its_caller_and_ends_with_it(path: str) -> None:
-    done = as_caller(f"holdfast try -q '{path}' && holdfast status '{path}' >/dev/null; echo $?")
+    done = as_caller(f"holdfast lockfile try -q '{path}' && holdfast status '{path}' >/dev/null; echo $?")
     assert done.stdout == "1\n"
     assert holdfast("status", path).stdout.count("Process running: no") == 1
     status = LockFile(path).status()
     assert status.stale and status.alive is False
-    assert holdfast("try", path).returncode == 0, "a dead caller's lock is taken over"
+    assert holdfast("lockfile", "try", path).returncode == 0, "a dead caller's lock is taken over"
 
 
 def test_a_shell_that_becomes_its_last_command_owns_its_lock(path: str) -> None:
-    script = f'"{sys.executable}" -m holdfast try {path} && exec "{sys.executable}" -m holdfast release {path}'
+    command = f'"{sys.executable}" -m holdfast lockfile'
+    script = f"{command} try {path} && exec {command} release {path}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0 and not os.path.exists(path), done
 
 
 def test_a_lock_in_another_name(path: str, start_peer: Callable[..., Peer]) -> None:
     peer = start_peer()
-    assert holdfast("acquire", "--pid", peer.pid, path).returncode == 0
+    assert holdfast("lockfile", "acquire", "--pid", peer.pid, path).returncode == 0
     assert holdfast("status", "--json", path).returncode == 1
-    assert holdfast("try", path).returncode == 1
-    done = holdfast("release", path)
+    assert holdfast("lockfile", "try", path).returncode == 1
+    done = holdfast("lockfile", "release", path)
     assert done.returncode == 1 and f"held by pid {peer.pid}" in done.stderr and "-f" in done.stderr
     waiting = LockFile(path)
     assert waiting.try_acquire() is None
@@ -579,11 +585,11 @@ def test_a_lock_in_another_name(path: str, start_peer: Callable[..., Peer]) -> N
 def test_release_by_force_and_of_the_dead(path: str, start_peer: Callable[..., Peer]) -> None:
     peer = start_peer()
     for words in (("-f",), ("--force",), ("--pid", peer.pid)):
-        assert holdfast("try", "--pid", peer.pid, path).returncode == 0
-        assert holdfast("release", *words, path).returncode == 0
+        assert holdfast("lockfile", "try", "--pid", peer.pid, path).returncode == 0
+        assert holdfast("lockfile", "release", *words, path).returncode == 0
         assert not os.path.exists(path)
     Path(path).write_bytes(b"pid=%d\ntimestamp=%d\n" % (NO_PROCESS, time.time()))
-    assert holdfast("release", path).stdout == f"Lock released: {path}\n"
+    assert holdfast("lockfile", "release", path).stdout == f"Lock released: {path}\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"pid=1\ntimestamp=x\n", b"pid=1\n\xff\xff", b"pid=1"])
@@ -593,23 +599,23 @@ def test_an_empty_or_damaged_file_is_held(content: bytes, path: str) -> None:
     assert done.returncode == 1 and "LOCKED" in done.stdout and "corrupt" in done.stdout
     told = json.loads(holdfast("status", "--json", path).stdout)
     assert told["locked"] is True and told["corrupt"] is True and told["pid"] is None
-    assert holdfast("try", path).returncode == 1
-    assert holdfast("release", path).returncode == 1
-    assert holdfast("try", "--stale", "0", path).returncode == 1
+    assert holdfast("lockfile", "try", path).returncode == 1
+    assert holdfast("lockfile", "release", path).returncode == 1
+    assert holdfast("lockfile", "try", "--stale", "0", path).returncode == 1
     os.utime(path, (1, 1))
-    assert holdfast("try", "--stale", "0", path).returncode == 1
-    assert holdfast("try", path).returncode == 0
+    assert holdfast("lockfile", "try", "--stale", "0", path).returncode == 1
+    assert holdfast("lockfile", "try", path).returncode == 0
 
 
 @pytest.mark.parametrize("tool", [Sema, Semats])
 def test_foreign_tools_understand_us_and_we_them(tool: Any, path: str) -> None:
     assert tool(path).try_acquire()
-    assert holdfast("try", path).returncode == 1
+    assert holdfast("lockfile", "try", path).returncode == 1
     assert f"PID: {os.getpid()}" in holdfast("status", path).stdout
     assert tool(path).release()
-    assert holdfast("try", "--pid", os.getpid(), path).returncode == 0
+    assert holdfast("lockfile", "try", "--pid", os.getpid(), path).returncode == 0
     assert not tool(path).try_acquire()
-    assert holdfast("release", "--pid", os.getpid(), path).returncode == 0
+    assert holdfast("lockfile", "release", "--pid", os.getpid(), path).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -617,33 +623,35 @@ def test_foreign_tools_understand_us_and_we_them(tool: Any, path: str) -> None:
 )
 def test_policies(policy: str, age: int, code: int, path: str) -> None:
     Path(path).write_bytes(b"pid=%d\ntimestamp=%d\n" % (os.getpid(), time.time() - age))
-    words = ("try", "--policy", policy, "--stale", "50" if policy != "proof" else "500", path)
+    words = ("lockfile", "try", "--policy", policy, "--stale", "50" if policy != "proof" else "500", path)
     assert holdfast(*words).returncode == code
 
 
 def test_permissions_of_the_file(path: str) -> None:
-    holdfast("try", path)
+    holdfast("lockfile", "try", path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o644
 
 
-@pytest.mark.parametrize("command", ["try", "acquire", "status", "release", "wait", "clean", "break"])
+@pytest.mark.parametrize(
+    "command", ["lockfile try", "sema acquire", "status", "lockfile release", "wait", "clean", "break"]
+)
 def test_usage_is_2_and_the_system_3(command: str, path: str, tmp_path: Path) -> None:
-    assert holdfast(command).returncode == 2
-    assert holdfast(command, path, "--nonsense").returncode == 2
-    done = holdfast(command, tmp_path / "no" / "x")
+    assert holdfast(*command.split()).returncode == 2
+    assert holdfast(*command.split(), path, "--nonsense").returncode == 2
+    done = holdfast(*command.split(), tmp_path / "no" / "x")
     assert done.returncode == 3, done
     assert done.stderr.count("\n") == 1 and "does not exist" in done.stderr
-    assert holdfast(command, "").returncode == 2
+    assert holdfast(*command.split(), "").returncode == 2
 
 
-@pytest.mark.parametrize("command", [("try",), ("acquire",), ("run", "--kind", "file"), ("run",)])
+@pytest.mark.parametrize("command", [("lockfile", "try"), ("lockfile", "acquire"), ("run", "--lock-file"), ("run",)])
 def test_an_unwritable_directory(command: tuple[str, ...], tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir(mode=0o555)
-    words = [*command, str(room / "x"), *(("--", "true") if command[0] == "run" else ())]
+    words = [*command, str(room / "x"), *(("--", "true") if "run" in command else ())]
     obedient = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
     done = subprocess.run([*obedient, *HOLDFAST, *words], capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == (66 if command[0] == "run" else 3), done
+    assert done.returncode == (66 if "run" in command else 3), done
     assert "Permission denied" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -654,7 +662,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     script = f"""
     mount -t tmpfs -o size=16k,nr_inodes=64 none {room} || exit 99
     dd if=/dev/zero of={room}/fill bs=4k count=100 2>/dev/null
-    for words in "try {room}/x" "run --kind file {room}/y -- true" "run {room}/z -- true" "ls {room}"; do
+    for words in "lockfile try {room}/x" "run --lock-file {room}/y -- true" "run {room}/z -- true" "ls {room}"; do
       "{sys.executable}" -m holdfast $words; echo "= $?"
     done
     ls {room}
@@ -670,7 +678,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert done.stderr.count("No space left on device") == 2 and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [("ls", "DIR"), ("status", "PATH"), ("try", "PATH"), ("doctor", "DIR"), ("--help",)])
+@pytest.mark.parametrize(
+    "words", [("ls", "DIR"), ("status", "PATH"), ("lockfile", "try", "PATH"), ("doctor", "DIR"), ("--help",)]
+)
 def test_a_pipe_that_is_closed_early(words: tuple[str, ...], path: str, tmp_path: Path) -> None:
     places = {"DIR": str(tmp_path), "PATH": path}
     reader, writer = os.pipe()
@@ -685,12 +695,14 @@ def test_a_pipe_that_is_closed_early(words: tuple[str, ...], path: str, tmp_path
     )
     os.close(writer)
     assert (done.returncode, done.stderr.replace("no locks here (-r also lists subdirectories)\n", "")) == (0, "")
-    assert os.path.exists(path) is (words[0] == "try"), "what was done is done"
+    assert os.path.exists(path) is ("try" in words), "what was done is done"
 
 
 def test_closed_standard_streams(path: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", f'"{sys.executable}" -m holdfast try {path} >&- 2>&- <&-'], check=False, timeout=PATIENCE
+        ["bash", "-c", f'"{sys.executable}" -m holdfast lockfile try {path} >&- 2>&- <&-'],
+        check=False,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0
 
@@ -701,7 +713,7 @@ def test_closed_standard_streams(path: str) -> None:
 @pytest.mark.parametrize("kind", ["lock", "file", "permits"])
 @pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", ">&- 2>&- <&-"])
 def test_a_lock_never_is_the_commands_standard_output(closed: str, kind: str, path: str) -> None:
-    words = "-j 1" if kind == "permits" else f"--kind {kind}"
+    words = " ".join(KINDS[kind])
     line = (
         f'"{sys.executable}" -m holdfast run {words} {path} -- sh -c "echo oops; echo oops >&2; echo oops >&0" {closed}'
     )
@@ -711,11 +723,11 @@ def test_a_lock_never_is_the_commands_standard_output(closed: str, kind: str, pa
 
 
 def test_nobody_acquires_for_the_dead(path: str, start_peer: Callable[..., Peer], begin: Any) -> None:
-    done = holdfast("try", "--pid", NO_PROCESS, path)
+    done = holdfast("lockfile", "try", "--pid", NO_PROCESS, path)
     assert done.returncode == 2 and "no process" in done.stderr and not os.path.exists(path)
     peer = start_peer()
     with LockFile(path):
-        waiter = begin("acquire", "--pid", peer.pid, path)
+        waiter = begin("lockfile", "acquire", "--pid", peer.pid, path)
         until(lambda: len(LockFile(path).status().waiters) == 1)
         peer.kill()
     code, _, err = ended(waiter)
@@ -741,12 +753,12 @@ def test_an_alarm_reaches_the_command(path: str) -> None:
 
 
 def test_output_that_cannot_be_written(path: str) -> None:
-    for redirected, expected in ((">/dev/full", 0), ("2>/dev/full", 1)):
-        line = f'"{sys.executable}" -m holdfast try {path} --pid {os.getpid()} {redirected}'
+    for redirected, expected in ((">/dev/full", 0), ("2>/dev/full", 1)):  # who acquired it, has it
+        line = f'"{sys.executable}" -m holdfast lockfile try {path} --pid {os.getpid()} {redirected}'
         assert subprocess.run(["bash", "-c", line], check=False, timeout=PATIENCE, stderr=-3).returncode == expected
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     assert holdfast("--help", env=environment).returncode == 0
-    assert holdfast("try", path + "ü", env=environment).returncode == 0
+    assert holdfast("lockfile", "try", path + "ü", env=environment).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -760,10 +772,10 @@ def test_numbers_beyond_reason(words: tuple[str, ...], path: str) -> None:
 def test_what_steers_a_terminal_is_not_printed(tmp_path: Path) -> None:
     name = str(tmp_path / "a\x1b[31m\u009b\u202e")
     for words in (
-        ("try", name),
+        ("lockfile", "try", name),
         ("status", name),
         ("ls", str(tmp_path)),
-        ("try", name + "/x"),
+        ("lockfile", "try", name + "/x"),
         ("run", name + "/x", "--", "true"),
     ):
         done = holdfast(*words)

@@ -29,7 +29,14 @@ def snapshot(directory: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize(
-    "words", [("try",), ("acquire", "--timeout", "0"), ("release", "-f"), ("break", "-y"), ("clean",)]
+    "words",
+    [
+        ("lockfile", "try"),
+        ("lockfile", "acquire", "--timeout", "0"),
+        ("lockfile", "release", "-f"),
+        ("break", "-y"),
+        ("clean",),
+    ],
 )
 @pytest.mark.parametrize("content", [b"my thesis\n", b"DEBUG=1\ntag=x\n", b"tag=v1\n"])
 def test_a_text_file_is_refused_by_every_command(
@@ -56,7 +63,12 @@ def test_an_empty_file_counts_as_held_until_it_is_old_for_every_command(tmp_path
     path = tmp_path / "x.lock"
     path.touch()
     os.utime(path, (time.time() - 10,) * 2)
-    for words in (("try",), ("acquire", "--timeout", "0"), ("status",), ("wait", "--timeout", "0")):
+    for words in (
+        ("lockfile", "try"),
+        ("lockfile", "acquire", "--timeout", "0"),
+        ("status",),
+        ("wait", "--timeout", "0"),
+    ):
         assert holdfast(*words, path).returncode == 1, words
     assert listed("--held", tmp_path)["x.lock"]["held"] is True
     assert holdfast("clean", path).stdout == "cleaned: false\n"
@@ -64,7 +76,7 @@ def test_an_empty_file_counts_as_held_until_it_is_old_for_every_command(tmp_path
     assert listed(tmp_path)["x.lock"]["state"] == "stale"
     assert holdfast("wait", "--timeout", "0", path).returncode == 0
     assert "Stale: yes" in holdfast("status", path).stdout
-    assert holdfast("try", path).returncode == 0
+    assert holdfast("lockfile", "try", path).returncode == 0
 
 
 # Locks of tasks.
@@ -84,7 +96,15 @@ def test_a_task_lock_is_shown_as_what_it_is(age: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("age", [0, 100_000])
-@pytest.mark.parametrize("words", [("try",), ("acquire", "--timeout", "0"), ("clean",), ("try", "--policy", "old")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("lockfile", "try"),
+        ("lockfile", "acquire", "--timeout", "0"),
+        ("clean",),
+        ("lockfile", "try", "--policy", "old"),
+    ],
+)
 def test_a_task_lock_is_not_acquired_or_cleaned(words: tuple[str, ...], age: int, tmp_path: Path) -> None:
     path = tmp_path / "t.lock"
     path.write_text(json.dumps(LIVE_WORKER | {"started_at": ago(age)}))
@@ -97,10 +117,10 @@ def test_a_task_lock_is_not_acquired_or_cleaned(words: tuple[str, ...], age: int
 
 def test_a_living_workers_task_lock_can_be_broken_by_hand(tmp_path: Path) -> None:
     locks = TaskLocks(tmp_path, "w1")
-    for words in (("release", "-f"), ("break", "-y")):
+    for words in (("lockfile", "release", "-f"), ("break", "-y")):
         hold = locks.claim("t")
         assert hold is not None
-        assert holdfast("release", tmp_path / "t.lock", "--pid", NO_PROCESS).returncode == 1
+        assert holdfast("lockfile", "release", tmp_path / "t.lock", "--pid", NO_PROCESS).returncode == 1
         hold.check()
         assert holdfast(*words, tmp_path / "t.lock").returncode == 0
         assert hold.lost and os.listdir(tmp_path) == []
@@ -116,7 +136,7 @@ def test_the_timestamp_is_that_of_the_file(path: str) -> None:
     words = ("--stale", "0")
     assert f"Timestamp: {LONG_AGO}\n" in holdfast("status", *words, path).stdout
     assert json.loads(holdfast("status", "--json", *words, path).stdout)["timestamp"] == LONG_AGO
-    assert json.loads(holdfast("try", "--json", *words, path).stdout)["since"] == LONG_AGO
+    assert json.loads(holdfast("lockfile", "try", "--json", *words, path).stdout)["since"] == LONG_AGO
 
 
 def test_a_holder_in_another_pid_namespace_has_no_command_and_no_user_here(path: str) -> None:
@@ -142,8 +162,13 @@ def test_the_lock_file_of_another_user_is_busy_and_can_be_removed_by_force(
 ) -> None:
     path = shared_directory / "x.lock"
     content = b"pid=%d\ntimestamp=%d\n" % (os.getpid(), time.time())
-    forced = [["release", "-f"], ["break", "-y"]]
-    refused = [["try"], ["acquire", "--timeout", "0"], ["status"], ["release", "--pid", "1"]]
+    forced = [["lockfile", "release", "-f"], ["break", "-y"]]
+    refused = [
+        ["lockfile", "try"],
+        ["lockfile", "acquire", "--timeout", "0"],
+        ["status"],
+        ["lockfile", "release", "--pid", "1"],
+    ]
     for words in refused + forced:  # import everything that they need, as one who can
         (tmp_path / "x").write_bytes(content)
         cli.main([*words, str(tmp_path / "x")])
@@ -156,6 +181,6 @@ def test_the_lock_file_of_another_user_is_busy_and_can_be_removed_by_force(
         assert not path.exists()
     path.write_bytes(content)
     os.chmod(path, 0o600)
-    assert as_another_user("try", path) == 1
-    assert as_another_user("release", "-f", path) == 3
+    assert as_another_user("lockfile", "try", path) == 1
+    assert as_another_user("lockfile", "release", "-f", path) == 3
     assert path.read_bytes() == content

@@ -202,7 +202,7 @@ def test_a_path_with_two_dots_is_looked_at_as_well(tmp_path: Path, start_peer: C
         assert holdfast("wait", "--timeout", "0", f"../{name}", **here).returncode == 1
     peer.do("holds.pop(0).release()")
     assert holdfast("wait", "--all", "--timeout", "0", "..", **here).returncode == 1, "the lock file is held"
-    for words in (("try",), ("acquire",), ("release",), ("break", "-y"), ("clean",)):
+    for words in (("lockfile", "try"), ("lockfile", "acquire"), ("lockfile", "release"), ("break", "-y"), ("clean",)):
         done = holdfast(*words, "../file", **here)
         assert done.returncode == 2 and "$(realpath" in done.stderr, "a command that changes a lock file refuses it"
     peer.do("holds.pop().release()")
@@ -231,7 +231,7 @@ def test_the_locks_that_a_queue_and_a_store_keep_are_free(tmp_path: Path) -> Non
 # clean and break
 
 
-@pytest.mark.parametrize("command", ["clean", "try", "break"])
+@pytest.mark.parametrize("command", ["clean", "lockfile try", "break"])
 @pytest.mark.parametrize(
     "content", ["pid /run/nginx.pid;\n", "timestamp,value\n1,2\n", "pid=/run/x.pid\n", "pid=1 2 3\n", "# pid=1\n"]
 )
@@ -239,7 +239,7 @@ def test_data_is_never_deleted(content: str, command: str, tmp_path: Path) -> No
     path = tmp_path / "data"
     path.write_text(content)
     os.utime(path, (1, 1))
-    assert holdfast(command, path).returncode == 3
+    assert holdfast(*command.split(), path).returncode == 3
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("data", content)]
 
 
@@ -302,7 +302,8 @@ def test_break_says_whose_it_was_and_logs_it(path: str) -> None:
     assert hold.lost
     done = holdfast("break", "-y", path)
     assert done.returncode == 1 and done.stderr == f"Lock not held: {path}\n"
-    assert json.loads(holdfast("break", "-y", "--json", path).stdout) == {"broken": False, "locked": False}
+    answer = json.loads(holdfast("break", "-y", "--json", path).stdout)
+    assert answer == {"broken": False, "locked": False, "error": f"Lock not held: {path}", "path": path, "holder": None}
     with pytest.raises(Exception, match="lost"):
         hold.release()
 
@@ -380,16 +381,17 @@ def test_a_directory_is_replaced_by_what_a_command_builds(tmp_path: Path) -> Non
     assert run("versions", site).stdout == "1\n2\n"
     assert json.loads(run("versions", "--json", site).stdout) == {"versions": [1, 2], "current": 2}
     failed = run("edit", site, "--", "sh", "-c", 'rm "$HOLDFAST_NEW/a"; exit 5')
-    assert failed.returncode == 5 and "left as it was" in failed.stderr
+    assert failed.returncode == 3 and "the command ended with 5" in failed.stderr
     assert sorted(os.listdir(site)) == ["a", "b"] and sorted(os.listdir(tmp_path)) == [
         "site",
         "site.old-1",
         "site.versions",
     ]
-    assert run("edit", site, "--", "sh", "-c", "kill -9 $$").returncode == 137
-    assert run("edit", site, "--", "no-such-command-at-all").returncode == 127
+    assert run("edit", site, "--", "sh", "-c", "kill -9 $$").returncode == 3
+    assert run("edit", site, "--", "no-such-command-at-all").returncode == 3
     assert run("rollback", "--keep", 1, site).returncode == 0 and os.listdir(site) == ["a"]
-    assert run("rollback", "--to", 9, site).returncode == 66
+    assert run("rollback", "--to", 9, site).returncode == 1
+    assert run("versions", tmp_path / "nothing").returncode == run("rollback", tmp_path / "nothing").returncode == 3
     assert json.loads(run("replace", "--json", "--no-durable", site, "--", "true").stdout)["committed"] is True
     assert sorted(os.listdir(tmp_path)) == ["site", "site.versions"]
     (tmp_path / "site.new-0123456789abcdef").mkdir()
@@ -403,9 +405,9 @@ def test_a_directory_is_replaced_by_what_a_command_builds(tmp_path: Path) -> Non
         ("edit", "..", "-c", ":"),
     ):
         done = run(*words)
-        assert done.returncode == 64 and done.stderr.count("\n") == 1, done
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done
     (tmp_path / "file").touch()
-    assert run("replace", tmp_path / "file", "--", "true").returncode == 66
+    assert run("replace", tmp_path / "file", "--", "true").returncode == 3
 
 
 def test_a_directory_that_somebody_else_changes(tmp_path: Path, begin: Any) -> None:  # noqa: F811
@@ -413,10 +415,10 @@ def test_a_directory_that_somebody_else_changes(tmp_path: Path, begin: Any) -> N
     first = begin("dir", "replace", site, "--", "sh", "-c", "echo here; cat", stdin=subprocess.PIPE)
     assert first.stdout.readline() == "here\n"
     busy = holdfast("dir", "edit", "-n", site, "--", "true")
-    assert busy.returncode == 75 and f"held by pid {first.pid}" in busy.stderr
-    assert holdfast("dir", "recover", "-w", "0.2", "-E", "3", site).returncode == 3
+    assert busy.returncode == 1 and f"held by pid {first.pid}" in busy.stderr
+    assert holdfast("dir", "recover", "-w", "0.2", site).returncode == 1
     first.terminate()
-    assert first.wait(60) == 143  # before `ended` closes its stdin, at which `cat` would end
+    assert first.wait(60) == 3  # before `ended` closes its stdin, at which `cat` would end
     ended(first)
     assert os.listdir(tmp_path) == [], "terminated: nothing was committed, nothing is left"
 
@@ -461,11 +463,11 @@ def test_bash_completes(line: str, expected: str) -> None:
     assert expected in done.stdout.split(), done
 
 
-@pytest.mark.parametrize("command", [*cli.COMMANDS, *cli.ALIASES])
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "web"])
 def test_help_has_examples_that_work(command: str, tmp_path: Path) -> None:
     done = holdfast(command, "--help")
     assert done.returncode == 0 and done.stderr == "" and "example" in done.stdout
-    assert holdfast("help", command).stdout == done.stdout or command in cli.ALIASES
+    assert holdfast("help", command).stdout == done.stdout
     if command in ("top", "completion"):
         return
     (tmp_path / "Makefile").write_text("all:\n")  # for the example with make
@@ -487,7 +489,7 @@ def test_the_overview() -> None:
         assert done.returncode == (0 if words else 2)
     assert re.fullmatch(r"holdfast \d+\.\d+\.\d+\n", holdfast("--version").stdout)
     done = holdfast("relaese", "x")
-    assert done.returncode == 2 and "did you mean release?" in done.stderr
+    assert done.returncode == 2 and "did you mean lockfile release?" in done.stderr
 
 
 def test_colours_only_on_a_terminal(tmp_path: Path) -> None:
@@ -519,7 +521,8 @@ NEVER_NEEDED = (
 
 
 @pytest.mark.parametrize(
-    "words", [("run", "PATH", "--", "true"), ("try", "PATH"), ("status", "PATH"), ("release", "PATH")]
+    "words",
+    [("run", "PATH", "--", "true"), ("lockfile", "try", "PATH"), ("status", "PATH"), ("sema", "release", "PATH")],
 )
 def test_the_hot_paths_import_little(words: tuple[str, ...], path: str) -> None:
     script = (

@@ -147,7 +147,7 @@ def said(process: subprocess.Popen[str]) -> list[int]:
 def test_run_excludes_and_has_the_exit_status_of_the_command(place: Place, begin: Any) -> None:
     holder = begin("run", place.url, "--", *STAYS)
     pid, token = said(holder)
-    assert place.start("run", "-n", URL, "--", "true", status=75).startswith(f"holdfast: {place.kind}://")
+    assert place.start("run", "-n", URL, "--", "true", status=75).startswith(f"holdfast run: {place.kind}://")
     assert "not free within 2 s" in place.start("run", "-w", 2, URL, "--", "true", status=75)
     os.kill(holder.pid, signal.SIGTERM)  # is passed on to the command
     assert holder.wait(PATIENCE) == 128 + signal.SIGTERM and not is_alive(pid)
@@ -259,12 +259,12 @@ def test_doctor_tests_the_server_and_leaves_nothing(place: Place) -> None:
 
 @pytest.mark.parametrize("place", SOME, indirect=True)
 def test_commands_that_need_a_path_give_a_reason(place: Place) -> None:
-    for command in ("break", "clean", "try", "acquire", "release"):
-        text = place.call(command, URL, status=3)
-        assert text.count("\n") == 1 and text.startswith(f"holdfast {command}: {place.kind}://")
-    for option in (["--keep"], ["--kind", "file"], ["--tag", "x"], ["--no-fair"]):
+    for command in ("break", "clean", "lockfile try", "lockfile acquire", "sema release"):
+        text = place.call(*command.split(), URL, status=3)
+        assert text.count("\n") == 1 and text.startswith(f"holdfast {command.split()[0]}: {place.kind}://")
+    for option in (["--keep"], ["--lock-file"], ["--tag", "x"], ["--stale", "5m"], ["--no-fair"]):
         text = place.call("run", *option, URL, "--", "true", status=64)
-        assert text.startswith(f"holdfast run: {' '.join(option[:2]).removesuffix(' x')} does not go with a URL: ")
+        assert text.startswith(f"holdfast run: {option[0]} does not go with a URL: ")
     place.call("status", "--kind", "lock", URL, status=2)
 
 

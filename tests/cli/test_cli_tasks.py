@@ -64,7 +64,7 @@ def test_put_with_an_id_that_exists_says_so_and_changes_nothing(jobs: Path) -> N
 
 
 def test_put_stores_the_options_of_a_task(jobs: Path) -> None:
-    options = ["--attempts", 7, "--timeout", "5m", "--key", "k", "--limit", 2, "--delay", "1.5h", "--id", "x"]
+    options = ["--attempts", 7, "--time-limit", "5m", "--key", "k", "-j", 2, "--delay", "1.5h", "--id", "x"]
     call("put", jobs, "payload", *options)
     task = TaskQueue(jobs).get("x")
     assert (task.attempts, task.timeout, task.key, task.limit, task.waits) == (7, 300.0, "k", 2, "delayed")
@@ -105,11 +105,11 @@ def test_put_explains_wrong_arguments(jobs: Path, in_memory: Path) -> None:
     assert "is not JSON" in call("put", jobs, "--parse", "[NaN]", status=2)
     assert "is not JSON" in call("put", jobs, "--parse", "[" * 100_000, status=2)
     assert "--id needs exactly one payload" in call("put", jobs, "a", "b", "--id", "x", status=2)
-    assert "--wait needs --max-pending" in call("put", jobs, "a", "--wait", "1s", status=2)
+    assert "-w and -n need --max-pending" in call("put", jobs, "a", "--wait", "1s", status=2)
     assert "priority must be an integer from" in call("put", jobs, "a", "--priority", 10**10, status=2)
-    for option in ("--attempts", "--limit", "--max-pending"):
+    for option in ("--attempts", "--jobs", "--max-pending"):
         assert "number from 1 on" in call("put", jobs, "a", option, 0, status=2)
-    assert "invalid time (30, 1.5s, 5m, 2h, 7d) value: 'soon'" in call("put", jobs, "a", "--delay", "soon", status=2)
+    assert "invalid time (1.5, 90s, 5m, 2h, 7d) value: 'soon'" in call("put", jobs, "a", "--delay", "soon", status=2)
     assert not jobs.exists(), "a wrong command line creates no queue"
     (in_memory / "other").mkdir()
     (in_memory / "other" / "thing").touch()
@@ -139,16 +139,16 @@ def test_put_stops_at_a_wrong_line_and_says_how_many_were_put(jobs: Path) -> Non
     assert payloads(TaskQueue(jobs)) == [{"a": 1}, [2]]
 
 
-def test_put_into_a_full_queue_exits_with_75_or_waits_for_room(
+def test_put_into_a_full_queue_exits_with_1_or_waits_for_room(
     jobs: Path, begin: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    text = call("put", jobs, "-", "--max-pending", 2, text="a\nb\nc\n", status=75)
+    text = call("put", jobs, "-", "--max-pending", 2, text="a\nb\nc\n", status=1)
     assert (
-        text.count("\n") == 3
-        and "2 tasks or more are pending already. Wait for room with --wait T. 2 tasks put" in text
+        text.count("\n") == 3 and "2 or more tasks are pending already. Wait for room with -w TIME. 2 tasks put" in text
     )
-    assert json.loads(run("put", jobs, "c", "--max-pending", 2, "--json").stdout) == {"ids": [], "existing": []}
-    assert "pending already. Start more" in call("put", jobs, "c", "--max-pending", 2, "--wait", 0.05, status=75)
+    refused = json.loads(run("put", jobs, "c", "--max-pending", 2, "--json").stdout)
+    assert refused["ids"] == [] and "pending already" in refused["error"] and refused["path"] == str(jobs)
+    assert "pending already. Start more" in call("put", jobs, "c", "--max-pending", 2, "-w", 0.05, status=1)
     waits = begin("put", jobs, "c", "--max-pending", 2, "--wait", "inf", "--id", "c")
     claimed(TaskQueue(jobs)).complete()
     assert ended(waits) == (0, "c\n", "")
@@ -185,8 +185,8 @@ def test_a_schedule_follows_its_time_zone(jobs: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["x"], "either --every T or --cron"),
-        (["x", "--every", "1m", "--cron", "* * * * *"], "either --every T or --cron"),
+        (["x"], "either --every TIME or --cron"),
+        (["x", "--every", "1m", "--cron", "* * * * *"], "either --every TIME or --cron"),
         (["x", "--cron", "61 * * * *"], "Bad minute"),
         (["x", "--every", "0.1s"], "at least 1"),
         (["x", "--parse", "{", "--every", "1m"], "is not JSON"),
@@ -423,11 +423,6 @@ def test_a_paused_queue_gives_out_no_task_until_it_is_resumed(jobs: Path, queue:
     assert call("watch", jobs, "--once").strip().endswith(", paused")
     assert call("resume", jobs, "-q") == ""
     assert claimed(queue).payload == "a" and "paused" not in call("stats", jobs)
-
-
-def test_recover_answers_that_it_is_not_needed(jobs: Path) -> None:
-    assert "is not needed any more: workers recover" in call("recover", jobs)
-    assert call("recover", jobs, "-q") == "" and not jobs.exists()
 
 
 def test_wrong_words_are_explained(jobs: Path) -> None:

@@ -246,8 +246,8 @@ def test_a_signal_lets_running_tasks_finish(
     assert queue.stats()["pending"] == 1 and queue.stats()["done"] == 2
 
 
-@pytest.mark.parametrize(("left", "code"), [(["b"], 75), ([], 0)])
-def test_drain_that_a_signal_ends_exits_with_75_if_tasks_are_left(
+@pytest.mark.parametrize(("left", "code"), [(["b"], 1), ([], 0)])
+def test_drain_that_a_signal_ends_exits_with_1_if_tasks_are_left(
     jobs: Path, queue: TaskQueue, gate: Gate, begin: Begin, left: list[str], code: int
 ) -> None:
     queue.put("a")

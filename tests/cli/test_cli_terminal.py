@@ -172,7 +172,7 @@ def test_control_c_on_a_server_ends_a_wait_and_reaches_the_command_once(
 
 def test_the_line_of_acquire(path: str, terminal: Callable[..., Terminal]) -> None:
     hold = LockFile(path, tag="deploy").acquire()
-    waiter = terminal("acquire", path, "--timeout", "30")
+    waiter = terminal("lockfile", "acquire", path, "--timeout", "30")
     waiter.until_shows("waiting for x.lock", "held for", "by pid")
     hold.release()
     assert waiter.wait() == 0
@@ -277,7 +277,7 @@ def test_top_follows_what_happens(tmp_path: Path, terminal: Callable[..., Termin
     top = terminal("top", "--every", "0.1", tmp_path)
     top.until_shows("0 locks, 0 held, 0 waiting", "no locks here")
     with Lock(tmp_path / "x.lock"):
-        top.until_shows("1 locks, 1 held")
+        top.until_shows("1 lock, 1 held")
     top.until_shows("0 locks")
     top.press("q")
     assert top.wait() == 0
@@ -287,10 +287,10 @@ def test_top_shows_the_locks_of_a_server(postgres: str, terminal: Callable[..., 
     pytest.importorskip("textual")
     with holdfast.lock(f"{postgres}?name=deploy"):
         top = terminal("top", "--every", "0.1", postgres)
-        text = top.until_shows("1 locks, 1 held", "name=deploy held", "postgresql://tester:***@")
+        text = top.until_shows("1 lock, 1 held", "name=deploy held", "postgresql://tester:***@")
         top.press("b")
         text += top.until_shows("end the holder")
-    text += top.until_shows("1 locks, 0 held")
+    text += top.until_shows("1 lock, 0 held")
     assert servers.PASSWORD not in text
     top.press("q")
     assert top.wait() == 0

@@ -405,7 +405,7 @@ def test_a_directory_or_fifo_is_refused(path, make, tmp_path):
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"pid=1\ntimestamp=1\n", "a lock file (of LockFile or holdfast try)"),
+        (b"pid=1\ntimestamp=1\n", "a lock file (of LockFile or holdfast lockfile)"),
         (b"permits=2\n", "the file of a semaphore"),
         (b"data", "a file with other content"),
     ],

@@ -1,7 +1,7 @@
 """The `holdfast` command: one module per group of commands, imported when one of them is called.
 
-A module has `configure(name, parser)`, which adds the options and says what to call; that gets the options and gives
-the exit status. What a command raises becomes one or two lines on stderr here, and nowhere else.
+A module has `configure(name, parser)`, which adds the options and says what to call. That function gets the options and
+returns the exit status. What it raises becomes an exit status and a message here, and nowhere else (`failures`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import sys
 
-from ..errors import HoldfastError, UnsafePath
-from ..owner import without_passwords
 from . import output
 
 TYPE_CHECKING = False
@@ -22,29 +20,28 @@ if TYPE_CHECKING:
 # In the order of the overview: the command, its module, what it does.
 COMMANDS = {
     "run": ("run", "hold a lock while a command runs"),
-    "dir": ("directories", "replace or edit a directory as a whole, or not at all"),
-    "events": ("events", "append to an event store, read and follow it"),
-    "tasks": ("tasks", "put tasks into a queue, and have workers do them"),
     "fd": ("descriptor", "lock a descriptor that the calling script has open"),
-    "try": ("sema", "take a lock file if it is free"),
-    "acquire": ("sema", "wait for a lock file and take it"),
-    "release": ("sema", "give a lock file back"),
-    "status": ("sema", "say who holds a lock"),
+    "status": ("looking", "print who holds a lock"),
     "wait": ("waiting", "wait until a lock is free, without taking it"),
     "ls": ("listing", "list the locks in directories and on servers"),
     "top": ("top", "watch the locks in directories and on servers, live"),
-    "clean": ("mending", "remove stale locks and what crashes left"),
     "break": ("mending", "take a lock away from its holder"),
+    "clean": ("mending", "remove stale locks and what crashes left"),
     "doctor": ("doctor", "test what the file system of a directory, or a server, really does"),
+    "lockfile": ("lockfile", "lock files that outlive the command: try, acquire, release, status, wait, clean"),
+    "sema": ("lockfile", "the same with the exit statuses of the sema tool: alias sema='holdfast sema'"),
+    "dir": ("directories", "replace or edit a directory as a whole, or not at all"),
+    "events": ("events", "append to an event store, read and follow it"),
+    "tasks": ("tasks", "put tasks into a queue, and run workers that do them"),
+    "web": ("web", "show locks and tasks in a browser"),
     "completion": ("completion", "print the completion script for a shell"),
 }
-ALIASES = {"try-acquire": "try"}
+OLD_NAMES = {name: f"lockfile {name}" for name in ("try", "acquire", "release")} | {"try-acquire": "lockfile try"}
 
-INTERRUPTED = 130
 OVERVIEW = """\
 usage: holdfast COMMAND …     holdfast COMMAND --help tells more
 
-Programs take turns.
+Holdfast coordinates processes.
 
 {commands}
 
@@ -56,7 +53,9 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Gives its exit status."""
+    """Run a command. Returns its exit status."""
+    from .failures import INTERRUPTED
+
     try:
         return _main(arguments)
     except KeyboardInterrupt:
@@ -81,11 +80,6 @@ def _main(arguments: Sequence[str] | None) -> int:
 
         output.say(f"holdfast {__version__}")
         return 0
-    if name not in COMMANDS and name not in ALIASES:
-        output.complain(
-            f"holdfast: there is no command {output.shown(repr(name))}{_similar(name)}; holdfast --help lists them"
-        )
-        return 2
     return _call(name, words[1:])
 
 
@@ -95,46 +89,52 @@ def parser_of(name: str, into: Parser | None = None) -> Parser:
 
     from .arguments import Parser
 
-    command = ALIASES.get(name, name)
-    module, does = COMMANDS[command]
+    module, does = COMMANDS[name]
     parser = into or Parser(prog=f"holdfast {name}")
-    parser.description = does[0].upper() + does[1:] + "."
-    import_module(f".{module}", __name__).configure(command, parser)
+    parser.description = f"{does[0].upper()}{does[1:]}."
+    import_module(f".{module}", __name__).configure(name, parser)
     return parser
 
 
 def _call(name: str, words: list[str]) -> int:
-    failure, misuse = 3, 2
+    """Run a command, and print what it raises."""
+    from . import failures
+
+    is_run, json, quiet, must_print = name in ("run", "fd"), _has_json(words), False, False
     try:
-        parser = parser_of(name)
-        failure, misuse = parser.failure, parser.misuse
-        options = parser.parse(words)
+        if name not in COMMANDS:
+            raise failures.Misuse(_unknown(name))
+        parser, words = parser_of(name).find(words)
+        own, command = parser.split(words)
+        json = _has_json(own)
+        options = parser.parse(own, command)
+        quiet, must_print = getattr(options, "quiet", False), parser.must_print
         status: int = options.call(options)
-        if status == 0 and output.lost() and getattr(options, "must_print", False):
-            output.complain(f"holdfast {name}: standard output: {output.lost()}. The output is lost.")
-            status = failure
     except SystemExit as stop:
         status = int(stop.code or 0)
     except KeyboardInterrupt:
-        status = INTERRUPTED
-    except (HoldfastError, OSError, ValueError, OverflowError) as error:
-        if os.environ.get("HOLDFAST_DEBUG"):
+        status = failures.INTERRUPTED
+    except failures.EXPECTED as error:
+        if os.environ.get("HOLDFAST_DEBUG") and not isinstance(error, failures.Failure | failures.Misuse):
             raise
-        output.complain(f"holdfast {name}: {output.shown(without_passwords(_text(error)))}")
-        status = misuse if isinstance(error, UnsafePath | ValueError | OverflowError) else failure
+        failures.report(name if name in COMMANDS else "", error, json=json, quiet=quiet)
+        status = failures.status_of(error, is_run=is_run)
+    if must_print and output.lost():
+        output.complain(f"holdfast {name}: standard output: {output.lost()}. The output is lost.")
+        status = failures.ERROR
     output.finish()
     return status
 
 
-def _text(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        where = error.filename if isinstance(error.filename, str) else None
-        return f"{where}: {error.strerror}" if where else error.strerror
-    return str(error)
+def _has_json(words: list[str]) -> bool:
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
-def _similar(name: str) -> str:
+def _unknown(name: str) -> str:
     from difflib import get_close_matches
 
-    found = get_close_matches(name, [*COMMANDS, *ALIASES], 1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    if name in OLD_NAMES:
+        return f"holdfast {name} is now holdfast {OLD_NAMES[name]}"
+    found = get_close_matches(name, [*COMMANDS, *OLD_NAMES], 1)
+    hint = f" (did you mean {OLD_NAMES.get(found[0], found[0])}?)" if found else ""
+    return f"there is no command {name!r}{hint}; holdfast --help lists them"

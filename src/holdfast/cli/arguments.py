@@ -1,6 +1,7 @@
-"""The command line: argparse with errors of one line, and a way to say where a command of the user's begins.
+"""The command line: argparse with errors of one line, groups of actions, and the place where a user's command begins.
 
-argparse is what starts quickly: click and typer take longer to import than a whole `try` takes to run.
+The same option means the same everywhere: the functions `add_…` below define what several commands have. argparse is
+what starts quickly: click and typer take longer to import than a whole `lockfile try` takes to run.
 """
 
 from __future__ import annotations
@@ -9,25 +10,23 @@ import argparse
 import os
 
 from ..owner import without_passwords
-from . import output
+from .failures import RUN_BUSY, Misuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """`misuse` and `failure` are the exit statuses for a wrong command line and for an error of the system."""
+    """The parser of a command, or of a group of actions, each of which has its own."""
 
     def __init__(self, *args: object, **options: object) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         options.setdefault("allow_abbrev", False)
         super().__init__(*args, **options)  # type: ignore[arg-type]
-        self.misuse = 2
-        self.failure = 3
+        self.must_print = True  # output that is lost is an error: the exit status alone is no answer
         self.takes_command = False
-        self.own_words = 1  # before the command begins, options not counted
         # What the first word of a group of commands may be: what that does, and who adds its options.
         self.actions: dict[str, tuple[str, Callable[[Parser], None]]] = {}
 
@@ -36,34 +35,39 @@ class Parser(argparse.ArgumentParser):
         return self.formatter_class(prog=self.prog, width=_width())  # type: ignore[call-arg]
 
     def error(self, message: str) -> NoReturn:
-        message = output.shown(without_passwords(message))
-        output.complain(f"{self.prog}: {message} ({self.prog} --help tells more)")
-        raise SystemExit(self.misuse)
+        raise Misuse(f"{without_passwords(message)} ({self.prog} --help tells more)")
 
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        if words and words[0] in self.actions:
-            parser = self.action(words[0])
-            # Options may stand among the words, of which there may be any number.
-            return parser.parse(words[1:]) if parser.takes_command else parser.parse_intermixed_args(words[1:])
-        if not self.takes_command:
-            return self.parse_args(words)
-        own, command = self._split(list(words))
-        options = self.parse_args(own)
-        options.command = command
-        return options
+    def add_actions(self, actions: Mapping[str, str], configure: Callable[[str, Parser], None], epilog: str) -> None:
+        """Make this a group. `actions` are their names, and what they do."""
+        self.usage = f"{self.prog} ACTION …     {self.prog} ACTION --help tells more"
+        self.epilog = "\n".join(f"{name:11}{does}" for name, does in actions.items()) + f"\n\n{epilog}"
+        for name, does in actions.items():
+            self.actions[name] = does, lambda parser, name=name: configure(name, parser)  # type: ignore[misc]
+        self.add_argument("action", choices=tuple(actions), metavar="ACTION", help="what to do, one of those below")
+
+    def find(self, words: list[str]) -> tuple[Parser, list[str]]:
+        """The parser of the action that the first word names, and the words after it."""
+        return (self.action(words[0]), words[1:]) if words and words[0] in self.actions else (self, words)
 
     def action(self, name: str, into: Parser | None = None) -> Parser:
         """The parser of one of the `actions`."""
         does, configure = self.actions[name]
         parser = into or Parser(prog=f"{self.prog} {name}")
-        parser.description = does[0].upper() + does[1:] + "."
+        parser.description = f"{does[0].upper()}{does[1:]}."
         configure(parser)
         return parser
 
-    def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Our words and those of the command: after `--`, or else from the first on that is neither option nor ours."""
+    def parse(self, own: Sequence[str], command: list[str]) -> argparse.Namespace:
+        """The options in our own words. Options may stand among the words, of which there may be any number."""
+        several = any(action.nargs in ("*", "?", "+") for action in self._get_positional_actions())
+        options = self.parse_intermixed_args(own) if several else self.parse_args(own)
+        options.command = command
+        return options
+
+    def split(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Our words and those of the command: after `--`, or else from the second on that is no option."""
         found, position = 0, 0
-        while position < len(words):
+        while self.takes_command and position < len(words):
             word = words[position]
             if word == "--":
                 return words[:position], words[position + 1 :]
@@ -71,7 +75,7 @@ class Parser(argparse.ArgumentParser):
                 position += self._takes_next(word)
             else:
                 found += 1
-                if found > self.own_words:
+                if found > 1:
                     return words[:position], words[position:]
             position += 1
         return words, []
@@ -88,6 +92,18 @@ class Parser(argparse.ArgumentParser):
         return False
 
 
+def _width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) > 0:
+        return int(columns) - 2
+    try:
+        return min(118, os.get_terminal_size().columns - 2)
+    except OSError:
+        return 98
+
+
+# Paths and URLs.
+
 URLS = """\
 URLs of locks on servers: postgresql://user@host/database?name=NAME, etcd://host:2379/NAME, redis://host:6379/0/NAME,
 smb://host/share/FILE
@@ -103,16 +119,6 @@ def is_url(text: str) -> bool:
 _IN_SCHEMES = str.maketrans("", "", "+.-")
 
 
-def _width() -> int:
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) > 0:
-        return int(columns) - 2
-    try:
-        return min(118, os.get_terminal_size().columns - 2)
-    except OSError:
-        return 98
-
-
 def looked_at(text: str) -> str:
     """The path of a command that changes nothing. A '..' is resolved, because a `LockFile` refuses it."""
     if is_url(text) or os.pardir not in text:
@@ -123,61 +129,99 @@ def looked_at(text: str) -> str:
     return os.path.join(os.path.realpath(directory), name)
 
 
-def seconds(text: str) -> float:
-    number = float(text)
-    if not number >= 0:
-        raise ValueError(text)
-    return number
-
-
-seconds.__name__ = "number of seconds"
-
+# Values.
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-def span(text: str) -> float:
-    unit = _UNITS.get(text[-1:], 0)
-    return seconds(text[:-1]) * unit if unit else seconds(text)
-
-
-span.__name__ = "time (30, 1.5s, 5m, 2h, 7d)"
-
-
-def at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
+def time(text: str) -> float:
+    unit = _UNITS.get(text[-1:])
+    number = float(text[:-1] if unit else text)
+    if not number >= 0 or "_" in text:
         raise ValueError(text)
-    return number
+    return number * (unit or 1)
 
 
-at_least_one.__name__ = "number from 1 on"
+time.__name__ = "time (1.5, 90s, 5m, 2h, 7d)"
 
 
-def exit_status(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= 255:
-        raise ValueError(text)
-    return number
+def integer(name: str, least: int, most: float = float("inf")) -> Callable[[str], int]:
+    """The type of a number in this range."""
+
+    def parse(text: str) -> int:
+        number = int(text)
+        if not least <= number <= most or "_" in text:
+            raise ValueError(text)
+        return number
+
+    parse.__name__ = name
+    return parse
 
 
-exit_status.__name__ = "exit status from 0 to 255"
+at_least_one = integer("number from 1 on", 1)
+position = integer("number from 0 on", 0)
+exit_status = integer("exit status from 0 to 255", 0, 255)
+pid = integer("process number", 1)
 
 
-def pid(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+# Options that mean the same everywhere.
 
 
-pid.__name__ = "process number"
-
-
-def add_json(parser: argparse.ArgumentParser, what: str = "print JSON", *, short: bool = True) -> None:
-    """short: also `-j`. Not where `-j` is how many at a time."""
-    parser.add_argument(*(("-j",) if short else ()), "--json", action="store_true", help=what)
+def add_json(parser: argparse.ArgumentParser, what: str = "print JSON, also for an error") -> None:
+    parser.add_argument("--json", action="store_true", help=what)
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing; the exit status is the answer")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
+
+
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-v", "--verbose", action="store_true", help="print each step on stderr")
+
+
+def add_wait(parser: argparse.ArgumentParser, default: float | None = None) -> None:
+    """`timeout_of` returns what was given."""
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument("-n", "--no-wait", "--nonblock", action="store_true", help="do not wait")
+    text = "wait at most so long" + ("" if default is None else f" ({default:g}s)")
+    waiting.add_argument(
+        "-w", "--wait", "--timeout", dest="wait", metavar="TIME", type=time, default=default, help=text
+    )
+
+
+def timeout_of(options: argparse.Namespace) -> float | None:
+    return 0.0 if options.no_wait else options.wait
+
+
+def add_busy_status(parser: argparse.ArgumentParser) -> None:
+    text = f"exit status if busy or timed out ({RUN_BUSY})"
+    parser.add_argument("-E", "--busy-code", metavar="N", type=exit_status, default=RUN_BUSY, help=text)
+
+
+def add_staleness(parser: argparse.ArgumentParser) -> None:
+    stale = "time until the lock of a holder that cannot be checked is stale (1h; 0: never)"
+    parser.add_argument("--stale", metavar="TIME", type=time, default=3600.0, help=stale)
+    policy = "a lock is stale if its holder is proved dead (proof), by age alone (old), or by both (dead-and-old)"
+    parser.add_argument("--policy", choices=("proof", "old", "dead-and-old"), default="proof", help=policy)
+
+
+def add_command(parser: Parser) -> None:
+    """What follows is a command of the user's."""
+    parser.takes_command, parser.must_print = True, False
+    parser.add_argument("-c", dest="line", metavar="LINE", help="run this line with the shell")
+    parser.add_argument("-o", "--close", action="store_true", help="do not let the command inherit the lock")
+    text = "time from SIGTERM to SIGKILL if the lock is lost (10s)"
+    parser.add_argument("--grace", metavar="TIME", type=time, default=10.0, help=text)
+
+
+def command_of(options: argparse.Namespace) -> list[str]:
+    if options.line is not None:
+        if options.command:
+            raise ValueError("give a command or -c, not both")
+        return [os.environ.get("SHELL") or "/bin/sh", "-c", options.line]
+    if not options.command:
+        raise ValueError("which command? Put it after --")
+    return list(options.command)
+
+
+STATUSES = "exit status: 0; {no}; 2 wrong usage; 3 an error"

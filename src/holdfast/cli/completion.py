@@ -17,6 +17,8 @@ SHELLS = {"bash": "holdfast.bash", "zsh": "_holdfast", "fish": "holdfast.fish"}
 FOLDER = Path(__file__).parent / "completions"
 
 EXAMPLES = """\
+exit status: 0; 2 wrong usage; 3 an error
+
 examples:
   eval "$(holdfast completion bash)"                                     in ~/.bashrc
   holdfast completion zsh > ~/.zfunc/_holdfast                           a directory of $fpath

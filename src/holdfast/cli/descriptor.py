@@ -15,15 +15,18 @@ import os
 from .. import system
 from ..errors import Unsupported
 from ..paths import mount_at
+from ..status import of_kernel_lock
 from . import arguments
-from .run import FAILURE, MISUSE, add_waiting
+from .progress import busy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from typing import NoReturn
 
-EXAMPLES = """\
+EPILOG = """\
+exit status: 0; 75 busy or timed out (-E changes it), 64 wrong usage, 66 the descriptor cannot be locked
+
 examples:
   exec 9>/tmp/x.lock; holdfast fd -n 9 || exit 75
   ( holdfast fd -w 5 9 || exit; echo alone ) 9>/tmp/x.lock
@@ -35,15 +38,16 @@ class _TimeIsUp(Exception):
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.epilog = EXAMPLES
-    parser.misuse, parser.failure = MISUSE, FAILURE
+    parser.epilog = EPILOG
+    parser.must_print = False
     parser.add_argument("fd", metavar="FD", type=int, help="the number of an open descriptor")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("-s", "--shared", action="store_true", help="a shared lock")
     mode.add_argument("-x", "--exclusive", action="store_true", help="an exclusive lock (the default)")
     mode.add_argument("-u", "--unlock", action="store_true", help="unlock it")
-    add_waiting(parser)
-    parser.add_argument("--json", action="store_true", help="print messages on stderr as JSON lines")
+    arguments.add_wait(parser)
+    arguments.add_busy_status(parser)
+    arguments.add_json(parser)
     arguments.add_quiet(parser)
     parser.set_defaults(call=call)
 
@@ -65,14 +69,16 @@ def call(options: argparse.Namespace) -> int:
     try:
         lock(fd, system.SH_NB if options.shared else system.EX_NB)
     except BlockingIOError:
-        if options.no_wait or options.timeout == 0:
-            return _busy(fd, path, options)
+        timeout = arguments.timeout_of(options)
         try:
-            _begin_alarm(options.timeout)
+            if timeout == 0:
+                raise _TimeIsUp from None
+            _begin_alarm(timeout)
             lock(fd, system.SH if options.shared else system.EX)
             _begin_alarm(None)
         except _TimeIsUp:
-            return _busy(fd, path, options)
+            status = of_kernel_lock(path, keep=True) if os.path.exists(path) else None
+            raise busy(path, status, timeout or 0, options.busy_code) from None
     if not system.fstat(fd).st_nlink:
         # The next one to come makes a new file, and locks that.
         lock(fd, system.UN)
@@ -99,13 +105,3 @@ def _begin_alarm(seconds: float | None) -> None:
 
     signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, min(seconds or 0.0, 1e8))
-
-
-def _busy(fd: int, path: str, options: argparse.Namespace) -> int:
-    if not options.quiet:
-        from ..status import of_kernel_lock
-        from .progress import in_the_way
-
-        status = of_kernel_lock(path, keep=True) if os.path.exists(path) else None
-        in_the_way(path, status, 0 if options.no_wait else options.timeout or 0, json=options.json)
-    return int(options.busy_code)

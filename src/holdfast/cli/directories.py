@@ -9,77 +9,71 @@ from contextlib import contextmanager
 from .. import AtomicDir
 from ..errors import Timeout
 from . import arguments, output
-from .progress import Progress, in_the_way
-from .run import FAILURE, LOST, MISUSE, Child, add_waiting, command_of
+from .failures import ERROR, NO, Failure
+from .progress import Progress, busy
+from .run import Child, refuse_deadlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ..atomicdir.directory import Block
 
+ACTIONS = {
+    "replace": "run a command that fills the empty directory $HOLDFAST_NEW, which then replaces DIR",
+    "edit": "run a command that changes $HOLDFAST_NEW, a copy of DIR, which then replaces DIR",
+    "versions": "print the numbers of the versions there are, the current one last",
+    "rollback": "bring back an earlier version, the one before or --to N",
+    "recover": "finish or undo what a crash left, now and not with the next change",
+}
 CHANGES = ("replace", "edit")
-ACTIONS = (*CHANGES, "recover", "versions", "rollback")
-
-EXAMPLES = """\
-replace   run a command that fills the empty directory $HOLDFAST_NEW, which then replaces DIR if it exits with 0
-edit      the same, beginning with a copy of DIR
-recover   finish or undo what a crash left, now and not with the next change
-versions  the numbers of the versions there are, the current one last
-rollback  bring back an earlier version, the one before or --to N
-
-exit status: that of the command; 75 busy or timed out, 76 the lock was lost, 64 wrong usage, 66 it cannot be done
-
-examples:
-  holdfast dir replace --keep 1 /tmp/site -c 'echo hello >"$HOLDFAST_NEW/index.html"'
-  holdfast dir edit --keep 1 /tmp/site -c 'date >>"$HOLDFAST_NEW/index.html"'
-  holdfast dir versions /tmp/site
-  holdfast dir rollback /tmp/site
-  holdfast dir recover /tmp/site
-"""
+STATUSES = """\
+exit status: 0; 1 busy or timed out, or there is no such version; 2 wrong usage; 3 an error, or the command failed"""
+EXAMPLES = {
+    "replace": "holdfast dir replace --keep 1 /tmp/site -c 'echo hello >\"$HOLDFAST_NEW/index.html\"'",
+    "edit": "holdfast dir edit --keep 1 /tmp/site -c 'date >>\"$HOLDFAST_NEW/index.html\"'",
+    "versions": "holdfast dir versions /tmp/site",
+    "rollback": "holdfast dir rollback /tmp/site",
+    "recover": "holdfast dir recover /tmp/site",
+}
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.usage = (
-        "holdfast dir replace|edit DIR [options] -- COMMAND …\n       holdfast dir recover|versions|rollback DIR"
-    )
-    parser.epilog = EXAMPLES
-    parser.misuse, parser.failure, parser.takes_command, parser.own_words = MISUSE, FAILURE, True, 2
-    parser.add_argument("action", choices=ACTIONS, help="what to do")
+    examples = "".join(f"  {line}\n" for line in EXAMPLES.values())
+    parser.add_actions(ACTIONS, _configure, f"{STATUSES}\n\nexamples:\n{examples}")
+
+
+def _configure(action: str, parser: arguments.Parser) -> None:
+    parser.epilog = f"{STATUSES}\n\nexample:\n  {EXAMPLES[action]}\n"
     parser.add_argument("path", metavar="DIR", help="the directory")
-    parser.add_argument("--keep", metavar="N", type=int, default=0, help="how many previous versions to keep (0)")
-    parser.add_argument("--to", metavar="N", type=int, help="which version to roll back to")
-    parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
-    parser.add_argument("-c", dest="line", metavar="LINE", help="run this line with the shell")
-    add_waiting(parser)
-    parser.add_argument("-o", "--close", action="store_true", help="do not let the command inherit the lock")
-    parser.add_argument(
-        "--grace",
-        metavar="S",
-        type=arguments.seconds,
-        default=10.0,
-        help="seconds from SIGTERM to SIGKILL if the lock is lost (10)",
-    )
-    arguments.add_json(parser, "what it says is JSON")
-    arguments.add_quiet(parser)
-    parser.set_defaults(call=call)
+    if action != "versions":
+        keep = "how many previous versions to keep (0)"
+        parser.add_argument("--keep", metavar="N", type=arguments.position, default=0, help=keep)
+        parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
+        arguments.add_wait(parser)
+        arguments.add_quiet(parser)
+    if action in CHANGES:
+        parser.usage = f"holdfast dir {action} DIR [options] -- COMMAND …"
+        parser.usage += f"\n       holdfast dir {action} DIR [options] -c 'SHELL LINE'"
+        arguments.add_command(parser)
+    if action == "rollback":
+        parser.add_argument("--to", metavar="N", type=arguments.at_least_one, help="which version to roll back to")
+    arguments.add_json(parser)
+    parser.set_defaults(call=versions if action == "versions" else _under_lock(_CALLS[action]))
 
 
-def call(options: argparse.Namespace) -> int:
-    if options.action not in CHANGES and (options.command or options.line is not None):
-        raise ValueError(f"dir {options.action} takes no command")
-    timeout = 0 if options.no_wait else options.timeout
-    site = AtomicDir(options.path, keep=options.keep, timeout=timeout, durable=options.durable)
-    try:
-        if options.action in CHANGES:
-            return _change(site, options)
-        return {"recover": _recover, "versions": _versions, "rollback": _rollback}[options.action](site, options)
-    except Timeout as error:
-        if not options.quiet:
-            in_the_way(site.path, error.status, timeout or 0, json=options.json)
-        return int(options.busy_code)
+def _under_lock(change: Callable[[AtomicDir, argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    def call(options: argparse.Namespace) -> int:
+        timeout = arguments.timeout_of(options)
+        site = AtomicDir(options.path, keep=options.keep, timeout=timeout, durable=options.durable)
+        try:
+            return change(site, options)
+        except Timeout as error:
+            raise busy(site.path, error.status, timeout or 0, NO) from None
+
+    return call
 
 
 class Builder(Child):
@@ -93,10 +87,19 @@ class Builder(Child):
         return {**super().environment(), "HOLDFAST_NEW": str(self._new)}
 
 
-def _change(site: AtomicDir, options: argparse.Namespace) -> int:
-    command = command_of(options)
-    change = site.edit() if options.action == "edit" else site.replace()
-    with Progress(site.lock, quiet=options.quiet, json=options.json):
+def replace(site: AtomicDir, options: argparse.Namespace) -> int:
+    return _change(site, site.replace(), options)
+
+
+def edit(site: AtomicDir, options: argparse.Namespace) -> int:
+    return _change(site, site.edit(), options)
+
+
+def _change(site: AtomicDir, change: Block, options: argparse.Namespace) -> int:
+    command = arguments.command_of(options)
+    if arguments.timeout_of(options) != 0:
+        refuse_deadlock(site.lock)
+    with Progress(site.lock, options):
         hold = change.acquire()
     with _signals_raise():
         new = change.enter(hold)
@@ -129,49 +132,57 @@ def _build(site: AtomicDir, change: Block, new: Path, command: list[str], option
     try:
         status = Builder(change, new, options).run_only(command)
         if status:
-            raise _Failed
+            text = f"{site.path}: left as it was; the command ended with {status}"
+            raise Failure(ERROR, text, path=site.path, more={"committed": False, "status": status})
         if not options.quiet and new.is_dir() and not any(new.iterdir()):
             empty = "the new version is empty; did the command fill $HOLDFAST_NEW?"
-            output.complain(f"holdfast: {output.shown(options.path)}: {empty}")
+            output.complain(f"holdfast dir: {output.shown(options.path)}: {empty}")
     except BaseException as error:
         change.__exit__(type(error), error, None)
-        if not isinstance(error, _Failed):
-            raise
-        if options.json:
-            output.say_json({"committed": False, "status": status})
-        elif not options.quiet and status != LOST:
-            output.complain(f"holdfast: {output.shown(options.path)}: left as it was; the command ended with {status}")
-        return status
+        if isinstance(error, Failure) and error.status != ERROR:  # the command did not start
+            raise Failure(ERROR, str(error), silenced=False, path=site.path, more={"committed": False}) from None
+        raise
     change.__exit__(None, None, None)
     if options.json:
         output.say_json({"committed": True, "version": site.version, "seconds": round(time.time() - began, 3)})
     return 0
 
 
-class _Failed(Exception):
-    """The command failed, so its version is dropped."""
-
-
-def _recover(site: AtomicDir, options: argparse.Namespace) -> int:
+def recover(site: AtomicDir, options: argparse.Namespace) -> int:
     site.recover()
     if options.json:
         output.say_json({"recovered": True, "version": site.version})
     return 0
 
 
-def _versions(site: AtomicDir, options: argparse.Namespace) -> int:
-    found = site.versions()
+def versions(options: argparse.Namespace) -> int:
+    site = AtomicDir(options.path)
+    found = _versions(site)
     if options.json:
         output.say_json({"versions": found, "current": site.version})
-    elif found:
+    else:
         output.say("\n".join(map(str, found)))
     return 0
 
 
-def _rollback(site: AtomicDir, options: argparse.Namespace) -> int:
+def _versions(site: AtomicDir) -> list[int]:
+    found = site.versions()
+    if not found:
+        raise FileNotFoundError(2, "there is no directory here, and no version of it", site.path)
+    return found
+
+
+def rollback(site: AtomicDir, options: argparse.Namespace) -> int:
+    found = _versions(site)
+    if options.to is not None and options.to not in found[:-1]:
+        kept = ", ".join(map(str, found[:-1])) or "none"
+        raise Failure(NO, f"{site.path}: there is no earlier version {options.to} (kept: {kept})", path=site.path)
     version = site.rollback(to=options.to)
     if options.json:
         output.say_json({"version": version})
     elif not options.quiet:
         output.say(f"Rolled back: {output.shown(options.path)} is version {version} now")
     return 0
+
+
+_CALLS = {"replace": replace, "edit": edit, "recover": recover, "rollback": rollback}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..paths import Mount
 
 EXAMPLES = """\
-exit status: 0 every kind of lock is safe there, 1 some are not, 3 an error of the system or the server
+exit status: 0 every kind of lock is safe there; 1 some are not; 2 wrong usage; 3 an error
 
 examples:
   holdfast doctor /tmp

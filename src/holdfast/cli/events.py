@@ -7,139 +7,118 @@ import os
 import sys
 
 from ..errors import ConditionFailed, Timeout, Unsupported
+from ..owner import without_passwords
 from . import arguments, output
+from .failures import NO, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
     from ..events import EventStore, Query, Report, StoredEvent
 
-READERS = ("read", "tail", "export")
-ACTIONS = ("append", "read", "tail", "head", "verify", "rebuild", "backup", "export", "import", "copy")
-
-PROBLEMS, BUSY = 1, 75
-
-EXAMPLES = """\
-append    append events, one JSON object per line: type, and data, tags, metadata, id as you like; prints the position
-          of each. All together with --batch, which prints the position of the last. --unless-type and --unless-tag:
-          only if there is no event of one of the types with all of the tags; with --after N, none after N
-read      print the events that match, one JSON object per line
-tail      the same, and then what comes, until it is stopped; from now on, or --after N
-head      print the position of the last event
-verify    look at every line; exit status 1 if something is wrong
-rebuild   make the index again from the log
-backup    copy the store to FILE, a new directory, while others append
-export    write events to FILE, whole or not at all, or to the standard output (-)
-import    append what export wrote, from FILE or the standard input, whether it is there already or not; prints how many
-copy      append the events of STORE to the store TARGET, with their positions, ids, times and batches; prints how many.
-          It goes on where an earlier copy was killed, and refuses a TARGET with other events
-
+ACTIONS = {
+    "append": "append events, one JSON object per line, and print the position of each",
+    "read": "print the events that match, one JSON object per line",
+    "tail": "the same, and then what comes, until it is stopped; from now on, or --after N",
+    "head": "print the position of the last event",
+    "verify": "check every line of the log",
+    "rebuild": "make the index again from the log",
+    "backup": "copy the store to TARGET, a new directory, while others append",
+    "export": "write events to FILE, whole or not at all, or to the standard output (-)",
+    "import": "append what export wrote, whether it is there already or not, and print how many",
+    "copy": "append the events of STORE to the store TARGET, with their positions, ids, times and batches",
+}
+MORE = {
+    "append": """\
+An event has a type, and data, tags, metadata and id as you like. --unless-type and --unless-tag: append only if there
+is no event of one of the types with all of the tags. With --after N: none after position N.
+""",
+    "copy": "It goes on where an earlier copy was killed, and refuses a TARGET with other events.\n",
+}
+STATUSES = """\
 STORE is a directory, or the URL of a PostgreSQL database.
 
-exit status: 0, or 1 if a condition failed or verify found something, 75 if others kept the lock too long, 2 wrong
-usage, 3 it cannot be done
-
-examples:
+exit status: 0; 1 a condition failed, verify found something, or others kept the lock too long; 2 wrong usage; 3 an
+error"""
+EXAMPLES = {
+    "append": """\
   echo '{"type": "OrderPlaced", "data": {"id": 7}, "tags": ["order:7"]}' | holdfast events append /tmp/shop
-  holdfast events read /tmp/shop --tag order:7
-  holdfast events append /tmp/shop --unless-tag order:7 --json-line '{"type": "OrderPlaced", "tags": ["order:7"]}'
-  holdfast events verify /tmp/shop
-  holdfast events copy /tmp/shop postgresql://user@host/database
-"""
+  holdfast events append /tmp/shop --unless-tag order:8 --json-line '{"type": "OrderPlaced", "tags": ["order:8"]}'
+""",
+    "read": "  holdfast events read /tmp/shop --tag order:7\n",
+    "tail": "  holdfast events tail /tmp/shop --after 0 --limit 1\n",
+    "verify": "  holdfast events verify /tmp/shop\n",
+    "copy": "  holdfast events copy /tmp/shop postgresql://user@host/database\n",
+}
+_LOCK_TIMEOUT_S = 5.0
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.usage = f"holdfast events {'|'.join(ACTIONS)} STORE [FILE|TARGET] [options]"
-    parser.epilog = EXAMPLES
-    parser.add_argument("action", choices=ACTIONS, help="what to do")
+    parser.add_actions(ACTIONS, _configure, f"{STATUSES}\n\nexamples:\n{''.join(EXAMPLES.values())}")
+
+
+def _configure(action: str, parser: arguments.Parser) -> None:
+    examples = f"\n\nexamples:\n{EXAMPLES[action]}" if action in EXAMPLES else ""
+    parser.epilog = "\n".join(filter(None, (MORE.get(action), f"{STATUSES}{examples}")))
     parser.add_argument("path", metavar="STORE", help="the directory of the store, or its URL")
-    parser.add_argument("file", metavar="FILE", nargs="?", help="where to read from or write to; TARGET of copy")
-    parser.add_argument(
-        "--type", dest="types", metavar="T", action="append", default=[], help="of this type, or another"
-    )
-    parser.add_argument(
-        "--tag", dest="tags", metavar="T", action="append", default=[], help="with this tag, and others"
-    )
-    parser.add_argument("--after", metavar="N", type=int, help="only what came after this position")
-    parser.add_argument("--limit", metavar="N", type=int, help="the maximum number of events")
-    parser.add_argument("--backwards", action="store_true", help="the last ones first")
-    parser.add_argument("--batch", action="store_true", help="append all lines together, or none")
-    parser.add_argument("--json-line", metavar="JSON", help="append this event, instead of reading any")
-    parser.add_argument(
-        "--unless-type", metavar="T", action="append", default=[], help="append only if there is none of this type"
-    )
-    parser.add_argument(
-        "--unless-tag", metavar="T", action="append", default=[], help="append only if there is none with these tags"
-    )
-    parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
-    parser.add_argument(
-        "--lock-timeout", metavar="S", type=arguments.seconds, default=5.0, help="how long to wait for others (5)"
-    )
-    arguments.add_json(parser, "what verify and head say is JSON")
-    parser.set_defaults(call=call)
+    _add_operands(action, parser)
+    if action in ("read", "tail", "export"):
+        repeat = {"metavar": "TEXT", "action": "append", "default": []}
+        parser.add_argument("--type", dest="types", help="of this type, or another", **repeat)  # type: ignore[arg-type]
+        parser.add_argument("--tag", dest="tags", help="with this tag, and others", **repeat)  # type: ignore[arg-type]
+    if action in ("append", "read", "tail", "export"):
+        parser.add_argument("--after", metavar="N", type=arguments.position, help="only events after this position")
+    if action in ("read", "tail"):
+        parser.add_argument("--limit", metavar="N", type=arguments.position, help="the maximum number of events")
+    if action == "read":
+        parser.add_argument("--backwards", action="store_true", help="the last ones first")
+    if action in ("append", "import", "copy", "rebuild"):
+        if action != "rebuild":
+            parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
+        arguments.add_wait(parser, _LOCK_TIMEOUT_S)
+    arguments.add_json(parser)
+    parser.set_defaults(call=lambda options: _call(action, options))
 
 
-def call(options: argparse.Namespace) -> int:
+def _add_operands(action: str, parser: arguments.Parser) -> None:
+    if action in ("backup", "copy"):
+        parser.add_argument("file", metavar="TARGET", help="the directory of the new store, or its URL (copy)")
+    elif action in ("append", "export", "import"):
+        what = "where to write to" if action == "export" else "where to read from (the standard input)"
+        parser.add_argument("file", metavar="FILE", nargs="?", help=what)
+    if action == "append":
+        parser.add_argument("--batch", action="store_true", help="append all lines together, or none")
+        parser.add_argument("--json-line", metavar="JSON", help="append this event, instead of reading any")
+        repeat = {"metavar": "TEXT", "action": "append", "default": []}
+        text = "append only if there is no event"
+        parser.add_argument("--unless-type", help=f"{text} of this type", **repeat)  # type: ignore[arg-type]
+        parser.add_argument("--unless-tag", help=f"{text} with these tags", **repeat)  # type: ignore[arg-type]
+
+
+def _call(action: str, options: argparse.Namespace) -> int:
     try:
         from ..events import EventStore
     except ImportError:
         raise Unsupported("holdfast events needs msgspec: pip install 'holdfast[events]'") from None
-    _check_options(options)
-    if options.action not in ("append", "import"):
+    if action == "append" and options.file is not None and options.json_line is not None:
+        raise ValueError("give a FILE or --json-line, not both")
+    if action not in ("append", "import"):
         _must_be_there(options.path)
+    waits = "wait" in options
+    timeout = arguments.timeout_of(options) if waits else _LOCK_TIMEOUT_S
     try:
-        store = EventStore(options.path, durable=options.durable, lock_timeout=options.lock_timeout)
-        return _CALLS[options.action](store, options)
+        store = EventStore(options.path, durable=getattr(options, "durable", True), lock_timeout=timeout)
+        return _CALLS[action](store, options)
     except ConditionFailed as error:
         after = "" if options.after is None else f" after {options.after}"
-        text = f"{options.path}: not appended: event {error.position} matches what must not be there{after}"
-        output.complain(f"holdfast events: {output.shown(text)}")
-        return PROBLEMS
+        path = without_passwords(options.path)
+        text = f"{path}: not appended: event {error.position} matches what must not be there{after}"
+        raise Failure(NO, text, path=path, more={"position": error.position}) from None
     except Timeout as error:
-        output.complain(f"holdfast events: {output.shown(str(error))}")
-        return BUSY
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    """What an action does not know must not be ignored: a tag that one believes to have given is not there."""
-    given = {
-        "FILE": options.file,
-        "--type": options.types,
-        "--tag": options.tags,
-        "--after": options.after is not None,
-        "--limit": options.limit is not None,
-        "--backwards": options.backwards,
-        "--batch": options.batch,
-        "--json-line": options.json_line is not None,
-        "--unless-type": options.unless_type,
-        "--unless-tag": options.unless_tag,
-    }
-    for name, value in given.items():
-        if value and name not in _TAKES[options.action]:
-            hint = "; the event itself says so" if options.action == "append" and name in ("--type", "--tag") else ""
-            raise ValueError(f"{options.action} takes no {name}{hint}")
-    if options.file is not None and options.json_line is not None:
-        raise ValueError("give a FILE or --json-line, not both")
-    if options.action == "copy" and options.file is None:
-        raise ValueError("copy needs a TARGET: holdfast events copy STORE TARGET")
-
-
-_SELECTS = {"--type", "--tag", "--after"}
-_TAKES: dict[str, set[str]] = {
-    "append": {"FILE", "--after", "--batch", "--json-line", "--unless-type", "--unless-tag"},
-    "read": _SELECTS | {"--limit", "--backwards"},
-    "tail": _SELECTS | {"--limit"},
-    "head": set(),
-    "verify": set(),
-    "rebuild": set(),
-    "backup": {"FILE"},
-    "export": _SELECTS | {"FILE"},
-    "import": {"FILE"},
-    "copy": {"FILE"},
-}
+        raise Failure(NO, without_passwords(str(error)), path=error.path, found=error.status) from None
 
 
 def _must_be_there(path: str) -> None:
@@ -159,7 +138,7 @@ def _query(types: list[str], tags: list[str]) -> Query:
 
 
 def _source(options: argparse.Namespace) -> Iterable[bytes]:
-    if options.json_line is not None:
+    if getattr(options, "json_line", None) is not None:  # of append
         return [os.fsencode(options.json_line)]
     return open(options.file, "rb") if _is_file(options.file) else sys.stdin.buffer
 
@@ -178,11 +157,16 @@ def _append(store: EventStore, options: argparse.Namespace) -> int:
     elif options.after is not None:
         condition = AppendCondition(_query([], []), options.after)
     events = parse(_source(options))
-    if options.batch:
-        output.say(str(store.append(events, condition)))
-        return 0
-    for event in events:
-        output.say(str(store.append(event, condition)))
+    for each in [events] if options.batch else events:
+        _say_number("position", store.append(each, condition), options)
+    return 0
+
+
+def _say_number(name: str, number: int, options: argparse.Namespace) -> int:
+    if options.json:
+        output.say_json({name: number})
+    else:
+        output.say(str(number))
     return 0
 
 
@@ -224,9 +208,7 @@ def _flushed(events: Iterator[StoredEvent], limit: int | None) -> Iterator[Store
 
 
 def _head(store: EventStore, options: argparse.Namespace) -> int:
-    head = store.head()
-    said = output.say_json({"head": head}) if options.json else output.say(str(head))
-    return 0 if said else 3  # what was asked for was not given
+    return _say_number("head", store.head(), options)
 
 
 def _verify(store: EventStore, options: argparse.Namespace) -> int:
@@ -234,59 +216,55 @@ def _verify(store: EventStore, options: argparse.Namespace) -> int:
     if options.json:
         import msgspec
 
-        said = output.say_json({**msgspec.to_builtins(report), "ok": report.ok})
+        output.say_json({**msgspec.to_builtins(report), "ok": report.ok})
     else:
         for problem in report.problems:
             output.say(output.shown(str(problem)))
-        events = f"{_several(report.events, 'event')} in {_several(report.segments, 'segment')}"
-        said = output.say(f"{events}: {_good_or_not(report)}")
-    if not report.ok:
-        return PROBLEMS
-    return 0 if said else 3
-
-
-def _several(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
+        events = f"{output.many(report.events, 'event')} in {output.many(report.segments, 'segment')}"
+        output.say(f"{events}: {_good_or_not(report)}")
+    return 0 if report.ok else NO
 
 
 def _good_or_not(report: Report) -> str:
-    return "good" if report.ok else _several(len(report.problems), "problem")
+    return "good" if report.ok else output.many(len(report.problems), "problem")
 
 
 def _rebuild(store: EventStore, options: argparse.Namespace) -> int:
     store.rebuild_index()
+    return _done("rebuilt", options)
+
+
+def _done(what: str, options: argparse.Namespace) -> int:
+    if options.json:
+        output.say_json({what: True})
     return 0
 
 
 def _backup(store: EventStore, options: argparse.Namespace) -> int:
-    if not _is_file(options.file):
-        raise ValueError("backup takes the directory that it makes: holdfast events backup STORE TARGET")
     store.backup(options.file)
-    return 0
+    return _done("copied", options)
 
 
 def _export(store: EventStore, options: argparse.Namespace) -> int:
     query = _query(options.types, options.tags)
     if _is_file(options.file):
         store.export(options.file, query, options.after or 0)
-        return 0
+        return _done("exported", options)
     return _print(store.read(query, options.after or 0))
 
 
 def _import(store: EventStore, options: argparse.Namespace) -> int:
-    output.say(str(store.import_(_source(options))))
-    return 0
+    return _say_number("imported", store.import_(_source(options)), options)
 
 
 def _copy(store: EventStore, options: argparse.Namespace) -> int:
     from ..events import EventStore
 
-    target = EventStore(options.file, durable=options.durable, lock_timeout=options.lock_timeout)
-    output.say(str(store.copy_to(target)))
-    return 0
+    target = EventStore(options.file, durable=options.durable, lock_timeout=arguments.timeout_of(options))
+    return _say_number("copied", store.copy_to(target), options)
 
 
-_CALLS = {
+_CALLS: dict[str, Callable[[EventStore, argparse.Namespace], int]] = {
     "append": _append,
     "read": _read,
     "tail": _tail,

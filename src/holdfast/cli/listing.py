@@ -7,8 +7,7 @@ import time
 
 from ..collect.locks import all_locks, as_json, state_of, user_of
 from ..errors import HoldfastError
-from ..owner import without_passwords
-from . import arguments, output
+from . import arguments, failures, output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from ..status import Status
 
 EXAMPLES = """\
-exit status: 0, or 3 if a directory or a server cannot be read
+exit status: 0; 2 wrong usage; 3 an error, such as a directory that cannot be read
 
 examples:
   holdfast ls
@@ -38,32 +37,31 @@ def configure(name: str, parser: arguments.Parser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    code, everything = 0, []
+    found: list[Status] = []
+    errors: list[OSError | HoldfastError] = []
     for directory in options.directories:
         try:
-            everything += all_locks([directory], options.recursive, unreadable=complain)
-        except OSError as error:
-            output.complain(f"holdfast ls: {output.shown(directory)}: {error.strerror}")
-            code = 3
-        except HoldfastError as error:
-            output.complain(f"holdfast ls: {output.shown(without_passwords(str(error)))}")
-            code = 3
-    found = [status for status in everything if status.held or not options.held]
-    if options.json:
+            found += all_locks([directory], options.recursive, unreadable=complain)
+        except (OSError, HoldfastError) as error:
+            errors.append(error)
+    if options.held:
+        found = [status for status in found if status.held]
+    if options.json and not errors:
         output.say_json([as_json(status) for status in found])
-        return code
-    if not found:
-        if code:
-            return code
+    elif options.json:
+        output.say_json({**failures.as_json(errors[0]), "locks": [as_json(status) for status in found]})
+    elif found:
+        output.table(_HEADINGS, [_row(status) for status in found], [_colour(status) for status in found])
+    elif not errors:
         output.complain("no locks here" if options.recursive else "no locks here (-r also lists subdirectories)")
-        return 0
-    output.table(_HEADINGS, [_row(status) for status in found], [_colour(status) for status in found])
-    return code
+    for each in () if options.json else errors:
+        failures.report("ls", each, json=False, quiet=False)
+    return failures.ERROR if errors else 0
 
 
 def complain(path: str, error: OSError) -> None:
     """Print that a directory cannot be read."""
-    output.complain(f"holdfast: {output.shown(path)}: {error.strerror}")
+    output.complain(f"holdfast ls: {output.shown(path)}: {error.strerror}")
 
 
 def _colour(status: Status) -> str:

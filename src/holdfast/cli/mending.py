@@ -10,28 +10,32 @@ from ..collect.kinds import kind_of
 from ..collect.locks import candidates, lock_at, status_of
 from ..errors import NotLocked
 from . import arguments, output
-from .sema import HELD, POLICY_HELP, STALE_HELP, refuse_url
+from .failures import NO, Failure
+from .looking import refuse_url
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-EXAMPLES = {
-    "clean": "examples:\n  holdfast clean /tmp/deploy.lock\n  holdfast clean /tmp\n",
-    "break": "exit status: 0 broken, 1 nobody holds it, or you said no\n\n"
+    from ..status import Status
+
+EPILOGS = {
+    "clean": f"{arguments.STATUSES.format(no='0 also if there was nothing to remove')}\n\n"
+    "examples:\n  holdfast clean /tmp/deploy.lock\n  holdfast clean /tmp\n",
+    "break": f"{arguments.STATUSES.format(no='1 not held, not a lock file, or you said no')}\n\n"
     "example:\n  holdfast break --yes /tmp/deploy.lock\n",
 }
+_KERNEL_LOCK = "A kernel lock cannot be taken away. It is free when the process that holds it has ended."
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.epilog = EXAMPLES[name]
+    parser.epilog = EPILOGS[name]
     what = "the lock file, or a directory of them" if name == "clean" else "the lock file"
     parser.add_argument("path", metavar="PATH", help=what)
     if name == "break":
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     else:
-        parser.add_argument("--stale", metavar="S", type=arguments.seconds, default=3600.0, help=STALE_HELP)
-        parser.add_argument("--policy", choices=("proof", "old", "dead-and-old"), default="proof", help=POLICY_HELP)
+        arguments.add_staleness(parser)
     arguments.add_json(parser)
     arguments.add_quiet(parser)
     parser.set_defaults(call=clean if name == "clean" else break_)
@@ -80,50 +84,39 @@ def break_(options: argparse.Namespace) -> int:
     refuse_url("break", options.path)
     kind = kind_of(options.path)
     if kind in ("lock", "semaphore"):
-        return _is_kernel_lock(options)
+        found = status_of(options.path, None, None, "proof")
+        message = f"{options.path}: {found.explain()}. {_KERNEL_LOCK}"
+        more = {"broken": False, "locked": found.held}
+        raise Failure(NO, message, silenced=False, path=options.path, found=found, more=more)
     lock = lock_at(options.path, kind)
     found = lock.status()
     if not found.held:
-        return _not_held(options)
-    who = "its record could not be read" if found.corrupt else output.shown(found.explain())
-    if not options.yes and not _agreed(f"{output.shown(options.path)}: {who}"):
-        return HELD
+        raise _not_held(options.path)
+    who = "its record could not be read" if found.corrupt else found.explain()
+    if not options.yes:
+        _ask(f"{options.path}: {who}", options.path, found)
     try:
         lock.break_()
     except NotLocked:
-        return _not_held(options)
+        raise _not_held(options.path) from None
     if options.json:
         output.say_json({"broken": True, **found.as_dict()})
     elif not options.quiet:
-        output.say(f"Lock broken: {output.shown(options.path)} ({who})")
+        output.say(f"Lock broken: {output.shown(options.path)} ({output.shown(who)})")
     return 0
 
 
-def _not_held(options: argparse.Namespace) -> int:
-    if options.json:
-        output.say_json({"broken": False, "locked": False})
-    elif not options.quiet:
-        output.complain(f"Lock not held: {output.shown(options.path)}")
-    return HELD
+def _not_held(path: str) -> Failure:
+    text = f"Lock not held: {output.shown(path)}"
+    return Failure(NO, text, text=text, path=path, more={"broken": False, "locked": False})
 
 
-def _is_kernel_lock(options: argparse.Namespace) -> int:
-    found = status_of(options.path, None, None, "proof")
-    who = output.shown(found.explain())
-    if options.json:
-        output.say_json({"broken": False, "locked": found.held, **found.as_dict()})
-    else:
-        output.complain(
-            f"holdfast break: {output.shown(options.path)}: {who}. A kernel lock cannot be taken away; it is free when "
-            "the process that holds it has ended."
-        )
-    return HELD
-
-
-def _agreed(about: str) -> bool:
-    output.complain(about)
+def _ask(about: str, path: str, found: Status) -> None:
+    """Raises Failure unless the user agrees."""
     if not output.on_terminal(sys.stdin):
-        output.complain("holdfast break: not a terminal, so nobody can be asked; --yes takes it away")
-        return False
+        text = f"{about}. There is no terminal to ask; --yes takes it away"
+        raise Failure(NO, text, silenced=False, path=path, found=found, more={"broken": False})
+    output.complain(output.shown(about))
     output.write_error("Take it away? [y/N] ")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failure(NO, f"{path}: left as it is", path=path, found=found, more={"broken": False})

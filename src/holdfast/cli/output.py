@@ -3,8 +3,8 @@
 Lock paths, tags and command lines may hold anything. Nothing of it reaches the terminal as a control character, names
 that are no UTF-8 come out as they went in, and a reader that has gone is no error: what was done is done.
 
-Output that cannot be written for another reason, such as a full disk, is lost. `lost` returns why. Commands whose
-output is the point of them set `must_print` in their options, and exit with an error then.
+Output that cannot be written for another reason, such as a full disk, is lost. `lost` returns why. All commands exit
+with an error then, except those whose exit status alone is the answer (`Parser.must_print`).
 """
 
 from __future__ import annotations
@@ -64,6 +64,14 @@ def say(text: str) -> bool:
 
 def complain(text: str) -> None:
     _write(sys.stderr, text + "\n")
+
+
+def note(path: str, what: str, *, json: bool) -> None:
+    """A step, for -v."""
+    if json:
+        say_json({"event": what, "path": path}, to_stderr=True)
+    else:
+        complain(f"holdfast: {shown(path)}: {what}")
 
 
 def say_json(value: object, *, to_stderr: bool = False) -> bool:
@@ -187,6 +195,11 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def many(number: int, what: str) -> str:
+    """1 lock, 2 locks."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def shortened(text: str, width: int) -> str:

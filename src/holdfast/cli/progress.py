@@ -9,9 +9,11 @@ from threading import Event, Thread
 
 from ..errors import HoldfastError
 from . import output
+from .failures import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from typing import Any
 
     from ..locks.base import BaseLock
@@ -24,14 +26,14 @@ _CLEAR = "\r\x1b[K"
 class Progress:
     """Shows who is in the way, from another thread, until the `with` block is left."""
 
-    def __init__(
-        self, lock: BaseLock[Any], *, quiet: bool = False, json: bool = False, only_live: bool = False
-    ) -> None:
+    def __init__(self, lock: BaseLock[Any], options: argparse.Namespace, *, only_live: bool = False) -> None:
+        """only_live: where there is no terminal, show nothing but for -v."""
         self._lock = lock
-        self._json = json
+        self._json: bool = options.json
+        self._verbose: bool = getattr(options, "verbose", False)
         self._done = Event()
-        self._live = not json and output.can_redraw(sys.stderr)
-        self._quiet = quiet or (only_live and not self._live)
+        self._live = not self._json and output.can_redraw(sys.stderr)
+        self._quiet = options.quiet or (only_live and not self._live and not self._verbose)
         self._thread: Thread | None = None
 
     def __enter__(self) -> Progress:
@@ -56,7 +58,7 @@ class Progress:
 
     def _show_until_done(self) -> None:
         if not self._live:
-            if not self._done.wait(_PIPE_LOOK):
+            if not self._done.wait(0 if self._verbose else _PIPE_LOOK):
                 self._show_once()
             return
         pause = _FIRST_LOOK
@@ -102,12 +104,8 @@ def _ordinal(number: int) -> str:
     return f"{number}{suffix}"
 
 
-def in_the_way(path: str, status: Status | None, timeout: float, *, json: bool) -> None:
-    """Say why the lock could not be had."""
-    if json:
-        event = {"event": "busy" if timeout == 0 else "timeout"}
-        output.say_json(event | (status.as_dict() if status is not None else {"path": path}), to_stderr=True)
-        return
+def busy(path: str, status: Status | None, timeout: float, code: int) -> Failure:
+    """Why the lock was not acquired."""
     who = "held a moment ago" if status is None or not (status.held or status.waiters) else status.explain()
     what = "busy" if timeout == 0 else f"not free within {timeout:g} s"
-    output.complain(f"holdfast: {output.shown(path)}: {what}: {output.shown(who)}")
+    return Failure(code, f"{path}: {what}: {who}", path=path, found=status)

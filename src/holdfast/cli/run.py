@@ -15,6 +15,7 @@ from .. import Lock
 from ..errors import ConnectionFailed, LockLost, NotALockFile, Timeout
 from ..owner import without_passwords
 from . import arguments, output
+from .failures import NOT_EXECUTABLE, NOT_FOUND, RUN_LOST, Failure, deadlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from ..locks.base import BaseLock
     from ..locks.hold import Hold
 
-BUSY, LOST, MISUSE, FAILURE = 75, 76, 64, 66
-NOT_EXECUTABLE, NOT_FOUND = 126, 127
+_HOLDERS = "HOLDFAST_RUN_PIDS"  # of the `holdfast run` commands around a command
 
-EXAMPLES = """\
+EPILOG = f"""\
+{arguments.URLS}
 exit status: that of the command, 128 + n if signal n ended it; 75 busy or timed out (-E changes it), 76 the lock was
 lost, 64 wrong usage, 66 the lock cannot be used, 126 and 127 the command cannot be run, 130 interrupted while waiting
 
@@ -42,121 +43,110 @@ examples:
 
 def configure(name: str, parser: arguments.Parser) -> None:
     parser.usage = "holdfast run TARGET [options] -- COMMAND …\n       holdfast run TARGET [options] -c 'SHELL LINE'"
-    parser.epilog = f"{arguments.URLS}\n{EXAMPLES}"
-    parser.misuse, parser.failure, parser.takes_command = MISUSE, FAILURE, True
+    parser.epilog = EPILOG
     parser.add_argument("target", metavar="TARGET", help="the path of the lock, or the URL of a lock on a server")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "-s", "--shared", action="store_true", help="a shared lock: any number of sharers at the same time"
     )
     mode.add_argument("-x", "--exclusive", action="store_true", help="an exclusive lock: one holder (the default)")
-    mode.add_argument(
-        "-j", "--permits", metavar="N", type=int, help="a semaphore with N permits: N holders at the same time"
-    )
-    add_waiting(parser)
-    parser.add_argument("-o", "--close", action="store_true", help="do not let the command inherit the lock")
-    parser.add_argument("-c", dest="line", metavar="LINE", help="run this line with the shell")
-    parser.add_argument("--fair", action="store_true", default=True, help="first come, first served (the default)")
-    parser.add_argument("--no-fair", dest="fair", action="store_false", help="in any order")
+    permits = "a semaphore: at most N holders at a time"
+    mode.add_argument("-j", "--permits", metavar="N", type=arguments.at_least_one, help=permits)
+    mode.add_argument("--lock-file", action="store_true", help="a lock file, which names its holder, not a kernel lock")
+    arguments.add_wait(parser)
+    arguments.add_busy_status(parser)
+    parser.add_argument("--no-fair", dest="fair", action="store_false", help="do not serve waiters in order of arrival")
     parser.add_argument("--keep", action="store_true", help="leave the file of a kernel lock in place")
-    parser.add_argument("--kind", choices=("lock", "file"), default="lock", help="kernel lock, or sema lock file")
-    parser.add_argument("--tag", help="a text about the holder (--kind file)")
-    parser.add_argument(
-        "--stale",
-        metavar="S",
-        type=arguments.seconds,
-        default=3600.0,
-        help="seconds until a lock is old (3600; --kind file)",
-    )
-    parser.add_argument(
-        "--ttl",
-        metavar="S",
-        type=arguments.seconds,
-        help="seconds until a server releases a vanished holder's lock (10)",
-    )
-    parser.add_argument(
-        "--grace",
-        metavar="S",
-        type=arguments.seconds,
-        default=10.0,
-        help="seconds from SIGTERM to SIGKILL if the lock is lost (10)",
-    )
-    parser.add_argument("--json", action="store_true", help="print messages on stderr as JSON lines")
+    parser.add_argument("--tag", help="a text about the holder (--lock-file)")
+    stale = "time until the lock of a holder that cannot be checked is stale (1h; 0: never; --lock-file)"
+    parser.add_argument("--stale", metavar="TIME", type=arguments.time, help=stale)
+    ttl = "time until a server releases the lock of a vanished holder (10s)"
+    parser.add_argument("--ttl", metavar="TIME", type=arguments.time, help=ttl)
+    arguments.add_command(parser)
+    arguments.add_json(parser, "print errors as JSON, and messages on stderr as JSON lines")
     arguments.add_quiet(parser)
+    arguments.add_verbose(parser)
     parser.set_defaults(call=call)
 
 
-def add_waiting(parser: argparse.ArgumentParser) -> None:
-    waiting = parser.add_mutually_exclusive_group()
-    waiting.add_argument("-n", "--no-wait", "--nonblock", action="store_true", help="do not wait")
-    waiting.add_argument(
-        "-w", "--timeout", "--wait", metavar="S", type=arguments.seconds, help="wait at most this many seconds"
-    )
-    parser.add_argument(
-        "-E", "--busy-code", metavar="N", type=arguments.exit_status, default=BUSY, help="exit status if busy (75)"
-    )
-
-
 def call(options: argparse.Namespace) -> int:
-    command = command_of(options)
+    command = arguments.command_of(options)
+    timeout = arguments.timeout_of(options)
     if arguments.is_url(options.target):
         from . import servers
 
-        return servers.run(options, command)
-    lock = _lock(options)
-    hold = acquire(lock, 0 if options.no_wait else options.timeout, options)
-    if hold is None:
-        return int(options.busy_code)
-    return Child(hold, options).run(command)
-
-
-def command_of(options: argparse.Namespace) -> list[str]:
-    if options.line is not None:
-        if options.command:
-            raise ValueError("give a command or -c, not both")
-        return [os.environ.get("SHELL") or "/bin/sh", "-c", options.line]
-    if not options.command:
-        raise ValueError("which command? Put it after --")
-    return list(options.command)
+        return servers.run(options, command, timeout)
+    return Child(acquire(_lock(options), timeout, options), options).run(command)
 
 
 def _lock(options: argparse.Namespace) -> BaseLock[Any]:
     if options.ttl is not None:
         raise ValueError("--ttl is for locks on servers, and this is a path: leave it out")
-    if options.kind == "file":
-        if options.shared or options.permits is not None:
-            raise ValueError("a lock file has one holder: --kind file goes with neither -s nor -j")
+    if options.lock_file:
+        if options.keep:
+            raise ValueError("--keep is for kernel locks: it does not go with --lock-file")
         from .. import LockFile
 
         # Renewed below, by the loop that waits for the child: no thread that signals could go to.
-        return LockFile(options.target, tag=options.tag, stale_after=options.stale or None, fair=options.fair)
-    if options.tag is not None:
-        raise ValueError("only a lock file has a tag: add --kind file")
+        stale_after = 3600.0 if options.stale is None else options.stale or None
+        return LockFile(options.target, tag=options.tag, stale_after=stale_after, fair=options.fair)
+    if options.tag is not None or options.stale is not None:
+        raise ValueError("--tag and --stale are for lock files: add --lock-file")
     if options.permits is not None:
+        if options.keep:
+            raise ValueError("--keep does not go with -j: the file of a semaphore is removed with its last holder")
         from .. import Semaphore
 
         return Semaphore(options.target, options.permits, fair=options.fair)
     return Lock(options.target, shared=options.shared, fair=options.fair, keep=options.keep)
 
 
-def acquire(lock: BaseLock[Hold], timeout: float | None, options: argparse.Namespace) -> Hold | None:
+def acquire(lock: BaseLock[Any], timeout: float | None, options: argparse.Namespace) -> Hold:
+    """Acquire a lock for a command, and show a wait. Raises Failure if the lock stays busy."""
     try:
-        hold = lock.try_acquire()
+        hold: Hold | None = lock.try_acquire()
     except NotALockFile:
         raise _other_kind(lock.name) from None
     if hold is not None:
         return hold
-    from .progress import Progress, in_the_way
+    from .progress import Progress, busy
 
     try:
-        if timeout == 0:
-            return lock.acquire(0)
-        with Progress(lock, quiet=options.quiet, json=options.json):
-            return lock.acquire(timeout)
+        if timeout != 0:
+            refuse_deadlock(lock)
+        with Progress(lock, options):
+            return lock.acquire(timeout)  # type: ignore[no-any-return]
     except Timeout as error:
-        if not options.quiet:
-            in_the_way(lock.name, error.status, timeout or 0, json=options.json)
-        return None
+        raise busy(lock.name, error.status, timeout or 0, options.busy_code) from None
+
+
+def refuse_deadlock(lock: BaseLock[Any]) -> None:
+    """Raise WouldDeadlock if a `holdfast run` or `dir` holds the lock whose command we are a part of.
+
+    An ancestor that is another program may release its lock without waiting for us.
+    """
+    enclosing = {int(word) for word in os.environ.get(_HOLDERS, "").split() if word.isdecimal()}
+    if not enclosing:
+        return
+    enclosing &= _ancestors()
+    status = lock.status()
+    ours = [holder.pid for holder in status.holders if holder.host is None and holder.pid in enclosing]
+    if status.held and ours and (status.permits is None or len(ours) >= status.permits):
+        raise deadlock(lock.name, ours[0] or 0, status)
+
+
+def _ancestors() -> set[int]:
+    """The parent of this process, its parent and so on, as far as this system shows them."""
+    found = {os.getppid()}
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError):
+            break
+        found.add(pid)
+    return found
 
 
 def _other_kind(path: str) -> NotALockFile:
@@ -165,8 +155,8 @@ def _other_kind(path: str) -> NotALockFile:
 
     advice = {
         "semaphore": "is a semaphore: give -j and the number of its permits",
-        "file": "is a lock file: give --kind file",
-        "lock": "is a kernel lock, and held: leave out --kind and -j",
+        "file": "is a lock file: give --lock-file",
+        "lock": "is a kernel lock, and held: leave out --lock-file and -j",
     }.get(kind_of(path) or "", "is a directory, a device or a file with content of its own; it was left untouched")
     return NotALockFile(f"{path} {advice}", path=path)
 
@@ -178,49 +168,57 @@ class Child:
 
     def __init__(self, hold: Hold, options: argparse.Namespace) -> None:
         self._hold = hold
-        self._close: bool = options.close
-        self._grace: float = options.grace
-        self._json: bool = options.json
-        self._quiet: bool = options.quiet
-        self._renews = getattr(options, "kind", None) == "file"
+        self._options = options
+        self._renews = getattr(options, "lock_file", False)
+        self._was_lost = False
+        self.grace: float = options.grace
 
     def run(self, command: list[str]) -> int:
-        """Run the command and release the lock. Gives the exit status."""
-        status = self.run_only(command)
+        """Run the command and release the lock. Returns the exit status of the command. Raises Failure."""
+        self._note("acquired")
+        try:
+            status = self.run_only(command)
+        finally:
+            released = self._release()
+        self._note("released")
+        if self._was_lost or not released:
+            text = f"{self.path}: the lock was lost while the command ran. Another process may hold it now"
+            raise Failure(RUN_LOST, text, text="" if self._was_lost else None, path=self.path)
+        return status
+
+    def _release(self) -> bool:
+        """False: the lock was lost before."""
         try:
             self._hold.release()
         except LockLost:
-            if status != LOST:
-                self.say_lost("the lock was lost while the command ran")
-            return LOST
+            return False
         except OSError as error:
             output.complain(f"holdfast: {output.shown(self.path)}: the lock file was not removed: {error.strerror}")
         except ConnectionFailed as error:
             text = output.shown(without_passwords(str(error)))
             output.complain(f"holdfast: the lock was not released: {text} The server releases it when it expires.")
-        return status
+        return True
 
     def run_only(self, command: list[str]) -> int:
         supervise = _by_signals if hasattr(os, "posix_spawn") and sys.platform == "linux" else _simply
         try:
             return supervise(self, command)
         except FileNotFoundError:
-            output.complain(f"holdfast: {output.shown(command[0])}: no such command")
-            return NOT_FOUND
+            raise Failure(NOT_FOUND, f"{command[0]}: no such command", silenced=False, path=self.path) from None
         except PermissionError:
-            output.complain(f"holdfast: {output.shown(command[0])}: not executable")
+            raise Failure(NOT_EXECUTABLE, f"{command[0]}: not executable", silenced=False, path=self.path) from None
         except OSError as error:
-            output.complain(f"holdfast: {output.shown(command[0])}: {error.strerror}")
-        return NOT_EXECUTABLE
+            raise Failure(NOT_EXECUTABLE, f"{command[0]}: {error.strerror}", silenced=False, path=self.path) from None
 
     def environment(self) -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_TOKEN"}
+        environment[_HOLDERS] = f"{os.environ.get(_HOLDERS, '')} {os.getpid()}".lstrip()
         if self._hold.token is not None:
             environment["HOLDFAST_TOKEN"] = str(self._hold.token)
         return environment
 
     def inherited(self) -> tuple[int, ...]:
-        return () if self._close else (self._hold.fileno(),)
+        return () if self._options.close else (self._hold.fileno(),)
 
     def is_lost(self) -> bool:
         try:
@@ -235,18 +233,21 @@ class Child:
         return False
 
     @property
-    def grace(self) -> float:
-        return self._grace
-
-    @property
     def path(self) -> str:
         return self._hold.lock.name
 
-    def say_lost(self, what: str) -> None:
-        if self._json:
+    def end_for_loss(self) -> None:
+        """Say that the command is being ended."""
+        self._was_lost = True
+        if self._options.json:
             output.say_json({"event": "lost", "path": self.path}, to_stderr=True)
-        elif not self._quiet:
-            output.complain(f"holdfast: {output.shown(self.path)}: {what}. Another process may hold it now")
+        elif not self._options.quiet:
+            text = "the lock was lost; ending the command. Another process may hold it now"
+            output.complain(f"holdfast run: {output.shown(self.path)}: {text}")
+
+    def _note(self, what: str) -> None:
+        if getattr(self._options, "verbose", False):
+            output.note(self.path, what, json=self._options.json)
 
 
 def _by_signals(child: Child, command: list[str]) -> int:
@@ -275,10 +276,10 @@ def _simply(child: Child, command: list[str]) -> int:
             except KeyboardInterrupt:
                 continue  # the child has got it too, and decides
             if child.is_lost():
-                child.say_lost("the lock was lost; ending the command")
+                child.end_for_loss()
                 process.terminate()
                 try:
                     process.wait(child.grace)
                 except subprocess.TimeoutExpired:
                     process.kill()
-                return LOST
+                return RUN_LOST

@@ -216,7 +216,9 @@ class Screen(Live["list[Status]"]):
     def _draw_rest(self) -> None:
         held = sum(status.held for status in self._locks)
         waiting = sum(len(status.waiters) for status in self._locks)
-        text = f"holdfast top   {len(self._locks)} locks, {held} held, {waiting} waiting   by {self._order}"
+        text = (
+            f"holdfast top   {output.many(len(self._locks), 'lock')}, {held} held, {waiting} waiting   by {self._order}"
+        )
         if self._held_only:
             text += "   held only"
         if self._wanted and not self.query_one("#filter").display:  # the field itself shows it, as long as it is open

@@ -18,8 +18,9 @@ from ..collect.locks import locks_on, status_on
 from ..errors import Timeout, Unsupported
 from ..locks.url import ServerLock
 from ..owner import without_passwords
-from .progress import Progress, in_the_way
-from .run import Child
+from . import arguments
+from .progress import Progress, busy
+from .run import Child, refuse_deadlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,25 +50,23 @@ def refuse(command: str, url: str) -> NoReturn:
 # run
 
 
-def run(options: argparse.Namespace, command: list[str]) -> int:
+def run(options: argparse.Namespace, command: list[str], timeout: float | None) -> int:
     lock = _lock(options)
     _block_signals_in_threads()
     _set_handlers()
-    timeout = 0 if options.no_wait else options.timeout
     try:
         hold = _acquire(lock, timeout, options)
     except Timeout as error:
-        if not options.quiet:
-            in_the_way(lock.name, error.status, timeout or 0, json=options.json)
-        return int(options.busy_code)
+        raise busy(lock.name, error.status, timeout or 0, options.busy_code) from None
     return ServerChild(hold, options).run(command)
 
 
 def _lock(options: argparse.Namespace) -> ServerLock:
     wrong = {
-        "--kind file": options.kind == "file" and "a lock on a server has no file",
+        "--lock-file": options.lock_file and "a lock on a server has no file",
         "--keep": options.keep and "a lock on a server has no file to keep",
         "--tag": options.tag is not None and "only a lock file has a tag",
+        "--stale": options.stale is not None and "--ttl is the time after which a server releases a lock",
         "--no-fair": not options.fair and "the server decides the order of its waiters",
     }
     for option, reason in wrong.items():
@@ -87,7 +86,10 @@ def _wake_supervisor(_: object) -> None:
 def _acquire(lock: ServerLock, timeout: float | None, options: argparse.Namespace) -> ServerHold:
     if timeout == 0:
         return lock.acquire(0)
-    with Progress(lock, quiet=options.quiet, json=options.json):
+    if (hold := lock.try_acquire()) is not None:
+        return hold
+    refuse_deadlock(lock)
+    with Progress(lock, options):
         return lock.acquire(timeout)
 
 
@@ -152,7 +154,7 @@ def wait(options: argparse.Namespace, deadline: float | None) -> None:
     if options.all:
         _wait(options, deadline)
         return
-    with Progress(ServerLock(options.path), quiet=options.quiet or options.json, only_live=True):
+    with Progress(ServerLock(options.path), options, only_live=True):
         _wait(options, deadline)
 
 
@@ -165,7 +167,7 @@ def _wait(options: argparse.Namespace, deadline: float | None) -> None:
             return
         left = pause if deadline is None else deadline - monotonic()
         if left <= 0:
-            error = Timeout(f"{held.path}: not free within {options.timeout:g} s", path=held.path)
+            error = Timeout(f"{held.path}: not free within {arguments.timeout_of(options):g} s", path=held.path)
             error.status = held
             raise error
         sleep(min(pause, left))

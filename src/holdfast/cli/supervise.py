@@ -18,12 +18,12 @@ from time import monotonic
 
 from .. import system
 from ..files import InheritedFd, OwnedFd, pipe
+from .failures import RUN_LOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .run import Child
 
-LOST = 76
 _PASSED_ON = {
     getattr(signal, name)
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGWINCH")
@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def supervise(child: Child, command: list[str]) -> int:
-    """Run the command and wait for it. Gives its exit status, or `LOST`."""
+    """Run the command and wait for it. Gives its exit status, or 76."""
     signals = {*_PASSED_ON, signal.SIGCHLD, signal.SIGIO}
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
@@ -127,7 +127,7 @@ class _Supervisor:
                 ended, status = os.waitpid(self._pid, os.WNOHANG)
                 if ended:
                     code = os.waitstatus_to_exitcode(status)
-                    return LOST if self._kill_at is not None else code if code >= 0 else 128 - code
+                    return RUN_LOST if self._kill_at is not None else code if code >= 0 else 128 - code
                 self._wait()
         finally:
             if self._watch is not None:
@@ -155,7 +155,7 @@ class _Supervisor:
         if self._watch is not None:
             self._watch.drain()
         if self._child.is_lost():
-            self._child.say_lost("the lock was lost; ending the command")
+            self._child.end_for_loss()
             self._send(signal.SIGTERM)
             self._kill_at = monotonic() + self._child.grace
 

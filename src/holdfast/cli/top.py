@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 keys: s sorts by the next column, / filters, h shows only what is held, b breaks a lock file (asks first), q ends
 
+exit status: 0; 2 wrong usage; 3 an error
+
 examples:
   holdfast top
   holdfast top -r /tmp --every 0.5
@@ -29,9 +31,7 @@ def configure(name: str, parser: arguments.Parser) -> None:
     what = "directories, or URLs of servers"
     parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], type=arguments.looked_at, help=what)
     parser.add_argument("-r", "--recursive", action="store_true", help="subdirectories, too")
-    parser.add_argument(
-        "--every", metavar="S", type=arguments.seconds, default=1.0, help="seconds between two updates (1)"
-    )
+    parser.add_argument("--every", metavar="TIME", type=arguments.time, default=1.0, help="time between two looks (1s)")
     arguments.add_json(parser, "print how it stands now, as JSON, and end")
     parser.set_defaults(call=call)
 

@@ -439,5 +439,5 @@ def content_of(fd: int) -> str:
         content = system.pread(fd, _HEAD, 0)
     except OSError:  # another program has locked it from end to end
         content = b""
-    kinds = {b"pid=": "a lock file (of LockFile or holdfast try)", b"permits=": "the file of a semaphore"}
+    kinds = {b"pid=": "a lock file (of LockFile or holdfast lockfile)", b"permits=": "the file of a semaphore"}
     return next((kind for head, kind in kinds.items() if content.startswith(head)), OTHER_CONTENT)

@@ -11,10 +11,6 @@ from __future__ import annotations
 
 from .. import arguments
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 # In the order of the overview: the module, and what the command does.
 ACTIONS = {
     "put": ("put", "add tasks, given as words or one per line, and print their ids"),
@@ -30,26 +26,21 @@ ACTIONS = {
     "resume": ("commands", "let workers begin tasks again"),
     "schedule": ("put", "add a task again and again; without a name, list the schedules"),
     "unschedule": ("put", "remove schedules"),
-    "recover": ("commands", "not needed any more: workers recover tasks themselves"),
 }
 
 STATUSES = """\
-A time T is a number of seconds, or 90s, 5m, 2h, 7d.
+exit status: 0; 1 if a task failed for good, does not exist or is in the wrong state, if the queue is full (put
+--max-pending), or if a signal ended work --drain before all was done; 2 wrong usage; 3 an error"""
 
-exit status: 0; 1 if a task failed for good, does not exist or is in the wrong state; 2 wrong usage; 3 an error, or the
-output was lost; 75 if the queue is full (put --max-pending), or if a signal ended work --drain before all was done"""
-
-EXAMPLES = f"""\
-{{actions}}
-
+EPILOG = f"""\
 A QUEUE is a directory, or postgresql://user@host/database for workers on several machines. put and schedule create it.
 
 {STATUSES}
 
 examples:
   holdfast tasks put /tmp/jobs one two three
-  seq 5 | holdfast tasks put /tmp/jobs - --attempts 5 --timeout 60
-  holdfast tasks work /tmp/jobs --drain -j 2 -- echo this is {{{{}}}}
+  seq 5 | holdfast tasks put /tmp/jobs - --attempts 5 --time-limit 1m
+  holdfast tasks work /tmp/jobs --drain -j 2 -- echo this is {{}}
   holdfast tasks ls /tmp/jobs --state failed --state running
   holdfast tasks watch /tmp/jobs --once
   holdfast tasks retry /tmp/jobs --failed
@@ -59,21 +50,14 @@ examples:
 
 
 def configure(name: str, parser: arguments.Parser) -> None:
-    parser.usage = "holdfast tasks ACTION QUEUE …     holdfast tasks ACTION --help tells more"
-    parser.epilog = EXAMPLES.format(actions="\n".join(f"{key:11}{does}" for key, (_, does) in ACTIONS.items()))
-    parser.actions = {key: (does, _configuring(key)) for key, (_, does) in ACTIONS.items()}
-    parser.add_argument("action", choices=tuple(ACTIONS), metavar="ACTION", help="what to do, one of those below")
+    parser.add_actions({name: does for name, (_, does) in ACTIONS.items()}, _configure, EPILOG)
 
 
-def _configuring(name: str) -> Callable[[arguments.Parser], None]:
-    def configure(parser: arguments.Parser) -> None:
-        from importlib import import_module
+def _configure(name: str, parser: arguments.Parser) -> None:
+    from importlib import import_module
 
-        parser.epilog = STATUSES
-        where = parser.add_argument("path", metavar="QUEUE", help="a directory, or postgresql://user@host/database")
-        if name == "work":
-            where.nargs = "?"  # --app names the queue
-        parser.set_defaults(must_print=True)
-        import_module(f".{ACTIONS[name][0]}", __name__).configure(name, parser)
-
-    return configure
+    parser.epilog = STATUSES
+    where = parser.add_argument("path", metavar="QUEUE", help="a directory, or postgresql://user@host/database")
+    if name == "work":
+        where.nargs = "?"  # --app names the queue
+    import_module(f".{ACTIONS[name][0]}", __name__).configure(name, parser)

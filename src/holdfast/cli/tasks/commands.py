@@ -11,14 +11,15 @@ from ...tasks import NoSuchTask, Task, TaskQueue
 from ...tasks.model import STATES
 from ...tasks.store import ENDED, Selection
 from .. import arguments, output
+from ..failures import NO, Failure
 from .text import (
     COLOURS,
     age_of,
     in_a_line,
-    many,
     payload_of,
     progress_of,
     reason_of,
+    report_each,
     seconds_since,
 )
 
@@ -26,8 +27,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
-
-PROBLEM = 1
 
 _HEADINGS = ("ID", "STATE", "PRIO", "TRIED", "AGE", "WORKER", "PROGRESS", "PAYLOAD", "ERROR")
 _ORDER = ("running", "pending", "failed", "cancelled", "done")  # of `ls`
@@ -46,14 +45,18 @@ def configure(name: str, parser: arguments.Parser) -> None:
         parser.add_argument("ids", metavar="ID", nargs="*", help="the tasks")
     elif name == "purge":
         parser.add_argument(
-            "--older-than", metavar="T", type=arguments.span, default=0.0, help="only tasks that ended so long ago (0)"
+            "--older-than",
+            metavar="TIME",
+            type=arguments.time,
+            default=0.0,
+            help="only tasks that ended before (0)",
         )
         parser.add_argument(
             "--state", dest="states", action="append", choices=sorted(ENDED), help="only these; more than once"
         )
     if name == "retry":
         parser.add_argument("--failed", action="store_true", help="all failed tasks")
-    arguments.add_json(parser, short=False)
+    arguments.add_json(parser)
     if name not in ("ls", "show", "stats"):
         arguments.add_quiet(parser)
     parser.set_defaults(call=_CALLS[name])
@@ -111,8 +114,7 @@ def show(options: argparse.Namespace) -> int:
     try:
         task = queue.get(options.id)
     except NoSuchTask as error:
-        _complain_about(error, queue)
-        return PROBLEM
+        raise Failure(NO, _text_of(error, queue), path=queue.name) from None
     orphans = orphans_of(queue) if task.state == "running" else frozenset()
     if options.json:
         output.say_json(as_json(task, orphans, whole=True))
@@ -121,9 +123,8 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _complain_about(error: Exception, queue: TaskQueue) -> None:
-    advice = f". holdfast tasks ls {queue.name} lists them" if isinstance(error, NoSuchTask) else ""
-    output.complain(f"holdfast tasks: {output.shown(f'{error}{advice}')}")
+def _text_of(error: Exception, queue: TaskQueue) -> str:
+    return f"{error}. holdfast tasks ls {queue.name} lists them" if isinstance(error, NoSuchTask) else str(error)
 
 
 def _lines(task: Task, orphans: frozenset[str]) -> list[str]:
@@ -222,21 +223,14 @@ def _for_each(
         try:
             lines[id] = change(id) or what
         except (NoSuchTask, NotLocked) as error:
-            errors[id] = str(error)
-            if not options.json:
-                _complain_about(error, queue)
-    if options.json:
-        output.say_json({name: list(lines), "errors": errors})
-    elif lines and not options.quiet:
-        output.say("\n".join(f"{output.shown(id)}: {text}" for id, text in lines.items()))
-    elif not errors and not options.quiet:
-        output.complain("no task has failed")
-    return PROBLEM if errors else 0
+            errors[id] = _text_of(error, queue)
+    report_each(options, queue.name, name, lines, errors, "no task has failed")
+    return 0
 
 
 def purge(options: argparse.Namespace) -> int:
     number = queue_at(options.path).purge(options.older_than, states=options.states or ENDED)
-    return _print_change(options, {"purged": number}, f"Purged: {many(number)}")
+    return _print_change(options, {"purged": number}, f"Purged: {output.many(number, 'task')}")
 
 
 def pause(options: argparse.Namespace) -> int:
@@ -250,11 +244,6 @@ def resume(options: argparse.Namespace) -> int:
     queue = queue_at(options.path)
     queue.resume()
     return _print_change(options, {"paused": False}, f"{queue.name}: resumed. Workers begin tasks.")
-
-
-def recover(options: argparse.Namespace) -> int:
-    text = "holdfast tasks recover is not needed any more: workers recover the tasks of dead workers themselves."
-    return _print_change(options, {"recovered": 0}, text)
 
 
 def _print_change(options: argparse.Namespace, value: dict[str, object], text: str) -> int:
@@ -274,5 +263,4 @@ _CALLS = {
     "purge": purge,
     "pause": pause,
     "resume": resume,
-    "recover": recover,
 }

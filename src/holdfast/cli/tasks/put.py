@@ -12,15 +12,14 @@ from ...tasks import QueueFull, TaskQueue
 from ...tasks.model import new_task
 from ...tasks.schedule import OPTIONS, Schedule
 from .. import arguments, output
-from .text import in_a_line, many
+from ..failures import MISUSE, NO, Failure
+from .text import in_a_line, report_each
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
     from typing import Any
-
-PROBLEM, FULL = 1, 75
 
 _HEADINGS = ("NAME", "WHEN", "NEXT", "PAYLOAD")
 _CHUNK_BYTES = 1 << 16
@@ -30,18 +29,20 @@ def configure(name: str, parser: arguments.Parser) -> None:
     if name == "unschedule":
         parser.add_argument("names", metavar="NAME", nargs="+", help="the schedules")
     elif name == "schedule":
-        parser.usage = "holdfast tasks schedule QUEUE NAME [PAYLOAD] --every T | --cron '…' [options]"
+        parser.usage = "holdfast tasks schedule QUEUE NAME [PAYLOAD] --every TIME | --cron '…' [options]"
         parser.usage += "\n       holdfast tasks schedule QUEUE     lists the schedules"
         parser.add_argument("name", metavar="NAME", nargs="?", help="a schedule with the same name is replaced")
         parser.add_argument("payload", metavar="PAYLOAD", nargs="?", help="the payload of its tasks")
-        parser.add_argument("--every", metavar="T", type=arguments.span, help="add a task every T")
+        parser.add_argument(
+            "--every", metavar="TIME", type=arguments.time, help="add a task again and again after this time"
+        )
         parser.add_argument("--cron", metavar="FIELDS", help="'minute hour day month weekday', as one word")
         parser.add_argument("--tz", metavar="ZONE", help="the time zone of --cron, such as Europe/Berlin (UTC)")
         _add_options(parser)
     else:
         _configure_put(parser)
         _add_options(parser)
-    arguments.add_json(parser, short=False)
+    arguments.add_json(parser)
     arguments.add_quiet(parser)
     parser.set_defaults(call=_CALLS[name])
 
@@ -51,17 +52,12 @@ def _configure_put(parser: arguments.Parser) -> None:
     parser.add_argument("payloads", metavar="PAYLOAD", nargs="*", help=words)
     parser.add_argument("--id", help="the id of the task; if it exists already, no task is added")
     parser.add_argument("--after", metavar="ID", action="append", default=[], help="wait until this task is done")
-    parser.add_argument("--delay", metavar="T", type=arguments.span, default=0.0, help="wait so long before it starts")
     parser.add_argument(
-        "--max-pending", metavar="N", type=arguments.at_least_one, help="exit with 75 if N tasks are pending"
+        "--delay", metavar="TIME", type=arguments.time, default=0.0, help="wait so long before it starts"
     )
-    parser.add_argument(
-        "--wait",
-        metavar="T",
-        type=arguments.span,
-        default=0.0,
-        help="with --max-pending: wait so long (or inf) for room",
-    )
+    full = "add no task while N tasks are pending. Without -w, put does not wait for room"
+    parser.add_argument("--max-pending", metavar="N", type=arguments.at_least_one, help=full)
+    arguments.add_wait(parser, default=0.0)
     parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
 
 
@@ -70,16 +66,16 @@ def _add_options(parser: arguments.Parser) -> None:
     parser.add_argument("--parse", action="store_true", help="the payloads are JSON, not text")
     parser.add_argument("--priority", metavar="N", type=int, default=0, help="higher priorities run first (0)")
     parser.add_argument("--attempts", metavar="N", type=arguments.at_least_one, default=3, help="try so often (3)")
-    parser.add_argument("--timeout", metavar="T", type=arguments.span, help="kill an attempt after so long")
+    parser.add_argument("--time-limit", metavar="TIME", type=arguments.time, help="kill an attempt after so long")
     parser.add_argument("--key", help="tasks with the same key run one at a time")
-    parser.add_argument(
-        "--limit", metavar="N", type=arguments.at_least_one, help="with --key: at most N tasks run at a time (1)"
-    )
+    jobs = "with --key: at most N tasks run at a time (1)"
+    parser.add_argument("-j", "--jobs", metavar="N", type=arguments.at_least_one, help=jobs)
     parser.add_argument("--rate", metavar="N/T", help="with --key: at most N tasks start in T: 10/m, 1/30s")
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(options, name) for name in OPTIONS}
+    renamed = {"limit": "jobs", "timeout": "time_limit"}
+    given = {name: getattr(options, renamed.get(name, name)) for name in OPTIONS}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -88,8 +84,8 @@ def put(options: argparse.Namespace) -> int:
         raise ValueError("which tasks? Give their payloads, or - to read one per line from the standard input")
     if options.id is not None and (len(options.payloads) > 1 or options.payloads == ["-"]):
         raise ValueError("--id needs exactly one payload")
-    if options.wait and options.max_pending is None:
-        raise ValueError("--wait needs --max-pending")
+    if (options.wait or options.no_wait) and options.max_pending is None:
+        raise ValueError("-w and -n need --max-pending")
     given = [word if word == "-" else _payload(word, options) for word in options.payloads]
     more = {**_options_of(options), "delay": options.delay, "after": options.after}
     for payload in given:
@@ -102,15 +98,15 @@ def put(options: argparse.Namespace) -> int:
         for payloads in _groups(given, options) if options.id is None else ():
             added.put_group(payloads, **more)
     except QueueFull:
-        advice = "Start more workers." if options.wait else "Wait for room with --wait T."
-        full = f"{queue.name}: {many(options.max_pending)} or more are pending already. {advice}"
-        output.complain(f"holdfast tasks: {output.shown(full)} {many(len(added.ids))} put before")
-        return FULL
+        advice = "Start more workers" if arguments.timeout_of(options) else "Wait for room with -w TIME"
+        before = output.many(len(added.ids), "task")
+        text = f"{queue.name}: {options.max_pending} or more tasks are pending already. {advice}. {before} put before"
+        raise Failure(NO, text, path=queue.name, more=added.as_json()) from None
     except _BadLine as error:
-        raise ValueError(f"{error}. {many(len(added.ids))} put before") from None
-    finally:
-        if options.json:
-            output.say_json({"ids": added.ids, "existing": added.existing})
+        text = f"{error}. {output.many(len(added.ids), 'task')} put before"
+        raise Failure(MISUSE, text, silenced=False, path=queue.name, more=added.as_json()) from None
+    if options.json:
+        output.say_json(added.as_json())
     return 0
 
 
@@ -143,9 +139,13 @@ class _Added:
         for payload in payloads:
             self._add([self._queue.put(payload, wait=self._wait, **more)])
 
+    def as_json(self) -> dict[str, Any]:
+        return {"ids": self.ids, "existing": self.existing}
+
     @property
     def _wait(self) -> float | None:
-        return None if self._options.wait == float("inf") else self._options.wait
+        wait = arguments.timeout_of(self._options)
+        return None if wait == float("inf") else wait
 
     def _add(self, ids: list[str]) -> None:
         self.ids += ids
@@ -209,7 +209,7 @@ def schedule(options: argparse.Namespace) -> int:
         return _list(options)
     payload = None if options.payload is None else _payload(options.payload, options)
     if (options.every is None) == (options.cron is None):
-        raise ValueError("when? Give either --every T or --cron 'minute hour day month weekday'")
+        raise ValueError("when? Give either --every TIME or --cron 'minute hour day month weekday'")
     times = {"cron": options.cron, "every": options.every, "tz": options.tz}
     made = Schedule(options.name, payload, **times, options=_options_of(options), since=0.0)
     made.check()  # before a queue is made
@@ -260,19 +260,10 @@ def _as_json(schedule: Schedule) -> dict[str, object]:
 
 def unschedule(options: argparse.Namespace) -> int:
     queue = queue_at(options.path)
-    removed, errors = [], {}
-    for name in options.names:
-        if queue.unschedule(name):
-            removed.append(name)
-            if not options.json and not options.quiet:
-                output.say(f"{output.shown(name)}: removed")
-        else:
-            errors[name] = "there is no such schedule"
-            if not options.json:
-                output.complain(f"holdfast tasks: {output.shown(name)}: there is no such schedule")
-    if options.json:
-        output.say_json({"unscheduled": removed, "errors": errors})
-    return PROBLEM if errors else 0
+    removed = {name: "removed" for name in options.names if queue.unschedule(name)}
+    errors = {name: f"{name}: there is no such schedule" for name in options.names if name not in removed}
+    report_each(options, queue.name, "unscheduled", removed, errors, "")
+    return 0
 
 
 _CALLS = {"put": put, "schedule": schedule, "unschedule": unschedule}

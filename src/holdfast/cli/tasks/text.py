@@ -7,9 +7,11 @@ import time
 
 from ...tasks import Task
 from .. import output
+from ..failures import NO, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from datetime import datetime
 
 COLOURS = {
@@ -67,5 +69,18 @@ def in_a_line(text: str | None, width: int = 200) -> str:
     return output.shortened(output.shown(" … ".join(lines[:1] + lines[1:][-1:])), width)
 
 
-def many(number: int, what: str = "task") -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def report_each(
+    options: argparse.Namespace, path: str, name: str, lines: dict[str, str], errors: dict[str, str], nothing: str
+) -> None:
+    """Print what was done to each of several things. Raises Failure if that failed for one of them."""
+    if options.json and not errors:
+        output.say_json({name: list(lines), "errors": errors})
+    elif lines and not options.quiet and not options.json:
+        output.say("\n".join(f"{output.shown(id)}: {text}" for id, text in lines.items()))
+    elif not errors and not options.quiet:
+        output.complain(nothing)
+    if errors:
+        texts = list(errors.values())
+        text = "\n".join(f"holdfast tasks: {output.shown(text)}" for text in texts)
+        more = {name: list(lines), "errors": errors}
+        raise Failure(NO, texts[0], text=text, path=path, silenced=False, more=more)

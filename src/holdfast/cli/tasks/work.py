@@ -9,14 +9,13 @@ from ...collect.tasks import queue_at
 from ...tasks import TaskQueue, Worker
 from ...tasks.handler import Command, Handler
 from .. import arguments
+from ..failures import NO
 from .bar import Display
 from .reports import Reporter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-
-FAILED, UNFINISHED = 1, 75
 
 MORE = """\
 {} in the command, also within a word, becomes the payload: text as it is, anything else as JSON. Do not use {} in the
@@ -51,12 +50,12 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.add_argument("--app", metavar="M:Q", help="run the functions that this TaskQueue has registered")
     parser.add_argument(
         "--retry-after",
-        metavar="T",
-        type=arguments.span,
-        help="pause before the second attempt (1); then twice as long",
+        metavar="TIME",
+        type=arguments.time,
+        help="pause before the second attempt (1s); then twice as long",
     )
     parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
-    parser.add_argument("--json", action="store_true", help="print JSON lines on the standard error")
+    arguments.add_json(parser, "print JSON lines on stderr, and an error as JSON")
     arguments.add_quiet(parser)
     parser.set_defaults(call=call)
 
@@ -89,9 +88,8 @@ def call(options: argparse.Namespace) -> int:
         )
         display.signals = lambda: worker.signals if worker.is_ending else 0
         display.failed = worker.run(drain=options.drain).failed
-    if display.counts["failed"]:
-        return FAILED
-    return UNFINISHED if options.drain and worker.signals and not queue.is_empty() else 0
+    is_unfinished = options.drain and worker.signals and not queue.is_empty()
+    return NO if display.counts["failed"] or is_unfinished else 0
 
 
 def _check(options: argparse.Namespace) -> None:
