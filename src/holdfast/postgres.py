@@ -274,7 +274,11 @@ class Pool:
     def open(self, timeout: float | None = None) -> Session:
         """A new session, which the caller closes."""
         session = connect(self._url, timeout)
-        explained(self._url, lambda: session.connection.execute(self._settings))
+        try:
+            explained(self._url, lambda: session.connection.execute(self._settings))
+        except BaseException:
+            session.close()  # at once: libpq may have closed the socket
+            raise
         return session
 
     @contextmanager

@@ -16,6 +16,7 @@ from .engine import Problem, Report
 from .model import AppendCondition, Event, Query, QueryItem, StoredEvent
 from .reading import Reading
 from .store import EventStore
+from .subscriptions import Subscription, SubscriptionStatus
 
 __all__ = [
     "AppendCondition",
@@ -31,4 +32,6 @@ __all__ = [
     "Reading",
     "Report",
     "StoredEvent",
+    "Subscription",
+    "SubscriptionStatus",
 ]

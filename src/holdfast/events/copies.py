@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from .. import system
-from ..errors import ConditionFailed, CorruptStore
+from ..errors import ConditionFailed, CorruptStore, Timeout
 from ..files import private_name, remove
 from .draft import Draft
 from .model import AppendCondition, Event, Query, StoredEvent
@@ -173,7 +173,20 @@ def copy(source: EventStore, target: EventStore) -> int:
             if len(waiting) >= _AT_ONCE or len(waiting[-1]) >= _AT_ONCE:
                 append()
     append()
+    _copy_checkpoints(source, target)
     return count
+
+
+def _copy_checkpoints(source: EventStore, target: EventStore) -> None:
+    """Let each subscription of the target be as far as that of the source, unless it is ahead or is consumed."""
+    for name in source._engine.checkpoints():
+        ours, theirs = source._engine.checkpoint(name), target._engine.checkpoint(name)
+        with suppress(Timeout), theirs.lock.acquire(0), closing(theirs):
+            position, had = ours.position(), theirs.position()
+            if position is not None and had is None:
+                theirs.create(min(position, target.head()))
+            elif position is not None and had is not None and had < position <= target.head():
+                theirs.save(position)
 
 
 def _raw(store: EventStore, after: int, head: int) -> Iterator[StoredEvent]:

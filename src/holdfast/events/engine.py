@@ -8,7 +8,8 @@ queries, decisions, projections, following, copies. An engine implements four op
     read      the events that match a query, between two positions
     wait      the steps of a wait until the head changes
 
-and a few more: `document`, `verify`, `rebuild`, `close`. Any number of threads and processes call them at once.
+and a few more: `document`, `checkpoint`, `verify`, `rebuild`, `close`. Any number of threads and processes call them
+at once.
 
 What every engine promises (tests/events/test_engines.py):
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .. import wait
-    from ..locks.base import StrPath
+    from ..locks.base import BaseLock, StrPath
     from .model import Query, StoredEvent
     from .requests import Request
 
@@ -99,6 +100,32 @@ class Document(ABC):
         """Replace all of it. If the process is killed here, the old content or the new one is there."""
 
 
+class Checkpoint(ABC):
+    """The position up to which the consumers of a subscription have handled all events."""
+
+    where: str  # for messages: a path, or the name of a row
+    lock: BaseLock[Any]  # its holder is the active consumer, and saves the position
+
+    @abstractmethod
+    def position(self) -> int | None:
+        """The position that was saved last. None: there is no subscription with this name."""
+
+    @abstractmethod
+    def create(self, position: int) -> None:
+        """Make the subscription. Its position was None."""
+
+    @abstractmethod
+    def save(self, position: int) -> None:
+        """Replace the position. It survives the death of this process, and soon also a power failure."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove the subscription."""
+
+    def close(self) -> None:  # noqa: B027  # not every engine has something to close
+        """Close what `save` has opened."""
+
+
 class Engine(ABC):
     """The mechanism behind one event store. It opens its files or connections when it needs them."""
 
@@ -151,6 +178,14 @@ class Engine(ABC):
     @abstractmethod
     def document(self, name: str) -> AbstractContextManager[Document]:
         """The document with this name. One caller of all processes has it at a time; the others wait for it."""
+
+    @abstractmethod
+    def checkpoint(self, name: str) -> Checkpoint:
+        """The checkpoint of a subscription, which may not exist yet."""
+
+    @abstractmethod
+    def checkpoints(self) -> list[str]:
+        """The names of the subscriptions, sorted."""
 
     @abstractmethod
     def verify(self) -> Report:

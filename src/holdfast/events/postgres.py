@@ -32,11 +32,12 @@ from weakref import WeakSet
 import msgspec
 
 from .. import postgres, process, wait
-from ..errors import ConnectionFailed, CorruptStore, Timeout, UnsafePath, Unsupported
+from ..errors import ConnectionFailed, CorruptStore, UnsafePath, Unsupported
 from . import postgres_statements as statements
-from .engine import Document, Engine, Options, Problem, Report
+from .engine import Checkpoint, Document, Engine, Options, Problem, Report
 from .model import Query, StoredEvent
 from .postgres_append import RECONNECT_S, Appender
+from .postgres_documents import Row, RowCheckpoint
 from .postgres_listener import Listener
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
@@ -96,7 +97,7 @@ class PostgresEngine(Engine):
         self.name = postgres.without_password(url)
         self.url, ours = postgres.split(url, ("prefix",))
         self._prefix = postgres.table_prefix(self.name, ours.get("prefix", DEFAULT_PREFIX))
-        self._options = options
+        self.options = options
         self._in_process = _InProcess(self)
         self.id = self._run(self._open, patience=0.0)
         self._in_process.listener.channel = f"holdfast_{self.id}"
@@ -154,12 +155,12 @@ class PostgresEngine(Engine):
 
     def _run(self, work: Callable[[postgres.Session], Result], patience: float | None = None) -> Result:
         """Call `work`, which changes nothing or can be repeated. If the connection is lost, call it on another one."""
-        limit = self._options.lock_timeout if patience is None else patience
+        limit = self.options.lock_timeout if patience is None else patience
         deadline = monotonic() + (RECONNECT_S if limit is None else limit)
         pause = 0.0
         while True:
             try:
-                with self.here().pool.session(self._options.lock_timeout) as session:
+                with self.here().pool.session(self.options.lock_timeout) as session:
                     return work(session)
             except ConnectionFailed as error:
                 failed = error
@@ -173,7 +174,7 @@ class PostgresEngine(Engine):
             sleep(pause * uniform(0.5, 1.0))
             pause = min(_MAX_PAUSE_S, 2 * pause or 0.02)
 
-    def _look(self, work: Callable[[Any], Result]) -> Result:
+    def look(self, work: Callable[[Any], Result]) -> Result:
         return self._run(lambda session: work(session.connection.execute))
 
     # Appending.
@@ -181,7 +182,7 @@ class PostgresEngine(Engine):
     def commit(self, *requests: Request) -> None:
         if self.appender.is_ours:
             raise self.appender.would_deadlock()
-        ready = self.appender.ready(requests, self._look)
+        ready = self.appender.ready(requests, self.look)
         if ready:
             self.appender.submit(*ready)
 
@@ -191,7 +192,7 @@ class PostgresEngine(Engine):
     def commit_on(self, connection: Any, request: Request) -> None:
         if not isinstance(connection, psycopg.Connection):
             raise TypeError(f"connection= of append is a psycopg.Connection, not {type(connection).__name__}")
-        if not self.appender.ready([request], self._look):
+        if not self.appender.ready([request], self.look):
             return
 
         def run(statement: Any) -> Any:
@@ -208,12 +209,12 @@ class PostgresEngine(Engine):
                     while True:
                         statement = steps.send(run(statement))
         except psycopg.errors.LockNotAvailable:
-            raise self._look(self.appender.timed_out) from None
+            raise self.look(self.appender.timed_out) from None
 
     async def acommit_on(self, connection: Any, request: Request) -> None:
         if not isinstance(connection, psycopg.AsyncConnection):
             raise TypeError(f"connection= of aappend is a psycopg.AsyncConnection, not {type(connection).__name__}")
-        if not await wait.in_thread(lambda: self.appender.ready([request], self._look)):
+        if not await wait.in_thread(lambda: self.appender.ready([request], self.look)):
             return
 
         async def run(statement: Any) -> Any:
@@ -230,12 +231,12 @@ class PostgresEngine(Engine):
                     while True:
                         statement = steps.send(await run(statement))
         except psycopg.errors.LockNotAvailable:
-            raise await wait.in_thread(lambda: self._look(self.appender.timed_out)) from None
+            raise await wait.in_thread(lambda: self.look(self.appender.timed_out)) from None
 
     # Reading.
 
     def head(self) -> int:
-        return self._look(self.appender.head)
+        return self.look(self.appender.head)
 
     def read(self, query: Query, after: int, head: int, *, backwards: bool, limit: int | None) -> Iterator[StoredEvent]:
         if head <= after:
@@ -248,7 +249,7 @@ class PostgresEngine(Engine):
         size = FIRST_PAGE if limit is None else max(1, min(limit, MAX_PAGE))
         while head > after:
             text, values = statements.page(self._prefix, query, after, head, size, backwards=backwards)
-            rows = self._look(lambda run: run(text, values).fetchall())  # noqa: B023
+            rows = self.look(lambda run: run(text, values).fetchall())  # noqa: B023
             yield from map(self._event, rows)
             edge = rows[-1][-1] if rows else None
             if query.matches_all and len(rows) == size:
@@ -291,15 +292,26 @@ class PostgresEngine(Engine):
 
     @contextmanager
     def document(self, name: str) -> Iterator[Document]:
-        if not name or "\0" in name or len(name.encode()) > statements.MAX_LENGTH:
-            raise UnsafePath(f"{name!r} cannot be the name of a projection: it is empty or too long", path=self.name)
-        session = self.here().pool.open(self._options.lock_timeout)
-        document = _Row(self, session, name)
+        self._check_name(name)
+        session = self.here().pool.open(self.options.lock_timeout)
+        document = Row(self, session, name)
         try:
             document.begin()
             yield document
         finally:
             session.close()  # releases the lock
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        self._check_name(name)
+        return RowCheckpoint(self, name)
+
+    def checkpoints(self) -> list[str]:
+        return [name for (name,) in self.look(lambda run: run(self.sql["checkpoints"]).fetchall())]
+
+    def _check_name(self, name: str) -> None:
+        if not name or "\0" in name or len(name.encode()) > statements.MAX_LENGTH:
+            text = f"{name!r} cannot be the name of a projection or subscription: it is empty or too long"
+            raise UnsafePath(text, path=self.name)
 
     # Looking after it.
 
@@ -347,47 +359,6 @@ class PostgresEngine(Engine):
                 run(self.sql["make_terms"])
 
         self._run(work)
-
-
-class _Row(Document):
-    """A document in a row."""
-
-    def __init__(self, engine: PostgresEngine, session: postgres.Session, name: str) -> None:
-        self._engine, self._session, self._name = engine, session, name
-        self.where = f"the projection {name!r} of {engine.name}"
-
-    def _do(self, work: Callable[[Any], Result]) -> Result:
-        try:
-            return work(self._session.connection.execute)
-        except psycopg.Error as error:
-            if postgres.is_lost(error):
-                raise postgres.failure(self._engine.url, error) from None
-            raise postgres.explain(self._engine.name, error, "store") from error
-
-    def begin(self) -> None:
-        """Acquire the lock, and load the content."""
-        timeout = self._engine._options.lock_timeout
-        limit = 0 if timeout is None else max(1, int(timeout * 1000))
-
-        def work(run: Any) -> Any:
-            run(f"set lock_timeout = {limit}")
-            try:
-                run("select pg_advisory_lock(hashtextextended(%s, 1))", [f"{self._engine.id} {self._name}"])
-            except psycopg.errors.LockNotAvailable:
-                return None
-            run("set lock_timeout = 0")
-            if not self._engine._options.durable:
-                run("set synchronous_commit = off")
-            return run(self._engine.sql["load"], [self._name]).fetchall()
-
-        rows = self._do(work)
-        if rows is None:
-            text = f"{self.where}: not acquired within {timeout or 0:g} s. Another process brings it up to date."
-            raise Timeout(text, path=self._engine.name)
-        self.content = bytes(rows[0][0]) if rows else None
-
-    def save(self, content: bytes) -> None:
-        self._do(lambda run: run(self._engine.sql["save"], (self._name, content)))
 
 
 _engines: WeakSet[PostgresEngine] = WeakSet()

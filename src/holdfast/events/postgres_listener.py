@@ -146,8 +146,7 @@ class Listener:
         while True:
             try:
                 session = self._connect()
-                listen = session.connection.execute
-                postgres.explained(self._url, lambda: listen(f'listen "{self.channel}"'))  # noqa: B023
+                self._begin(session)
             except HoldfastError as error:
                 if monotonic() >= until or not isinstance(error, ConnectionFailed):
                     self._ring(error)
@@ -157,6 +156,13 @@ class Listener:
             self._set_listening(control, True)
             self._ring()  # notifications may have been lost
             return session
+
+    def _begin(self, session: postgres.Session) -> None:
+        try:
+            postgres.explained(self._url, lambda: session.connection.execute(f'listen "{self.channel}"'))
+        except BaseException:
+            session.close()  # at once: libpq may have closed the socket
+            raise
 
     def _listen(self, session: postgres.Session, control: _Bell) -> None:
         connection = session.connection.pgconn

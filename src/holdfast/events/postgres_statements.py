@@ -5,6 +5,7 @@
                         transaction that added them, so that the next connection can see whether it was committed
     {p}event_term       what events are found by: (tag, type, position), with '' for any tag and for any type
     {p}event_document   the state of projections
+    {p}event_subscription   the position up to which the consumers of a subscription have handled all events
 
 An event with the type T and the tags a, b has the terms ('', T), (a, ''), (a, T), (b, '') and (b, T). So each choice of
 a type and a tag is one range of the only index of this table, in order of position, however frequent the type and the
@@ -49,6 +50,7 @@ create table {p}event (
 );
 create table {p}event_term (tag text, type text, position bigint, primary key (tag, type, position));
 create table {p}event_document (name text primary key, content bytea not null);
+create table {p}event_subscription (name text primary key, position bigint not null) with (fillfactor = 50);
 insert into {p}event_store (id, version, head) values ('{id}', {version}, 0);
 """
 
@@ -81,6 +83,13 @@ STATEMENTS = {
     "load": "select content from {p}event_document where name = %s",
     "save": """insert into {p}event_document (name, content) values (%s, %s)
         on conflict (name) do update set content = excluded.content""",
+    "checkpoints": "select name from {p}event_subscription order by name",
+    "checkpoint": "select position from {p}event_subscription where name = %s",
+    "create_checkpoint": "insert into {p}event_subscription (name, position) values (%s, %s) on conflict do nothing",
+    # Not synced: what a crash of the server loses comes again.
+    "save_checkpoint": """update {p}event_subscription set position = %s
+        from (select set_config('synchronous_commit', 'off', true)) as lazily where name = %s""",
+    "remove_checkpoint": "delete from {p}event_subscription where name = %s",
     "check_head": """select head, coalesce(min(position), 1), coalesce(max(position), 0), count(position)
         from {p}event_store left join {p}event on true group by head""",
     "check_order": """select position from (select position, lag(position, 1, 0::bigint) over (order by position) as

@@ -27,6 +27,7 @@ class Reading(Iterator[StoredEvent]):
         self._found = found
         self.head = head
         self._left = limit
+        self._error: Exception | None = None
 
     def __iter__(self) -> Iterator[StoredEvent]:
         if self._left is None:
@@ -41,8 +42,18 @@ class Reading(Iterator[StoredEvent]):
         return next(self._found)
 
     def some(self, most: int) -> list[StoredEvent]:
-        """The next few."""
-        return list(islice(self, most))
+        """The next few. After an error of the store: those before it, and the error when more are asked for."""
+        if self._error is not None:
+            raise self._error
+        found: list[StoredEvent] = []
+        try:
+            for event in islice(self, most):
+                found.append(event)  # `extend` would lose what came before an error
+        except Exception as error:
+            if not found:
+                raise
+            self._error = error
+        return found
 
 
 class AsyncReading(AsyncIterator[StoredEvent]):

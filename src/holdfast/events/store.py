@@ -17,13 +17,14 @@ import msgspec
 from .. import wait
 from ..errors import CorruptStore
 from ..locks import base
-from . import copies, decisions, projections
+from . import copies, decisions, projections, subscriptions
 from .decisions import Decide, Decision, Projection
 from .draft import Draft
 from .engine import Options, Report, open_engine
 from .model import AppendCondition, Event, Query, StoredEvent
 from .reading import AsyncReading, AsyncTail, Reading, in_thread
 from .requests import Request
+from .subscriptions import Subscription, SubscriptionStatus
 
 State = TypeVar("State")
 
@@ -170,13 +171,9 @@ class EventStore:
 
     def read(self, query: Query = _ALL, after: int = 0, limit: int | None = None, backwards: bool = False) -> Reading:
         """The events that match, in order, or the last ones first. `reading.head` is safe to use as `after`."""
-        if not isinstance(query, Query):
-            raise TypeError(f"a query is made with Query.of(types=…, tags=…); this is none: {query!r}")
-        if not isinstance(after, int) or (limit is not None and (not isinstance(limit, int) or limit < 0)):
-            wrong = f"after is a position, not {after!r}"
-            if isinstance(after, int):
-                wrong = f"limit is a number of events, or None for all, not {limit!r}"
-            raise ValueError(wrong)
+        _check_selection(query, after)
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise ValueError(f"limit is a number of events, or None for all, not {limit!r}")
         head = self.head()
         found = self._engine.read(query, max(0, after), head, backwards=backwards, limit=limit)
         return Reading(map(self._with_types, found) if self.types else found, head, limit)
@@ -241,6 +238,44 @@ class EventStore:
                 path=self.path,
                 position=head,
             )
+
+    def subscribe(
+        self,
+        name: str,
+        query: Query = _ALL,
+        *,
+        after: int = 0,
+        timeout: float | None = None,
+        connection: Any = None,
+    ) -> Subscription:
+        """The events that match, one after the other, behind a checkpoint that the store keeps under a name.
+
+            for event in store.subscribe("mailer", Query.of(types={"OrderPlaced"})):
+                send(event)
+
+        To ask for the next event acknowledges the one before. Of the processes that consume under one name, one is
+        active. If it dies, the next one goes on, with the event that was not acknowledged.
+
+        after: where a subscription that is new begins
+        timeout: end when no event has come for so many seconds; None: never
+        connection: psycopg or sqlite3: the checkpoint is in its database, and the store commits with each event
+        """
+        _check_selection(query, after)
+        return Subscription(self, name, query, after, base.check_timeout(timeout), connection)
+
+    def subscriptions(self) -> list[SubscriptionStatus]:
+        """All subscriptions: how far they are, and whether a process is active."""
+        return subscriptions.subscriptions(self)
+
+    def unsubscribe(self, name: str) -> bool:
+        """Forget a subscription and its checkpoint. False: there is none. Raises Timeout while a process is active."""
+        return subscriptions.unsubscribe(self, name)
+
+    async def asubscriptions(self) -> list[SubscriptionStatus]:
+        return await in_thread(self.subscriptions)
+
+    async def aunsubscribe(self, name: str) -> bool:
+        return await in_thread(lambda: self.unsubscribe(name))
 
     # Deciding.
 
@@ -334,6 +369,13 @@ class EventStore:
 
     def __reduce__(self) -> tuple[object, ...]:
         return _open_again, (self._given, self.types, *msgspec.structs.astuple(self._options))
+
+
+def _check_selection(query: Query, after: int) -> None:
+    if not isinstance(query, Query):
+        raise TypeError(f"a query is made with Query.of(types=…, tags=…); this is none: {query!r}")
+    if not isinstance(after, int):
+        raise ValueError(f"after is a position, not {after!r}")  # noqa: TRY004
 
 
 def _answer(request: Request) -> int:

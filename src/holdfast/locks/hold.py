@@ -151,15 +151,19 @@ class Hold:
     ) -> None:
         await self._off_loop(lambda: self.__exit__(kind, error, trace))
 
-    def __del__(self) -> None:
+    def _drop(self) -> bool:
+        """Release the lock at any moment of any thread, as garbage is collected. False: it was not held."""
         try:
             if self._grant not in self._registry.holds or self._registry is not process.current_registry():
-                return
+                return False
             del self._registry.holds[self._grant]
-            self._grant.drop()  # first: where warnings are errors, nothing comes after them
+            self._grant.drop()
         except (AttributeError, KeyError):  # never got as far as being held, or the interpreter is going down
-            return
-        if sys.is_finalizing():
+            return False
+        return True
+
+    def __del__(self) -> None:
+        if not self._drop() or sys.is_finalizing():  # first: where warnings are errors, nothing comes after them
             return
         text = f"a hold on {self.lock._engine.name} was never released; keep what acquire() returns, and release it"
         import logging

@@ -24,7 +24,8 @@ def backup(engine: LogEngine, target: str) -> int:
     os.makedirs(f"{private}/events")
     try:
         _copy(f"{engine.name}/store.json", f"{private}/store.json")
-        _copy_documents(f"{engine.name}/projections", f"{private}/projections")
+        for folder in ("projections", "subscriptions"):
+            _copy_documents(f"{engine.name}/{folder}", f"{private}/{folder}")
         head = engine.head()  # after the documents: they tell of nothing that is not in the log
         firsts = [first for first in segments.list_segments(engine.view.events) if first <= max(head, 1)]
         for at, first in enumerate(firsts):

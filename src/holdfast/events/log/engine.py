@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ... import process, system, wait
 from ...errors import ConditionFailed, CorruptStore, UnsafePath
@@ -17,9 +17,10 @@ from ...locks.lock import Lock
 from ...paths import mount_at
 from ...watch import Waiting
 from ..conditions import look_ahead
-from ..engine import Document, Engine, Options, Report
+from ..engine import Checkpoint, Document, Engine, Options, Report
 from . import about, verify
 from .backup import backup
+from .checkpoint import FileCheckpoint
 from .commit import Committer
 from .view import NoSegment, View
 
@@ -127,11 +128,17 @@ class LogEngine(Engine):
         finally:
             waiting.end()
 
-    @contextmanager
-    def document(self, name: str) -> Iterator[Document]:
+    def _file_of(self, name: str) -> str:
+        """The name of the file of a projection or a subscription."""
         file = quote(name, safe="").replace(".", "%2E")
         if not name or len(file) > 200:
-            raise UnsafePath(f"{name!r} cannot be the name of a projection: it is empty or too long", path=self.name)
+            text = f"{name!r} cannot be the name of a projection or subscription: it is empty or too long"
+            raise UnsafePath(text, path=self.name)
+        return file
+
+    @contextmanager
+    def document(self, name: str) -> Iterator[Document]:
+        file = self._file_of(name)
         folder = f"{self.name}/projections"
         os.makedirs(folder, exist_ok=True)
         path = f"{folder}/{file}.json"
@@ -140,6 +147,16 @@ class LogEngine(Engine):
                 if left.startswith(f"{file}.json.") and left.endswith(".tmp"):  # by a process that was killed
                     remove(f"{folder}/{left}")
             yield _File(path, durable=self._options.durable)
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        return FileCheckpoint(f"{self.name}/subscriptions/{self._file_of(name)}.json", self.tag, self._options)
+
+    def checkpoints(self) -> list[str]:
+        try:
+            names = system.listdir(f"{self.name}/subscriptions")
+        except FileNotFoundError:
+            return []
+        return sorted(unquote(name[: -len(".json")]) for name in names if name.endswith(".json"))
 
     def verify(self) -> Report:
         return verify.verify(self)
