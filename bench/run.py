@@ -63,6 +63,7 @@ SECTIONS: dict[str, Section] = {
     "tasks-idle": _everywhere(tasks_idle.section),
     "tasks-many": lambda quick, places: iter([tasks.many(quick, places[0])]),
     "tasks-postgres": tasks_postgres.section,
+    "tasks-many-postgres": tasks_postgres.many,
     "engines": engines.section,
     "engines-handoff": engines.handoff_section,
     "engines-scale": scale.section,

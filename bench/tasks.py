@@ -276,13 +276,19 @@ def many(quick: bool, place: Place) -> Table:
         TaskQueue(paths[name], durable=False).put_all({"n": n} for n in range(tasks))
         if ended:
             run_children(1, lambda _, path=paths[name], ended=ended: _add_done(path, ended), limit=600)  # type: ignore[misc]
-    figures: dict[str, list[dict[str, float]]] = {name: [] for name in sizes}
-    for turn in range((5 if quick else 15) + 1):
-        for name, path in paths.items():
-            (found,) = run_children(1, lambda _, path=path: _claims(path, 1000, 2000))  # type: ignore[misc]
+    rows = many_rows(paths, 5 if quick else 15, (1000, 2000))
+    return Table(f"TaskQueue with few and with many tasks, durable=False, {place.kind}", rows)
+
+
+def many_rows(queues: dict[str, str], turns: int, numbers: tuple[int, int]) -> list[Row]:
+    """Rows for several queues. Each is compared with the first one."""
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in queues}
+    for turn in range(turns + 1):
+        for name, where in queues.items():
+            (found,) = run_children(1, lambda _, where=where: _claims(where, *numbers))  # type: ignore[misc]
             if turn:
                 figures[name].append(found)
-    few, *others = sizes
+    few, *others = queues
     rows = []
     for what in figures[few][0]:
         base = [one[what] for one in figures[few]]
@@ -295,7 +301,7 @@ def many(quick: bool, place: Place) -> Table:
             else:
                 row.at_most(AT_MANY)
             rows.append(row)
-    return Table(f"TaskQueue with few and with many tasks, durable=False, {place.kind}", rows)
+    return rows
 
 
 def _add_done(path: str, number: int) -> None:

@@ -8,8 +8,11 @@ with a new database in every round. A ratio is the median of the ratios within a
 procrastinate: a coroutine and `concurrency=30`, as in its guide, and the default pool of its connector. pgqueuer: its
 psycopg driver, and batches of 10, its default.
 
-A completion by hand is committed when `complete` returns, so each one waits for the disk. All workers may complete
-several tasks in one transaction: holdfast and pgqueuer do, procrastinate does not.
+A completion by hand is committed when `complete` returns, so each one waits for the disk. procrastinate commits each
+completion, too, so the two are compared. pgqueuer collects completions in memory (`JobStatusLogBuffer`) and commits
+many of them together, as a `Worker` and `durable=False` do, so these are compared.
+
+`many`: claims while 100 tasks wait, and while as many wait and 10,000,000 are done.
 """
 
 from __future__ import annotations
@@ -26,14 +29,17 @@ from statistics import median
 from typing import Any
 
 from measure import Place, Row, Table, paired_ratio, run_children
+from tasks import FEW, MANY_DONE, many_rows
 
 from holdfast.tasks import Claim, TaskQueue, Worker
 
 PROCESSES = 2
 WARM_UP = 10
 HAND, WORKER, COROUTINES = "holdfast, by hand", "holdfast Worker", "holdfast Worker, coroutine, concurrency=100"
+GATHERED = "holdfast, by hand, durable=False"
 PROCRASTINATE, PGQUEUER = "procrastinate, concurrency=30", "pgqueuer, psycopg driver"
 AHEAD = {PROCRASTINATE: 3.0, PGQUEUER: 1.0}
+BY_HAND = {PROCRASTINATE: HAND, PGQUEUER: GATHERED}  # with the same promise
 
 clock = time.monotonic
 
@@ -82,12 +88,16 @@ def _holdfast_put(url: str, number: int) -> None:
     queue.close()
 
 
-def _by_hand(url: str, race: Race) -> None:
-    queue = TaskQueue(url)
+def _by_hand(url: str, race: Race, durable: bool = True) -> None:
+    queue = TaskQueue(url, durable=durable)
     while (task := queue.claim()) is not None:
         race.begin()
         task.complete()
     queue.close()
+
+
+def _gathered(url: str, race: Race) -> None:
+    _by_hand(url, race, durable=False)
 
 
 def _worker(url: str, race: Race) -> None:
@@ -181,6 +191,7 @@ _LEFT = "select count(*) from holdfast_task where state in (0, 1)"
 Contestant = tuple[Callable[[str, int], None], Callable[[str, Race], None], int, str]
 CONTESTANTS: dict[str, Contestant] = {
     HAND: (_holdfast_put, _by_hand, PROCESSES, _LEFT),
+    GATHERED: (_holdfast_put, _gathered, PROCESSES, _LEFT),
     WORKER: (_holdfast_put, _worker, 1, _LEFT),
     COROUTINES: (_holdfast_put, _coroutines, PROCESSES, _LEFT),
     PROCRASTINATE: (
@@ -250,9 +261,42 @@ def _table(samples: dict[str, list[float]], number: int) -> Table:
         row = Row(name, 1 / median(mine), "/s", raw=mine)
         if name in AHEAD:
             row.ratio = paired_ratio(mine, samples[WORKER])
-            for ours, what in ((WORKER, "Worker"), (COROUTINES, "coroutines"), (HAND, "by hand")):
+            for ours, what in ((WORKER, "Worker"), (COROUTINES, "coroutines"), (BY_HAND[name], BY_HAND[name][10:])):
                 ratio, target = paired_ratio(mine, samples[ours]), AHEAD[name]
                 row.check(f"{what} {ratio:.2f} x, >= {target:g} x", ratio >= target)
+            if name == PGQUEUER:
+                row.note = f"{HAND[10:]} {paired_ratio(mine, samples[HAND]):.2f} x"
         rows.append(row)
     title = f"{number:,} empty tasks on PostgreSQL, fsync on, {PROCESSES} processes: how many times as fast holdfast is"
     return Table(title, rows)
+
+
+def many(quick: bool, _: list[Place]) -> Iterator[Table]:
+    """As `tasks.many`: claims with few tasks, and with 10,000,000 done ones (100,000 with --quick)."""
+    import psycopg
+
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    import servers
+
+    server = servers.Postgres.start({"max_wal_size": "8GB"})
+    done = 100_000 if quick else MANY_DONE
+    try:
+        with server.connect("postgres", user="postgres") as admin:
+            admin.execute("create database bench owner tester")
+        url = server.url("bench")
+        queues = {}
+        for name, prefix in ((f"{FEW:,} waiting", "few_"), (f"{done:,} done", "many_")):
+            queues[name] = f"{url}?prefix={prefix}"
+            TaskQueue(queues[name]).put_all({"n": n} for n in range(FEW))
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(  # in one statement. To run so many would take an hour
+                """insert into many_task (state, priority, ord, payload, attempts, tried, token, put_at, started_at,
+                    ended_at) select 5, 0, n, '{"n": 1}', 3, 1, 1, now, now, now
+                    from generate_series(1, %s) n, extract(epoch from clock_timestamp()) now""",
+                (done,),
+            )
+            connection.execute("vacuum analyze")
+        rows = many_rows(queues, 5 if quick else 9, (200, 400))
+    finally:
+        server.stop()
+    yield Table("TaskQueue on PostgreSQL with few and with many tasks, fsync on", rows)

@@ -25,7 +25,7 @@ from holdfast.tasks import TaskQueue, sql
 from holdfast.tasks import postgres as engine
 from holdfast.tasks.claimer import Claimer
 from holdfast.tasks.policy import Retries
-from holdfast.tasks.postgres import PostgresStore
+from holdfast.tasks.postgres import VERSION, PostgresStore
 from holdfast.tasks.server import MAX_SESSIONS
 from holdfast.tasks.store import OPEN, Attempt, Ending, NewTask, Selection, Woken
 
@@ -398,7 +398,7 @@ def test_workers_that_are_cut_off_lose_their_tasks_within_the_bound(
 
 SETTLE = "store.settle([Ending(attempt.id, attempt.token, 'done') for attempt in attempts])"
 REGISTER = """
-from holdfast.tasks.postgres import PostgresStore
+from holdfast.tasks.postgres import VERSION, PostgresStore
 from holdfast.tasks.store import Ending
 store = PostgresStore(url)
 worker = store.register()
@@ -640,6 +640,29 @@ def test_claims_use_the_indexes_whatever_the_server_knows_about_the_table(store:
     assert "Seq Scan" not in "".join(plans.values())
 
 
+@pytest.mark.parametrize(("durable", "most"), [(True, 400), (False, 100)])
+def test_claims_by_hand_share_transactions_and_without_durable_completions_do(
+    postgres: str, durable: bool, most: int
+) -> None:
+    queue = TaskQueue(postgres, durable=durable)
+    queue.put_all(range(300))
+    number = 0
+    run_once = queue.store._attempt
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal number
+        number += 1
+        return run_once(*arguments)
+
+    queue.store._attempt = counted
+    for _ in range(300):
+        claim = queue.claim()
+        assert claim is not None
+        claim.complete()
+    assert number <= most
+    until(lambda: TaskQueue(postgres).stats()["done"] == 300)
+
+
 # The caller's transaction.
 
 
@@ -700,6 +723,24 @@ def test_a_newer_format_is_refused_and_left_as_it_is(postgres: str) -> None:
         with pytest.raises(Unsupported, match=r"format 99.*Upgrade"):
             PostgresStore(postgres)
         assert connection.execute("select to_regclass('holdfast_idle')").fetchone() == (None,)
+
+
+def test_tables_of_version_2_are_migrated_once_by_processes_that_come_together(postgres: str) -> None:
+    store = PostgresStore(postgres)
+    worker = store.register()
+    store.add(tasks(2))
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(
+            "drop function holdfast_end_one; update holdfast_meta set value = '2' where name = 'version'"
+        )
+        migrated = together(*(lambda: PostgresStore(postgres) for _ in range(4)))
+        assert connection.execute("select value from holdfast_meta where name = 'version'").fetchone() == (
+            str(VERSION),
+        )
+    (attempt,) = migrated[0].claim(worker, 1)
+    assert migrated[1].settle([Ending(attempt.id, attempt.token, "done")]) == [True]
+    assert count(migrated[2]) == {"ready": 1, "done": 1}
+    worker.close()
 
 
 @pytest.mark.parametrize("name", ["meta", "task"])

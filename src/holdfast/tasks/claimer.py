@@ -4,7 +4,7 @@ A transaction costs more than a short task. So a thread that works on short task
 many as it did in `_RESERVE_S`, at most `_MAX_RESERVED`. A durable queue in SQLite reserves nothing: there the sync of
 each ending costs most.
 
-`buffered`: endings are written together, too, with the next claim. That is so with `durable=False`.
+`buffered`: endings are written together, too, with the next claim. That is so with `durable=False`, on both engines.
 `gathers`: only the endings that the worker itself settles are. That is so in a `Worker` that runs coroutines, or on
 PostgreSQL. `complete` by a handler writes at once.
 
@@ -33,7 +33,8 @@ from .sql import Store
 from .store import Attempt, Ending, Registration, Woken
 
 _RESERVE_S = 0.005
-_RESERVE_ON_SERVER_S = 0.020  # a transaction takes a millisecond there
+_RESERVE_ON_SERVER_S = 0.050  # a transaction takes a millisecond there
+_GATHER_S = 0.020  # the same, if endings wait in memory until the last reserved task has ended
 _MAX_RESERVED = 64
 _GUARD_S = 0.010
 _RETRY_S = 0.1  # after an error
@@ -56,7 +57,6 @@ class Claimer:
         # Called with an outcome and a number: tasks of dead workers, and -n "done" if n buffered endings are refused.
         self.count: Callable[[str, int], object] = lambda outcome, number: None
         self._max_batch = _MAX_RESERVED if reserves else 1
-        self._reserve_s = _RESERVE_S if store.is_local else _RESERVE_ON_SERVER_S
         self._worker: Registration | None = None
         self._reserved: deque[Attempt] = deque()
         self._endings: list[Ending] = []
@@ -84,14 +84,18 @@ class Claimer:
         """The next task. None: no task is ready. idle: `wait` is called then."""
         with self.mutex:
             if not self._reserved:
-                now = monotonic()
-                per_second = (self.begun - self._begun_before) / max(now - self._claimed_at, 1e-9)
-                self._batch = max(1, min(self._max_batch, 2 * self._batch, int(per_second * self._reserve_s)))
-                self._begun_before, self._claimed_at = self.begun, now
+                per_second = (self.begun - self._begun_before) / max(monotonic() - self._claimed_at, 1e-9)
+                self._batch = max(1, min(self._max_batch, 2 * self._batch, int(per_second * self._reserve_s())))
                 self._reserved.extend(self._take(self._batch, reserve=True, idle=idle))
+                self._begun_before, self._claimed_at = self.begun, monotonic()
                 if len(self._reserved) > 1 and not self.is_guarded:
                     _guard(self)
             return self._begin(self._reserved.popleft()) if self._reserved else None
+
+    def _reserve_s(self) -> float:
+        if self.store.is_local:
+            return _RESERVE_S
+        return _GATHER_S if self.buffered or self.gathers else _RESERVE_ON_SERVER_S
 
     def next_ones(self, count: int) -> list[Claim]:
         """Up to `count` tasks, which all begin now. If there is none, `Store.wait` is called then."""

@@ -7,6 +7,7 @@ The names of the tables begin with the prefix, `holdfast_` by default, so that s
 
     session   the mark of the last transaction that each connection has committed
     worker    a sequence: the numbers of workers
+    end_one   a function that ends a task in one statement
 
 Transactions run at the same time, at the isolation level "read committed". Claims skip rows that others have locked.
 Tasks with the same key are admitted under an advisory lock. If the server ends a deadlock, the transaction is repeated.
@@ -49,7 +50,7 @@ from .store import ENDED, NEVER, Attempt, Changes, Ending, Registration, Woken
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg
 
-VERSION = 2
+VERSION = 3
 DEFAULT_PREFIX = "holdfast_"
 RECONNECT_S = 30.0
 _MIN_RECONNECT_S = 1.0  # also if the timeout of the caller is shorter
@@ -62,7 +63,28 @@ create table {p}session (number bigint primary key, mark bigint not null, at dou
     with (fillfactor = 50);
 create sequence {p}worker as integer cycle;
 alter table {p}task set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
-insert into {p}meta (name, value) values ('version', '{version}');
+"""
+# Ends a task that has no key, was not cancelled, and that no other task waits for. 0: it is not such a task, or the
+# token is old. 2: a process waits for changes. The task is locked first: then no task can be added that waits for it.
+_END_ONE = """
+create or replace function {p}end_one(own_id text, number bigint, claim bigint, new_state integer,
+    moment double precision, new_result text, new_error text, new_traceback text, new_output text)
+returns integer language plpgsql as $$
+begin
+    if own_id is null then
+        select seq into number from {p}task where seq = number and id is null for update;
+    else
+        select seq into number from {p}task where id = own_id for update;
+    end if;
+    update {p}task set admitted = 0, state = new_state, ended_at = moment, result = new_result, error = new_error,
+        traceback = new_traceback, output = new_output
+        where seq = number and token = claim and state = 1 and cancelling = 0 and key_name is null
+        and not exists (select from {p}edge where blocker = number);
+    if not found then
+        return 0;
+    end if;
+    return 1 + exists (select from {p}idle where until < 0)::integer;
+end $$;
 """
 _CLOCK = "extract(epoch from clock_timestamp())::float8"
 # The locks of the workers that are alive. `objid` is the number of the worker.
@@ -89,9 +111,7 @@ _STATEMENTS = {
     "lock_id": "select 1 from {p}task where id = any(?) order by seq for update",
     "attempts_seq": f"select seq, token, {OPEN_ATTEMPT} from {{p}}task where seq = any(?) and id is null and state = 1",
     "attempts_id": f"select id, token, {OPEN_ATTEMPT} from {{p}}task where id = any(?) and state = 1",
-    "end_alone": f"""update {{p}}task set {UPDATES["end"][0]}, {" = ?, ".join(UPDATES["end"][1])} = ?
-        where {{by}} and token = ? and state = 1 and cancelling = 0 and key_name is null
-        and not exists (select 1 from {{p}}edge where blocker = {{p}}task.seq) returning 1""",
+    "end_one": "select {p}end_one(?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "wake": """with w as (select worker from {p}idle where until >= 0 order by until limit ? for update skip locked),
         c as (select worker from {p}idle where until < 0 for update skip locked),
         chosen as (delete from {p}idle where worker in (table w union all table c) returning worker)
@@ -133,15 +153,19 @@ class PostgresStore(Store):
     # Opening.
 
     def _open(self, session: postgres.Session) -> None:
-        """Create or check the tables."""
+        """Create or check the tables, or add what a later version has."""
         run = session.connection.execute
 
         def create() -> None:
-            run(SCHEMA.format(p=self.prefix, serial=_SERIAL, unlogged="unlogged"))
-            run(_MORE_TABLES.format(p=self.prefix, version=VERSION))
+            if self._version(run) is None:
+                run(SCHEMA.format(p=self.prefix, serial=_SERIAL, unlogged="unlogged"))
+                run(_MORE_TABLES.format(p=self.prefix))
+            run(_END_ONE.format(p=self.prefix))  # since version 3
+            run(self.sql["set_meta"], ("version", str(VERSION)))
 
-        name = f"holdfast tables {self.prefix}"
-        postgres.create_tables(session, name, lambda: self._version(run) is not None, create)
+        postgres.create_tables(
+            session, f"holdfast tables {self.prefix}", lambda: self._version(run) not in (None, 2), create
+        )
         version = self._version(run)
         if version != VERSION:
             raise Unsupported(
@@ -288,21 +312,20 @@ class PostgresStore(Store):
     def _end_alone(self, ending: Ending) -> bool:
         """End a task in one round trip, unless it has a key, was cancelled, or others wait for it. That needs no mark:
         if the answer is lost, the token and the moment in the row tell whether it was done."""
-        task, moment, was_sent = number_of(ending.id) or ending.id, time(), False
-        by = "id" if task == ending.id else "seq"
+        number, moment, was_sent = number_of(ending.id), time(), False
+        task = (ending.id, None) if number is None else (None, number)
         ended_with = (moment, ending.result_json, ending.error, ending.traceback, ending.output)
 
         def work(session: postgres.Session) -> bool:
             nonlocal was_sent
             may_be_done, was_sent = was_sent, True
             run = session.connection.execute
-            with postgres.pipeline(session.connection) as pipeline:  # without a begin, the sync commits
-                run(self.sql[f"lock_{by}"], ([task],))
-                ended = run(self.sql[f"end_alone_{by}"], (NUMBERS[ending.state], *ended_with, task, ending.token))
-                pipeline.sync()
+            values = (*task, ending.token, NUMBERS[ending.state], *ended_with)
+            found: int = run(self.sql["end_one"], values).fetchall()[0][0]
+            if found == 2:
                 run(self.sql["wake"], (0,))
-            row = run(*self.by("stored", ending.id)).fetchone() if may_be_done else None
-            return ended.fetchone() is not None or (row is not None and (row[8], row[21]) == (ending.token, moment))
+            row = run(*self.by("stored", ending.id)).fetchone() if may_be_done and not found else None
+            return found > 0 or (row is not None and (row[8], row[21]) == (ending.token, moment))
 
         return self._attempt(work)
 

@@ -41,7 +41,8 @@ _PRUNED_AT_ONCE = 500
 class TaskQueue:
     """Tasks in a directory, which is made if it does not exist, or in PostgreSQL ("postgresql://user@host/db").
 
-    durable: `put` and `complete` return when the disk has the data. PostgreSQL decides that itself
+    durable: `put` and `complete` return when the disk has the data. False: completions are written together. A
+        PostgreSQL server decides itself when it syncs
     max_pending: `put` raises QueueFull, or waits, while this number of tasks is pending
     retry_after, max_retry_after: seconds until the second attempt; twice as long until the third, and so on; at most
     keep, keep_failed: how long done and cancelled tasks, and failed ones, are kept: seconds, "7d", or None for ever
@@ -269,10 +270,8 @@ class TaskQueue:
         return claimer
 
     def new_claimer(self) -> Claimer:
-        is_local, durable = self.store.is_local, self.durable
-        claimer = Claimer(
-            self.store, self.retries, buffered=is_local and not durable, reserves=not (is_local and durable)
-        )
+        reserves = not (self.store.is_local and self.durable)
+        claimer = Claimer(self.store, self.retries, buffered=not self.durable, reserves=reserves)
         self._claimers[id(claimer)] = claimer
         return claimer
 

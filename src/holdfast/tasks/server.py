@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 MAX_SESSIONS = 4  # of one process, besides its home session
 LOOK_S = 1.0  # between two looks of an idle worker, for what sends no notification: a worker that died
 _BETWEEN_CHANGES_S = 0.005
+_UNSEEN_S = 0.05  # a transaction that was about to commit did not see who waits. So a waiter looks again
 
 # Plans for a table that is small at first and has a million rows a minute later: always by an index, never by a sort.
 _OFF = ("jit", "enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin")
@@ -218,11 +219,16 @@ class ServerChanges(Changes):
 
     def _ask(self) -> None:
         self._store.read(lambda run: run(self._store.sql["ask"], (self._worker.name, -1.0)))
+        self._pause = _UNSEEN_S
 
     def wait(self, seconds: float) -> None:
-        if self._worker.wait(min(seconds, LOOK_S)):
+        is_woken = self._worker.wait(min(seconds, self._pause))
+        if is_woken:
             sleep(_BETWEEN_CHANGES_S)
-        self._ask()
+        if is_woken or self._pause == LOOK_S:
+            self._ask()
+        else:
+            self._pause = LOOK_S
 
     def close(self) -> None:
         if self._worker.is_open:
