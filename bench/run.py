@@ -19,6 +19,7 @@ import engines
 import events
 import events_many
 import events_postgres
+import events_takeover
 import flock_loop
 import handoff
 import imports
@@ -58,6 +59,7 @@ SECTIONS: dict[str, Section] = {
     "events-many": lambda quick, places: iter([events_many.section(quick, places[0])]),
     "events-million": lambda quick, places: iter([events.million(quick, places[0])]),
     "events-postgres": events_postgres.section,
+    "events-takeover": events_takeover.section,
     "tasks": tasks.section,
     "tasks-wake": _everywhere(tasks.wake),
     "tasks-idle": _everywhere(tasks_idle.section),

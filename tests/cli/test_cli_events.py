@@ -155,3 +155,19 @@ def test_what_may_not_be_read_is_not_said_to_be_missing(in_memory: Path, capfd: 
         return main(["events", "head", str(shop)])
 
     assert in_child(look) == 3 and "Permission denied" in capfd.readouterr().err
+
+
+def test_subscriptions_are_listed_and_forgotten(shop: Path) -> None:
+    store = EventStore(shop)
+    store.append([Event("T"), Event("T")])
+    assert call("subscriptions", shop) == "" and call("subscriptions", shop, "--json") == "[]\n"
+    with store.subscribe("mailer") as events:
+        assert next(events).position == 1 and next(events).position == 2
+        text = call("subscriptions", shop)
+        assert text.startswith(f"mailer: at 1 of 2, 1 event behind; active: pid {os.getpid()}")
+        (row,) = json.loads(call("subscriptions", shop, "--json"))
+        assert (row["name"], row["checkpoint"], row["head"], row["lag"], row["active"]) == ("mailer", 1, 2, 1, True)
+        assert "not acquired within 0.1 s" in call("unsubscribe", shop, "mailer", "--wait", "0.1", status=1)
+    assert call("subscriptions", shop) == "mailer: at 1 of 2, 1 event behind; no process consumes\n"
+    assert call("unsubscribe", shop, "mailer") == "" and call("subscriptions", shop) == ""
+    assert "has no subscription 'mailer'" in call("unsubscribe", shop, "mailer", status=1)

@@ -24,6 +24,8 @@ ACTIONS = {
     "read": "print the events that match, one JSON object per line",
     "tail": "the same, and then what comes, until it is stopped; from now on, or --after N",
     "head": "print the position of the last event",
+    "subscriptions": "list the subscriptions: how far they are, and the process that consumes",
+    "unsubscribe": "forget a subscription and its checkpoint",
     "verify": "check every line of the log",
     "rebuild": "make the index again from the log",
     "backup": "copy the store to TARGET, a new directory, while others append",
@@ -75,8 +77,8 @@ def _configure(action: str, parser: arguments.Parser) -> None:
         parser.add_argument("--limit", metavar="N", type=arguments.position, help="the maximum number of events")
     if action == "read":
         parser.add_argument("--backwards", action="store_true", help="the last ones first")
-    if action in ("append", "import", "copy", "rebuild"):
-        if action != "rebuild":
+    if action in ("append", "import", "copy", "rebuild", "unsubscribe"):
+        if action not in ("rebuild", "unsubscribe"):
             parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
         arguments.add_wait(parser, _LOCK_TIMEOUT_S)
     arguments.add_json(parser)
@@ -86,6 +88,8 @@ def _configure(action: str, parser: arguments.Parser) -> None:
 def _add_operands(action: str, parser: arguments.Parser) -> None:
     if action in ("backup", "copy"):
         parser.add_argument("file", metavar="TARGET", help="the directory of the new store, or its URL (copy)")
+    elif action == "unsubscribe":
+        parser.add_argument("name", metavar="NAME", help="the name of the subscription")
     elif action in ("append", "export", "import"):
         what = "where to write to" if action == "export" else "where to read from (the standard input)"
         parser.add_argument("file", metavar="FILE", nargs="?", help=what)
@@ -211,6 +215,26 @@ def _head(store: EventStore, options: argparse.Namespace) -> int:
     return _say_number("head", store.head(), options)
 
 
+def _subscriptions(store: EventStore, options: argparse.Namespace) -> int:
+    found = store.subscriptions()
+    if options.json:
+        output.say_json([one.as_dict() for one in found])
+        return 0
+    for one in found:
+        waiting = f", {one.waiting} more waiting" if one.waiting else ""
+        consumer = f"active: {one.holder or 'a process'}{waiting}" if one.active else "no process consumes"
+        lag = output.many(one.lag, "event")
+        output.say(output.shown(f"{one.name}: at {one.checkpoint} of {one.head}, {lag} behind; {consumer}"))
+    return 0
+
+
+def _unsubscribe(store: EventStore, options: argparse.Namespace) -> int:
+    was_there = store.unsubscribe(options.name)
+    if not was_there:
+        raise Failure(NO, f"{store.path} has no subscription {options.name!r}", path=store.path)
+    return _done("unsubscribed", options)
+
+
 def _verify(store: EventStore, options: argparse.Namespace) -> int:
     report = store.verify()
     if options.json:
@@ -269,6 +293,8 @@ _CALLS: dict[str, Callable[[EventStore, argparse.Namespace], int]] = {
     "read": _read,
     "tail": _tail,
     "head": _head,
+    "subscriptions": _subscriptions,
+    "unsubscribe": _unsubscribe,
     "verify": _verify,
     "rebuild": _rebuild,
     "backup": _backup,

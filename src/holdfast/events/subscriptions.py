@@ -65,6 +65,10 @@ class SubscriptionStatus(msgspec.Struct, frozen=True):
         """The number of events behind the checkpoint, matching or not."""
         return self.head - self.checkpoint
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields and the lag, as a dictionary that can be written as JSON."""
+        return {**msgspec.structs.asdict(self), "lag": self.lag}
+
 
 def subscriptions(store: EventStore) -> list[SubscriptionStatus]:
     found = []
