@@ -173,6 +173,29 @@ def test_killed_while_it_builds(shop: Path) -> None:
         assert store.verify().ok
 
 
+def test_deleted_while_it_is_built(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(shop)
+    wanted = positions(store.read(Query.of(tags={"n:7"})))
+    write, deleted = Index.write, []
+
+    def interfering(index: Index, *words: Any) -> None:
+        write(index, *words)
+        shutil.rmtree(shop / "index", ignore_errors=True)
+        deleted.append(index)
+
+    shutil.rmtree(shop / "index")
+    monkeypatch.setattr(Index, "write", interfering)
+    assert positions(EventStore(shop).read(Query.of(tags={"n:7"}))) == wanted
+    background = EventStore(shop, durable=False)
+    background.append([Event("A", tags={"n:7"})] * 2000)  # a thread that failed would fail the test
+    thread = background._engine.view.builder._thread
+    assert thread is not None
+    thread.join()
+    assert len(deleted) > 1
+    monkeypatch.undo()
+    assert len(positions(EventStore(shop).read(Query.of(tags={"n:7"})))) == len(wanted) + 2000
+
+
 def test_several_build_it_at_once_and_a_fork_comes_in_between(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder_module, "_AT_ONCE", 50)
     filled(shop)

@@ -681,7 +681,8 @@ def test_tables_of_another_program_or_another_format_are_left_alone(postgres: st
 
 
 def test_tables_that_were_made_again_are_another_store(postgres: str, store: EventStore, sql: Any) -> None:
-    sql.execute("drop table holdfast_event, holdfast_event_store, holdfast_event_term, holdfast_event_document")
+    tables = ("event", "event_store", "event_term", "event_document", "event_subscription")
+    sql.execute(f"drop table {', '.join(f'holdfast_{table}' for table in tables)}")
     with pytest.raises(CorruptStore, match="were deleted"):
         store.append(Event("T"))
     EventStore(postgres).append(Event("T"))

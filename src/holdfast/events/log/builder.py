@@ -7,11 +7,12 @@ the process, after one more block: what is added is added for all processes, and
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Lock, Thread, main_thread
 from time import sleep
 
 from ... import system
-from ...errors import CorruptStore
+from ...errors import HoldfastError, LockLost
 from . import segments
 from .index import BEGINNING, Damaged, Index, Mark
 from .search import Block
@@ -98,7 +99,7 @@ class Builder:
     def _build_in_background(self, head: int) -> None:
         try:
             self.build(head, is_needed=False)
-        except (OSError, CorruptStore, TakenBack, Damaged):
+        except (OSError, HoldfastError, TakenBack, Damaged):
             pass  # a search that needs the index raises it
 
     def build(self, until: int, *, is_needed: bool = True) -> None:
@@ -106,7 +107,8 @@ class Builder:
         self._asked = max(self._asked, until)
         if self.index.known >= until or self.mark().position >= until:
             return
-        with self.index.lock():
+        # Another program may delete the index meanwhile. This process still has its file open, with all it needs.
+        with suppress(LockLost), self.index.lock():
             failures = 0
             while failures < 3:
                 try:
@@ -148,5 +150,5 @@ class Builder:
 
     def distrust(self) -> None:
         """It told what is not so. Begin a new one."""
-        with self.index.lock():
+        with suppress(LockLost), self.index.lock():
             self.index.replace()
