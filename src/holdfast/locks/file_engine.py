@@ -158,18 +158,17 @@ class FileEngine(local.LocalEngine):
 
         False: another process took the lock away before. The token may be greater than that of the new holder.
         """
-        entry, file, fd = grant.entry, self.location.file, grant.fd
-        has_token = self.format.token_from_end > 0
-        if has_token:
-            grant.token = tokens.new(file)
-        if self.fence:
-            # No process takes the lock away from the one with the removal byte, so no other writes the fence file.
-            if not take_removal_byte(fd, MAX_WAIT_TRIES) or not grant.is_published():
-                return False
-            grant.token = tokens.advance_fence(entry, file, grant.token, self.mode, self.durable)
-            system.unmark_removal(fd)
-        if has_token:
-            system.pwrite(fd, b"%020d" % grant.token, len(grant.content) - self.format.token_from_end)
+        entry, fd, token_from_end = grant.entry, grant.fd, self.format.token_from_end
+        if token_from_end:
+            token = tokens.new(self.location.file)
+            if self.fence:
+                # No process takes the lock away from the one with the removal byte, so no other writes the fence file.
+                if not take_removal_byte(fd, MAX_WAIT_TRIES) or not grant.is_published():
+                    return False
+                token = tokens.advance_fence(entry, self.location.file, token, self.mode, self.durable)
+                system.unmark_removal(fd)
+            grant.token = token
+            system.pwrite(fd, b"%020d" % token, len(grant.content) - token_from_end)
         if self.durable and grant.mount.keeps:
             entry.sync()
         return grant.is_published()

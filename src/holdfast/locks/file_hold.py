@@ -37,15 +37,14 @@ class FileGrant(PublishedFile, LocalGrant):
     key: process.Inode
     engine: FileEngine
     content: bytes  # as it was published: without the token
-    token: int  # None in a format without one
+    token: int | None  # None in a format without one
     renewed_hold: weakref.ref[FileHold] | None  # a hold with a heartbeat
 
     def begin(self, engine: FileEngine, content: bytes) -> None:
         self.engine = engine
         self.content = content
         self.acquired_at = time.time()
-        if not engine.format.token_from_end:
-            self.token = None  # type: ignore[assignment]
+        self.token = None
         self.called_at = 0.0
         self.renewed_hold = None
         self._lost = False

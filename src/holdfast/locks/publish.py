@@ -175,18 +175,17 @@ def publish(new: type[File], entry: Entry, content: bytes, mode: int, durable: b
 
     exact_mode: whatever the umask
     """
-    options = mode, durable, exact_mode
     try:
-        return _make(new, entry, entry.parent, system.O_TMPFILE, content, *options)
+        return _make(new, entry, entry.parent, system.O_TMPFILE, content, mode, durable, exact_mode)
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED and error.errno != errno.ENOENT:
             raise
     try:
-        return _make(new, entry, private_name(entry.name), system.O_NEW, content, *options)
+        return _make(new, entry, private_name(entry.name), system.O_NEW, content, mode, durable, exact_mode)
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED:
             raise
-    return _make(new, entry, entry.name, system.O_NEW, content, *options)
+    return _make(new, entry, entry.name, system.O_NEW, content, mode, durable, exact_mode)
 
 
 def _make(
