@@ -484,8 +484,9 @@ class Samba(Server):
         return samba_tool(self.directory, *words)
 
     def close_share(self, name: str) -> None:
-        """Close all files of a share, as an administrator does it."""
+        """Close all files of a share, as an administrator does it. Returns when the locks among them are closed."""
         self.tool("smbcontrol", "smbd", "close-share", name)
+        until(lambda: " DENY_WRITE " not in self.tool("smbstatus", "-L"))
 
     def url(self, path: str, user: str = login, password: str = PASSWORD) -> str:
         return f"smb://{user}:{password}@127.0.0.1:{self.port}/{path}"

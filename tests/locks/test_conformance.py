@@ -117,7 +117,8 @@ class PostgresTarget(Target):
     def terminate(self, *, granted: bool) -> None:
         with self.server.connect("postgres", user="postgres") as connection:
             connection.execute(
-                "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted = %s", [granted]
+                "select pg_terminate_backend(pid, 10000) from pg_locks where locktype = 'advisory' and granted = %s",
+                [granted],
             )
 
     def take_away(self) -> None:
