@@ -375,10 +375,15 @@ def events_are_appended_from_both_hosts(hosts: Hosts) -> dict[str, float]:
     for peer in peers.values():
         peer.do("store.close()")
     # NFS keeps a file that is removed while it is open under another name until it is closed.
-    hosts.a.do("import gc, os, shutil; gc.collect(); None")
-    support.until(
-        lambda: not hosts.a.do("shutil.rmtree(path('shop'), ignore_errors=True) or os.path.exists(path('shop'))")
-    )
+    for peer in peers.values():
+        peer.do("import gc, os, shutil; gc.collect(); None")
+    left = "shutil.rmtree(path('shop'), ignore_errors=True) or list(os.walk(path('shop')))"
+    try:
+        support.until(lambda: not hosts.a.do(left))
+    except AssertionError:
+        files = "[os.readlink(f.path) for f in os.scandir('/proc/self/fd') if os.path.islink(f.path)]"
+        opened_by = {name: peer.do(files) for name, peer in peers.items()}
+        raise AssertionError(f"files are left: {hosts.a.do(left)}; open: {opened_by}") from None
     return {"seconds for 240 appends": seconds}
 
 
