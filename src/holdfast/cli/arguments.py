@@ -40,7 +40,8 @@ class Parser(argparse.ArgumentParser):
     def add_actions(self, actions: Mapping[str, str], configure: Callable[[str, Parser], None], epilog: str) -> None:
         """Make this a group. `actions` are their names, and what they do."""
         self.usage = f"{self.prog} ACTION …     {self.prog} ACTION --help tells more"
-        self.epilog = "\n".join(f"{name:11}{does}" for name, does in actions.items()) + f"\n\n{epilog}"
+        width = max(map(len, actions)) + 2
+        self.epilog = "\n".join(f"{name:{width}}{does}" for name, does in actions.items()) + f"\n\n{epilog}"
         for name, does in actions.items():
             self.actions[name] = does, lambda parser, name=name: configure(name, parser)  # type: ignore[misc]
         self.add_argument("action", choices=tuple(actions), metavar="ACTION", help="what to do, one of those below")

@@ -1,0 +1,78 @@
+"""Links between pages and into the repository lead somewhere, and each promise links to the test that shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from docs.pages import ROOT, pages
+
+PAGES = {str(page.relative_to(ROOT)): page for page in [*pages(), ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]}
+_FENCE = re.compile(r"^```.*?^```", re.S | re.M)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def links(text: str) -> list[str]:
+    return [link for link in _LINK.findall(_FENCE.sub("", text)) if not re.match(r"\w+:", link)]
+
+
+def anchors(page: Path) -> set[str]:
+    """The ids that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)", _FENCE.sub("", page.read_text(encoding="utf-8")), re.M)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+def broken(name: str, text: str) -> list[str]:
+    found = []
+    for link in links(text):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_every_link_of_a_page_leads_somewhere(name: str) -> None:
+    assert not broken(name, PAGES[name].read_text(encoding="utf-8"))
+
+
+def test_a_broken_link_is_found() -> None:
+    text = "[a](docs/nothing.md) [b](docs/cli.md#no-such-part) [c](docs/cli.md) [d](https://example.org)"
+    assert broken("README.md", text) == ["docs/nothing.md", "docs/cli.md#no-such-part"]
+
+
+def rows(name: str) -> list[str]:
+    """The rows of the tables of a page, without their headings."""
+    text = _FENCE.sub("", (ROOT / name).read_text(encoding="utf-8"))
+    return [row for table in re.findall(r"^\|[-| ]+\|\n((?:\|.*\n?)+)", text, re.M) for row in table.splitlines()]
+
+
+def is_shown(row: str) -> bool:
+    return bool(re.search(r"\]\(\.\./tests/[\w/]+\.py\)|\]\(benchmarks\.md\)", row))
+
+
+def test_every_promise_links_to_a_test_or_a_benchmark() -> None:
+    assert len(rows("docs/promises.md")) > 10
+    assert not [row for row in rows("docs/promises.md") if not is_shown(row)]
+    assert not is_shown("| it is fast | very | |")
+
+
+def test_every_part_of_the_guarantees_links_to_tests() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    always = text.partition("## Always\n")[2].partition("\n## ")[0]
+    without = [claim for claim in re.split(r"^- ", always, flags=re.M)[1:] if "](../tests/" not in claim]
+    assert not without
+
+
+def test_the_timelines_are_those_of_the_script_and_each_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import timelines
+
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    for name, timeline in timelines.TIMELINES.items():
+        picture = f"pictures/timeline-{name}.svg"
+        assert f"]({picture})" in page
+        assert (ROOT / "docs" / picture).read_text(encoding="utf-8") == timelines.svg(*timeline), "run the script again"
