@@ -6,6 +6,7 @@ RUN = $(VENV)/bin/python
 .PHONY: demo test prove prove-load test-optimised lint format bench docs release-check clean
 
 $(VENV)/ready: pyproject.toml scripts/groups.py
+	@echo "Making a virtual environment in $(VENV). That takes about a minute, once."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q --disable-pip-version-check -e . $$($(RUN) scripts/groups.py test lint docs release)
 	$(RUN) -m compileall -q src

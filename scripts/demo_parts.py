@@ -170,10 +170,8 @@ def tasks() -> tuple[bool, str]:
         counts = queue.stats()
         queue.close()
     good = counts["done"] == len(done) == TASKS and set(done.values()) == {1}
-    return (
-        good,
-        f"{counts['done']} of {TASKS} tasks done, each once. The killed worker's task: attempt {state.tried} was done.",
-    )
+    text = f"{counts['done']} of {TASKS} tasks done, each once. The killed worker's task needed {state.tried} attempts."
+    return good, text
 
 
 # 5: a lock on a server, if one is installed.

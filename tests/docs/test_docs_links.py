@@ -76,3 +76,11 @@ def test_the_timelines_are_those_of_the_script_and_each_is_shown(monkeypatch: py
         picture = f"pictures/timeline-{name}.svg"
         assert f"]({picture})" in page
         assert (ROOT / "docs" / picture).read_text(encoding="utf-8") == timelines.svg(*timeline), "run the script again"
+
+
+def test_the_architecture_names_every_part_of_the_package() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    package = ROOT / "src" / "holdfast"
+    parts = {f"{entry.name}/" if entry.is_dir() else entry.stem for entry in package.iterdir()}
+    unnamed = {part for part in parts if f"`{part}`" not in table}
+    assert unnamed <= {"__init__", "__main__", "__pycache__/", "py"}
