@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -66,15 +67,20 @@ def rename_types(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, 
     return text, returns
 
 
-def convert(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
+def convert(_app: Any, _what: str, name: str, thing: Any, _options: Any, lines: list[str]) -> None:
+    method = name.rpartition(".")[2]
+    if not lines and inspect.iscoroutinefunction(thing):  # of an async twin, all is said already
+        lines.append(f"`{method[1:]}` for asyncio and trio.")
     lines[:] = as_rst("\n".join(lines)).splitlines()
 
 
 def leave_out(_app: Any, _what: str, name: str, thing: Any, _skip: bool, _options: Any) -> bool | None:
-    """True: this name is not shown. A name without a docstring is not part of what users call."""
+    """True: this name is not shown. A method is shown also without a docstring, if its name says all."""
     owner = getattr(thing, "__qualname__", "").partition(".")[0]
     internal = name in INTERNAL.get(owner, ()) or (name == "release" and isinstance(thing, property))
-    return True if name.startswith("_") or internal else None
+    if name.startswith("_") or internal:
+        return True
+    return False if callable(thing) or isinstance(thing, property) else None
 
 
 def setup(app: Any) -> None:

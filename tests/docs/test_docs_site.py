@@ -53,7 +53,7 @@ def test_the_reference_of_the_api_shows_all_public_names_and_no_private_one(modu
         public |= {"TaskQueue", "Worker"}
     text = text_of(site / "docs" / "reference" / f"{module}.html") + text_of(site / "docs" / "exceptions.html")
     assert not {name for name in public if not re.search(rf"\b{name}\b", text)}
-    assert not re.findall(r"(?:^|[\s.(])(_[a-z]\w*)", text)
+    assert not re.findall(r"(?:^|[\s.(])(_[a-zA-Z]\w*)", text)
 
 
 def test_a_claim_shows_what_users_call(site: Path) -> None:
@@ -62,3 +62,12 @@ def test_a_claim_shows_what_users_call(site: Path) -> None:
     shown = set(re.findall(r"^(?:property |async )?(\w+)[(:]", claim, re.M))
     assert {"complete", "fail", "give_back", "cancel", "progress", "check"} <= shown
     assert "Claimer" not in claim and "Attempt" not in claim
+
+
+def test_all_methods_of_the_event_store_are_there_with_their_async_twins(site: Path) -> None:
+    from holdfast.events import EventStore
+
+    text = text_of(site / "docs" / "reference" / "holdfast.events.html")
+    methods = [name for name, thing in vars(EventStore).items() if callable(thing) and not name.startswith("_")]
+    assert {"append", "aappend", "execute", "aexecute"} <= set(methods)
+    assert not [name for name in methods if not re.search(rf"\b{name}\(", text)]
