@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -42,6 +43,15 @@ def test_every_link_of_a_page_leads_somewhere(name: str) -> None:
 def test_a_broken_link_is_found() -> None:
     text = "[a](docs/nothing.md) [b](docs/cli.md#no-such-part) [c](docs/cli.md) [d](https://example.org)"
     assert broken("README.md", text) == ["docs/nothing.md", "docs/cli.md#no-such-part"]
+
+
+def test_every_page_can_be_reached_from_another() -> None:
+    linked = {
+        os.path.relpath((page.parent / link.partition("#")[0]).resolve(), ROOT)
+        for page in PAGES.values()
+        for link in links(page.read_text(encoding="utf-8"))
+    }
+    assert not set(PAGES) - {"README.md"} - linked
 
 
 def rows(name: str) -> list[str]:
