@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT / "src"))
 TOP = ["CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
 LINKED = ["tests", "scripts", "src", "bench", "LICENSE", "pyproject.toml", "Makefile"]
 _COMMENT = re.compile(r"^<!-- example:.*?-->\n", re.S | re.M)
+_LINK = re.compile(r"(?<!!)\[([^]\[]+)\]\(([^)#:\s]+)\)")
 _NAME = re.compile(r"(?P<open>\]\((?:\.\./)*)README\.md")
 
 
@@ -46,15 +47,16 @@ def main() -> int:
 def collect(source: Path) -> None:
     """All pages, and links to the files of the repository that pages link to."""
     source.mkdir()
+    for name in LINKED:
+        (source / name).symlink_to(ROOT / name)
+    (source / "docs").mkdir()
+    for other in (ROOT / "docs").iterdir():
+        if other.suffix != ".md":
+            (source / "docs" / other.name).symlink_to(other)
     for name in TOP:
         write(source / name, (ROOT / name).read_text(encoding="utf-8"))
     for page in sorted((ROOT / "docs").rglob("*.md")):
         write(source / page.relative_to(ROOT), page.read_text(encoding="utf-8"))
-    for other in (ROOT / "docs").iterdir():
-        if other.suffix != ".md":
-            (source / "docs" / other.name).symlink_to(other)
-    for name in LINKED:
-        (source / name).symlink_to(ROOT / name)
     write(source / "docs" / "reference" / "command.md", command_reference())
     for title, module, names in API:
         write(source / "docs" / "reference" / f"{module}.md", api_page(title, module, names))
@@ -62,8 +64,11 @@ def collect(source: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
+    """Write a page. A link to a directory becomes its text: a site has no page for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_NAME.sub(r"\g<open>index.md", _COMMENT.sub("", text)), encoding="utf-8")
+    text = _NAME.sub(r"\g<open>index.md", _COMMENT.sub("", text))
+    text = _LINK.sub(lambda link: link[1] if (path.parent / link[2]).is_dir() else link[0], text)
+    path.write_text(text, encoding="utf-8")
 
 
 def contents(source: Path) -> str:

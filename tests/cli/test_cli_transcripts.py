@@ -23,6 +23,7 @@ ELSEWHERE = {
     r"postgresql://user@host": "test_cli_events and test_cli_tasks_work have a server",
     r"^holdfast top|^holdfast tasks watch jobs( --json.*)?$": "they do not end: test_cli_terminal",
     r"^holdfast tasks work.*(convert.sh|mymodule)": "test_cli_tasks_work has such a program",
+    r"^holdfast events (forget|subscriptions|unsubscribe)": "test_cli_events",
     r"holdfast web": "it does not end: the tests of the console",
     r"holdfast completion": "test_cli_shells, in the shells",
     r"wait --all": "test_cli_looking; other tests have locks in /tmp",

@@ -45,8 +45,12 @@ def test_a_broken_link_is_found() -> None:
     assert broken("README.md", text) == ["docs/nothing.md", "docs/cli.md#no-such-part"]
 
 
-def test_every_page_can_be_reached_from_another() -> None:
-    linked = {
+def test_every_page_can_be_reached_from_another_or_from_the_menu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import site_pages
+
+    menu = {f"{page}.md" for group in site_pages.PAGES.values() for page in group}
+    linked = menu | {
         os.path.relpath((page.parent / link.partition("#")[0]).resolve(), ROOT)
         for page in PAGES.values()
         for link in links(page.read_text(encoding="utf-8"))
