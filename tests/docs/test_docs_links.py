@@ -103,3 +103,24 @@ def test_the_architecture_names_every_part_of_the_package() -> None:
     parts = {f"{entry.name}/" if entry.is_dir() else entry.stem for entry in package.iterdir()}
     unnamed = {part for part in parts if f"`{part}`" not in table}
     assert unnamed <= {"__init__", "__main__", "__pycache__/", "py"}
+
+
+def test_the_tree_of_exceptions_is_that_of_the_classes() -> None:
+    import holdfast
+    import holdfast.tasks
+
+    page = (ROOT / "docs" / "exceptions.md").read_text(encoding="utf-8")
+    tree = page.partition("```text\n")[2].partition("```")[0].splitlines()
+    public = {name: getattr(module, name) for module in (holdfast, holdfast.tasks) for name in module.__all__}
+    errors = {name for name, kind in public.items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    shown: list[tuple[int, str]] = []
+    for line in tree:
+        found = re.match(r"([│├└─ ]*)(\w+)(?:.*also an? (\w+))?", line)
+        assert found
+        depth, name, also = len(found[1]) // 4, found[2], found[3]
+        above = next((other for level, other in reversed(shown) if level == depth - 1), "Exception")
+        shown.append((depth, name))
+        builtin = Exception if above == "Exception" else public[above]
+        assert issubclass(public[name], builtin)
+        assert also is None or also in {kind.__name__ for kind in public[name].__mro__}
+    assert {name for _, name in shown} == errors
