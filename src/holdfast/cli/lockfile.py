@@ -150,7 +150,8 @@ def release(options: argparse.Namespace) -> int:
     except NotOwner:
         found = status_of(options.path, None, options.stale or None, options.policy)
         text = f"{options.path}: {found.explain()}"
-        lines = f"holdfast lockfile: {output.shown(text)}\n{_way_out(found)}"
+        group = "sema" if options.is_sema else "lockfile"
+        lines = f"holdfast {group}: {output.shown(text)}\n{_way_out(found)}"
         more = {"released": False, "locked": True}
         raise Failure(NO, text, text=lines, path=options.path, found=found, more=more) from None
     if options.json:
