@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test prove prove-load test-optimised lint format bench clean
+.PHONY: demo test prove prove-load test-optimised lint format bench docs release-check clean
 
 $(VENV)/ready: pyproject.toml scripts/groups.py
+	@echo "Making a virtual environment in $(VENV). That takes about a minute, once."
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install -q --disable-pip-version-check -e . $$($(RUN) scripts/groups.py test lint)
+	$(RUN) -m pip install -q --disable-pip-version-check -e . $$($(RUN) scripts/groups.py test lint docs release)
 	$(RUN) -m compileall -q src
 	@touch $@
 
@@ -44,6 +45,14 @@ format: $(VENV)/ready
 
 bench: $(VENV)/bench-ready
 	$(RUN) bench/run.py
+
+# The documentation as a site, in build/site. A warning is an error.
+docs: $(VENV)/ready
+	$(RUN) scripts/docs.py
+
+# What a release needs: sdist and wheel are built and checked, and the wheel works in a clean environment.
+release-check: $(VENV)/ready
+	$(RUN) scripts/release.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -307,7 +307,7 @@ def test_top_needs_a_terminal(tmp_path: Path) -> None:
         check=False,
         timeout=40,
     )
-    assert done.returncode == 3 and "needs a terminal" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 3 and "this needs a terminal" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_top_without_textual_says_what_to_install(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def run_console(block: dict[str, Any]) -> str:
         fail(block, "the first line has to begin with '$ '")
     for step in steps[1:]:
         command, _, wanted = step.partition("\n")
-        done = shell(block, command)
+        done = shell(block, f"exec 2>&1\n{command}")  # in the order in which a terminal shows it
         if not matches(wanted, done.stdout + done.stderr):
             fail(block, f"{command!r} prints\n{done.stdout}{done.stderr}\nand not\n{wanted}")
     return ""

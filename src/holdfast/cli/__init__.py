@@ -29,7 +29,7 @@ COMMANDS = {
     "clean": ("mending", "remove stale locks and what crashes left"),
     "doctor": ("doctor", "test what the file system of a directory, or a server, really does"),
     "lockfile": ("lockfile", "lock files that outlive the command: try, acquire, release, status, wait, clean"),
-    "sema": ("lockfile", "the same with the exit statuses of the sema tool: alias sema='holdfast sema'"),
+    "sema": ("lockfile", "lockfile for scripts of the sema tool: alias sema='holdfast sema'"),
     "dir": ("directories", "replace or edit a directory as a whole, or not at all"),
     "events": ("events", "append to an event store, read and follow it"),
     "tasks": ("tasks", "put tasks into a queue, and run workers that do them"),

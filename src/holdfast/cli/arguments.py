@@ -40,7 +40,8 @@ class Parser(argparse.ArgumentParser):
     def add_actions(self, actions: Mapping[str, str], configure: Callable[[str, Parser], None], epilog: str) -> None:
         """Make this a group. `actions` are their names, and what they do."""
         self.usage = f"{self.prog} ACTION …     {self.prog} ACTION --help tells more"
-        self.epilog = "\n".join(f"{name:11}{does}" for name, does in actions.items()) + f"\n\n{epilog}"
+        width = max(map(len, actions)) + 2
+        self.epilog = "\n".join(f"{name:{width}}{does}" for name, does in actions.items()) + f"\n\n{epilog}"
         for name, does in actions.items():
             self.actions[name] = does, lambda parser, name=name: configure(name, parser)  # type: ignore[misc]
         self.add_argument("action", choices=tuple(actions), metavar="ACTION", help="what to do, one of those below")
@@ -136,32 +137,34 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 def time(text: str) -> float:
     unit = _UNITS.get(text[-1:])
-    number = float(text[:-1] if unit else text)
+    try:
+        number = float(text[:-1] if unit else text)
+    except ValueError:
+        number = -1
     if not number >= 0 or "_" in text:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time, such as 1.5, 90s, 5m, 2h or 7d")
     return number * (unit or 1)
-
-
-time.__name__ = "time (1.5, 90s, 5m, 2h, 7d)"
 
 
 def integer(name: str, least: int, most: float = float("inf")) -> Callable[[str], int]:
     """The type of a number in this range."""
 
     def parse(text: str) -> int:
-        number = int(text)
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
         if not least <= number <= most or "_" in text:
-            raise ValueError(text)
+            raise argparse.ArgumentTypeError(f"{text!r} is not {name}")
         return number
 
-    parse.__name__ = name
     return parse
 
 
-at_least_one = integer("number from 1 on", 1)
-position = integer("number from 0 on", 0)
-exit_status = integer("exit status from 0 to 255", 0, 255)
-pid = integer("process number", 1)
+at_least_one = integer("a number from 1 on", 1)
+position = integer("a number from 0 on", 0)
+exit_status = integer("an exit status from 0 to 255", 0, 255)
+pid = integer("the number of a process", 1)
 
 
 # Options that mean the same everywhere.

@@ -45,7 +45,9 @@ EXAMPLES = {
 def configure(name: str, parser: arguments.Parser) -> None:
     epilog = f"{EPILOG}\n{STATUSES}\n\nexamples:\n" + "".join(f"  {line}\n" for line in EXAMPLES.values())
     is_sema = name == "sema"
-    parser.add_actions(ACTIONS, lambda action, leaf: _configure(action, leaf, is_sema), epilog)
+    parser.add_actions(
+        ACTIONS, lambda action, leaf: _configure(action, leaf, is_sema), epilog.replace("lockfile ", f"{name} ")
+    )
 
 
 def _configure(action: str, parser: arguments.Parser, is_sema: bool) -> None:
@@ -55,6 +57,10 @@ def _configure(action: str, parser: arguments.Parser, is_sema: bool) -> None:
         from . import mending, waiting
 
         {"status": looking, "wait": waiting, "clean": mending}[action].configure(action, parser)
+    group = "sema" if is_sema else "lockfile"
+    text = parser.epilog or ""
+    text = text.replace("holdfast lockfile ", f"holdfast {group} ").replace(f"holdfast {action} ", f"{parser.prog} ")
+    parser.epilog = text
     parser.set_defaults(is_sema=is_sema)
     if is_sema:
         for option in ("--timeout", "--stale", "--tag"):
@@ -144,7 +150,8 @@ def release(options: argparse.Namespace) -> int:
     except NotOwner:
         found = status_of(options.path, None, options.stale or None, options.policy)
         text = f"{options.path}: {found.explain()}"
-        lines = f"holdfast lockfile: {output.shown(text)}\n{_way_out(found)}"
+        group = "sema" if options.is_sema else "lockfile"
+        lines = f"holdfast {group}: {output.shown(text)}\n{_way_out(found)}"
         more = {"released": False, "locked": True}
         raise Failure(NO, text, text=lines, path=options.path, found=found, more=more) from None
     if options.json:

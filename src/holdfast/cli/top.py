@@ -50,7 +50,7 @@ def call(options: argparse.Namespace) -> int:
         else:
             os.scandir(directory).close()
     if not output.on_terminal(sys.stdin) or not output.on_terminal(sys.stderr):
-        raise Unsupported("holdfast top needs a terminal; holdfast ls shows the same, once")
+        raise Unsupported("this needs a terminal; holdfast ls shows the same, once")
     try:
         from .screen import Screen
     except ImportError:

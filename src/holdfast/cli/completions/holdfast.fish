@@ -196,7 +196,7 @@ complete -c holdfast -n '_shtab_holdfast_using lockfile clean' -l policy -xka "p
 complete -c holdfast -n '_shtab_holdfast_using lockfile clean' -l json -d 'print JSON, also for an error'
 complete -c holdfast -n '_shtab_holdfast_using lockfile clean' -s q -l quiet -d 'print nothing but errors'
 complete -c holdfast -n '_shtab_holdfast_using lockfile clean; and test $_shtab_holdfast_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the lock file, or a directory of them'
-complete -c holdfast -n '_shtab_holdfast_using; and test $_shtab_holdfast_npos -eq 0' -a sema -d 'The same with the exit statuses of the sema tool: alias sema='"'"'holdfast sema'"'"'.'
+complete -c holdfast -n '_shtab_holdfast_using; and test $_shtab_holdfast_npos -eq 0' -a sema -d 'Lockfile for scripts of the sema tool: alias sema='"'"'holdfast sema'"'"'.'
 complete -c holdfast -n '_shtab_holdfast_using sema' -s h -l help -d 'show this help message and exit'
 complete -c holdfast -n '_shtab_holdfast_using sema; and test $_shtab_holdfast_npos -eq 0' -a try -d 'Acquire a lock file if it is free.'
 complete -c holdfast -n '_shtab_holdfast_using sema try' -s h -l help -d 'show this help message and exit'
