@@ -1,0 +1,521 @@
+"""`BaseFileLock`: a lock that knows whether it is held, and how often. Its holds are those of a lock of Holdfast.
+
+With `thread_local=True`, the default, each thread has a state of its own: options, a hold and a counter. Otherwise all
+threads share one state; one of them at a time acquires, and the others wait for it. In a forked child the object holds
+nothing, and cannot be used: construct a new one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import RLock, get_ident
+from _thread import _local as ThreadLocal
+from functools import wraps
+from threading import current_thread
+from time import monotonic
+
+from .. import errors, process, wait
+from ..paths import absolute
+from . import options
+from .core import CANCEL_CHECK_S, Turns, until_admitted
+from .errors import as_os_error, timed_out
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Thread
+    from types import TracebackType
+    from typing import Any, NoReturn, TypeVar
+
+    from .core import CancelCheck, Core, QuietHold
+
+    Self = TypeVar("Self", bound="BaseFileLock")
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+_DEBUG, _WARNING = 10, 30
+_loggers: list[Any] = []  # the logger, when the program has imported `logging`
+
+
+def log(level: int, message: str, *values: object) -> None:
+    if not _loggers:
+        if "logging" not in sys.modules:
+            return
+        _loggers.append(sys.modules["logging"].getLogger("filelock"))
+    if _loggers[0].isEnabledFor(level):
+        _loggers[0].log(level, message, *values)
+
+
+class AcquireReturnProxy:
+    """What `acquire` returns. A `with` block of it releases the lock at its end."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+
+    def __enter__(self) -> Any:
+        return self.lock
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock._leave_block(error)
+
+
+class State:
+    """The options and the hold of a lock, for one thread or for all."""
+
+    __slots__ = ("blocking", "core", "counter", "hold", "is_fixed", "lifetime", "lock_file", "mode", "mutex")
+    __slots__ += ("poll_interval", "thread", "timeout", "turns", "waiting")
+
+    def __init__(self, lock_file: str, **values: Any) -> None:
+        self.lock_file = lock_file
+        self.timeout: float = values["timeout"]
+        self.mode: int = values["mode"]
+        self.blocking: bool = values["blocking"]
+        self.poll_interval: float = values["poll_interval"]
+        self.lifetime: float | None = values["lifetime"]
+        self.core: Core | None = None
+        self.is_fixed = False  # does the path mean the same file after a change of the working directory?
+        self.hold: QuietHold | None = None
+        self.counter = 0
+        self.waiting = 0  # the thread that acquires
+        self.thread: Thread = current_thread()
+        self.mutex = RLock()
+        self.turns = Turns()
+
+
+class ThreadStates(ThreadLocal):
+    """A state per thread. Python calls `__init__` again in every thread, with the same arguments."""
+
+    def __init__(self, make: Callable[[], State]) -> None:
+        self.state = make()
+
+
+class BaseFileLock(metaclass=options.FileLockMeta):
+    """What all locks of this package share. A subclass makes the lock of Holdfast behind it."""
+
+    _has_lifetime = False
+    _warning_level = 3
+    _init_is_ours = True
+    _own_options = frozenset(
+        ("timeout", "mode", "thread_local", "blocking", "is_singleton", "poll_interval", "lifetime")
+        + ("context_error_policy", "close_error_policy", "fallback_to_soft", "preserve_lock_file", "on_acquired")
+    )
+    _registry: process.Registry | None = None  # until `__init__`
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._init_is_ours = cls.__init__.__module__.startswith(f"{__package__}.")
+
+    def __init__(
+        self,
+        lock_file: str | os.PathLike[str],
+        timeout: float = -1,
+        mode: int = options.UNSET_MODE,
+        thread_local: bool = True,
+        *,
+        blocking: bool = True,
+        is_singleton: bool = False,
+        poll_interval: float = 0.05,
+        lifetime: float | None = None,
+        context_error_policy: str = "chain",
+        close_error_policy: str = "default",
+        fallback_to_soft: bool = True,
+        preserve_lock_file: bool = False,
+        on_acquired: Callable[[int], None] | None = None,
+    ) -> None:
+        path: Any = os.fspath(lock_file)
+        values = {"timeout": timeout, "mode": mode, "blocking": blocking}
+        values |= {"poll_interval": poll_interval, "lifetime": lifetime}
+        self._held: set[State] = set()
+        self._is_thread_local = thread_local
+        self._states = ThreadStates(lambda: State(path, **values)) if thread_local else None
+        self._shared = None if thread_local else State(path, **values)
+        self._is_singleton = is_singleton
+        self._context_error_policy = context_error_policy
+        self._close_error_policy = close_error_policy
+        self._fallback_to_soft = fallback_to_soft
+        self._preserve_lock_file = preserve_lock_file
+        self._on_acquired = on_acquired
+        self._registry = process.current_registry()
+
+    # What a subclass defines.
+
+    def _make_core(self, name: str, state: State) -> Core:
+        raise TypeError(f"{type(self).__name__} is not a lock: use FileLock or SoftFileLock, or derive from one of them")
+
+    def _holder_elsewhere(self, core: Core) -> str | None:
+        """Who holds the lock on another machine, for Timeout."""
+
+    @classmethod
+    def _check_native_options(cls, preserve_lock_file: bool, on_acquired: object) -> None:
+        """Raise ValueError for an option that this class cannot have."""
+
+    # Options.
+
+    @property
+    def _state(self) -> State:
+        return self._shared or self._states.state  # type: ignore[union-attr]
+
+    def is_thread_local(self) -> bool:
+        return self._is_thread_local
+
+    @property
+    def is_singleton(self) -> bool:
+        return self._is_singleton
+
+    @property
+    def context_error_policy(self) -> str:
+        return self._context_error_policy
+
+    @property
+    def close_error_policy(self) -> str:
+        return self._close_error_policy
+
+    @property
+    def fallback_to_soft(self) -> bool:
+        return self._fallback_to_soft
+
+    @property
+    def preserve_lock_file(self) -> bool:
+        return self._preserve_lock_file
+
+    @property
+    def on_acquired(self) -> Callable[[int], None] | None:
+        return self._on_acquired
+
+    @property
+    def lock_file(self) -> str:
+        return self._state.lock_file
+
+    @property
+    def timeout(self) -> float:
+        return self._state.timeout
+
+    @timeout.setter
+    def timeout(self, value: float | str) -> None:
+        if isinstance(value, str | bytes | bytearray):
+            from warnings import warn
+
+            warn("timeout as a text is deprecated: pass a number", DeprecationWarning, stacklevel=2)
+            value = float(value)
+        self._state.timeout = options.seconds("timeout", value)
+
+    @property
+    def blocking(self) -> bool:
+        return self._state.blocking
+
+    @blocking.setter
+    def blocking(self, value: bool) -> None:
+        options.check_blocking(value)
+        self._state.blocking = value
+
+    @property
+    def poll_interval(self) -> float:
+        return self._state.poll_interval
+
+    @poll_interval.setter
+    def poll_interval(self, value: float) -> None:
+        self._state.poll_interval = options.check_poll_interval(value)
+
+    @property
+    def lifetime(self) -> float | None:
+        return self._state.lifetime
+
+    @lifetime.setter
+    def lifetime(self, value: float | None) -> None:
+        state = self._state
+        state.lifetime = options.check_lifetime(value, type(self), level=3)
+        state.core = None
+
+    @property
+    def mode(self) -> int:
+        return 0o644 if self._state.mode == options.UNSET_MODE else self._state.mode
+
+    @property
+    def has_explicit_mode(self) -> bool:
+        return self._state.mode != options.UNSET_MODE
+
+    @property
+    def is_locked(self) -> bool:
+        return self._state.hold is not None and self._registry is process.current_registry()
+
+    @property
+    def lock_counter(self) -> int:
+        return self._state.counter if self.is_locked else 0
+
+    # Acquiring.
+
+    def acquire(
+        self: Self,
+        timeout: float | None = None,
+        poll_interval: float | None = None,
+        *,
+        poll_intervall: float | None = None,
+        blocking: bool | None = None,
+        cancel_check: CancelCheck = None,
+    ) -> AcquireReturnProxy:
+        """Wait for the lock, or count one more level if this thread holds it.
+
+        timeout: seconds; negative: for ever; None: the timeout of the object
+        blocking: False: one attempt
+        cancel_check: called about ten times a second while the caller waits. True ends the wait with Timeout
+        poll_interval: has no effect
+
+        Raises Timeout, and RuntimeError if another object of this thread holds the lock and the wait has no end.
+        """
+        if poll_intervall is not None:
+            from warnings import warn
+
+            warn("use poll_interval instead of poll_intervall", DeprecationWarning, stacklevel=2)
+            poll_interval = poll_intervall
+        state, seconds = self._begin(timeout, poll_interval, blocking)
+        if not self._joined(state):
+            if self._is_thread_local:
+                self._acquire_alone(state, seconds, cancel_check)
+            else:
+                self._acquire_in_turn(state, seconds, cancel_check)
+        return AcquireReturnProxy(self)
+
+    def _begin(
+        self, timeout: float | None, poll_interval: float | None, blocking: bool | None
+    ) -> tuple[State, float | None]:
+        """Check the arguments of an acquire. Returns the state of the caller, and the seconds to wait."""
+        self._check_process()
+        state = self._state
+        if blocking is None:
+            blocking = state.blocking
+        else:
+            options.check_blocking(blocking)
+        if poll_interval is not None:
+            options.check_poll_interval(poll_interval)
+        return state, options.wait_of(state.timeout if timeout is None else timeout, blocking)
+
+    def _check_process(self) -> None:
+        if self._registry is not process.current_registry():
+            name = f"{type(self).__name__} on {self.lock_file}"
+            raise RuntimeError(f"{name} was inherited across fork; construct a new instance")
+
+    def _joined(self, state: State) -> bool:
+        """Count one more level if the lock is held."""
+        with state.mutex:
+            if state.hold is None:
+                return False
+            state.counter += 1
+            return True
+
+    def _acquire_in_turn(self, state: State, timeout: float | None, cancel_check: CancelCheck) -> None:
+        if state.waiting == get_ident():
+            self._refuse_reentry(state)
+        deadline = None if timeout is None else monotonic() + timeout
+        notified = wait.Notified()
+        place = state.turns.join(notified)
+        try:
+            if not place.admitted:
+                wait.drive(until_admitted(place, notified, deadline), cancel_check if timeout else None, CANCEL_CHECK_S)
+            if not self._joined(state):
+                left = timeout if not deadline or not timeout else max(deadline - monotonic(), 0.0)
+                self._acquire_alone(state, left, cancel_check)
+        except (wait.DeadlinePassed, wait.Stopped):
+            raise timed_out(state.lock_file, None, None) from None
+        finally:
+            place.leave()
+
+    def _acquire_alone(self, state: State, timeout: float | None, cancel_check: CancelCheck) -> None:
+        me = get_ident()
+        if state.waiting == me:
+            self._refuse_reentry(state)
+        state.waiting = me
+        try:
+            log(_DEBUG, "Attempting to acquire lock %s on %s", id(self), state.lock_file)
+            core = self._core(state)
+            found = self._first_attempt(core, timeout)
+            if not found and timeout is None:
+                self._check_deadlock(core, asynchronous=False)
+            if not found:
+                self._log_wait(state, timeout)
+            self._note(state, core.hold(found) if found else core.wait(found, timeout, cancel_check))
+        except errors.HoldfastError as error:
+            self._raise_as_filelock(error, state, timeout)
+        finally:
+            state.waiting = 0
+        self._call_back(state)
+
+    def _refuse_reentry(self, state: State) -> NoReturn:
+        text = f"Deadlock: lock '{state.lock_file}' is acquired again while this thread's acquire of it waits"
+        raise RuntimeError(text)
+
+    def _core(self, state: State) -> Core:
+        """The lock of Holdfast for the path as it is meant now."""
+        core = state.core
+        if core is not None and state.is_fixed:
+            return core
+        path = state.lock_file
+        state.is_fixed = os.path.isabs(path)
+        name = absolute(path)
+        if os.pardir in path.split(os.sep):
+            name = options.canonical(path)
+            state.is_fixed = False
+        if core is None or core.name != name:
+            core = state.core = self._make_core(name, state)
+        return core
+
+    def _first_attempt(self, core: Core, timeout: float | None) -> Any:
+        try:
+            return core._engine.first_attempt(timeout)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(core.name), exist_ok=True)
+            return core._engine.first_attempt(timeout)
+
+    def _check_deadlock(self, core: Core, *, asynchronous: bool) -> None:
+        """Raise RuntimeError if the caller would wait for itself without end."""
+        from ..files import inode_of
+        from ..system import stat
+
+        try:
+            key = inode_of(stat(core.name))
+        except OSError:
+            return
+        if process.registry.holds_of_caller(key, asynchronous=asynchronous):
+            who = f"{type(self).__name__} instance in this {'task' if asynchronous else 'thread'}"
+            text = f"Deadlock: lock '{self.lock_file}' is already held by a different {who}."
+            raise RuntimeError(f"{text} Use is_singleton=True to enable reentrant locking across instances.")
+
+    def _log_wait(self, state: State, timeout: float | None) -> None:
+        if timeout == 0:
+            log(_DEBUG, "Failed to immediately acquire lock %s on %s", id(self), state.lock_file)
+        else:
+            message = "Lock %s not acquired on %s, waiting %s seconds ..."
+            log(_DEBUG, message, id(self), state.lock_file, state.poll_interval)
+
+    def _note(self, state: State, hold: QuietHold) -> None:
+        """The lock is held."""
+        with state.mutex:
+            state.counter = 1
+            state.hold = hold
+            self._held.add(state)
+        log(_DEBUG, "Lock %s acquired on %s", id(self), state.lock_file)
+
+    def _raise_as_filelock(self, error: errors.HoldfastError, state: State, timeout: float | None) -> NoReturn:
+        if not isinstance(error, errors.Timeout):
+            raise as_os_error(error, state.lock_file) from error
+        log(_DEBUG, "Timeout on acquiring lock %s on %s", id(self), state.lock_file)
+        holder = self._holder_elsewhere(state.core) if state.core is not None else None
+        raise timed_out(state.lock_file, error.status, holder) from (error if str(error) else None)
+
+    def _call_back(self, state: State) -> None:
+        hook, hold = self._on_acquired, state.hold
+        if hook is None or hold is None:
+            return
+        try:
+            hook(hold.fileno())
+        except BaseException as error:
+            try:
+                self._leave(state, force=True)
+            except BaseException as failure:
+                raise_both(error, failure)
+            raise
+
+    # Releasing.
+
+    def release(self, force: bool = False) -> None:
+        """Leave one level; the last one releases the lock. A lock that is not held stays as it is.
+
+        force: leave all levels, and release the holds of threads that have ended
+        """
+        if self._registry is not process.current_registry():
+            return
+        state = self._state
+        if state.hold is not None:
+            self._leave(state, force)
+        if force:
+            for other in [one for one in self._held if not one.thread.is_alive()]:
+                self._leave(other, True)
+
+    def _leave(self, state: State, force: bool) -> None:
+        with state.mutex:
+            hold = state.hold
+            if hold is None:
+                return
+            if state.counter > 1 and not force:
+                state.counter -= 1
+                return
+            state.hold = None  # from here on, a hold that is dropped is released
+            state.counter = 0
+            self._held.discard(state)
+        log(_DEBUG, "Attempting to release lock %s on %s", id(self), state.lock_file)
+        try:
+            hold.release()
+        except errors.LockLost as error:
+            log(_WARNING, "%s", error)
+        log(_DEBUG, "Lock %s released on %s", id(self), state.lock_file)
+
+    def __enter__(self: Self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave_block(error)
+
+    def _leave_block(self, error: BaseException | None) -> None:
+        try:
+            self.release()
+        except BaseException as failure:
+            if error is None or self._context_error_policy == "chain":
+                raise
+            raise_both(error, failure)
+
+    def __call__(self, function: Function) -> Function:
+        """Decorate a function: the lock is held while it runs."""
+
+        @wraps(function)
+        def inside(*args: Any, **options: Any) -> Any:
+            with self:
+                return function(*args, **options)
+
+        return inside  # type: ignore[return-value]
+
+    def __del__(self) -> None:
+        if self._registry is not process.registry:
+            return
+        for state in list(self._held):
+            hold, state.hold = state.hold, None
+            if hold is not None:
+                hold._drop()
+
+    def _differences(self, wanted: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """The options of this object that are not those of another construction, as (ours, theirs)."""
+        ours = {name: getattr(self, name) for name in wanted if name not in ("thread_local", "mode", "is_singleton")}
+        ours |= {"thread_local": self._is_thread_local, "mode": self._state.mode}
+        return {
+            name: (has, wanted[name])
+            for name, has in ours.items()
+            if name in wanted and not _is_same(name, has, wanted[name])
+        }
+
+
+def _is_same(name: str, one: Any, other: Any) -> bool:
+    if name in ("on_acquired", "loop", "executor"):
+        return one is other
+    if name == "timeout":
+        return _limit(one) == _limit(other)
+    return bool(one == other)
+
+
+def _limit(timeout: float) -> float | str:
+    return "nan" if timeout != timeout else -1.0 if timeout < 0 or timeout == float("inf") else timeout
+
+
+def raise_both(error: BaseException, failure: BaseException) -> NoReturn:
+    """Raise what failed in a block, and the failure to release its lock."""
+    import builtins
+
+    group = getattr(builtins, "BaseExceptionGroup", None)
+    if group is None:  # Python 3.10
+        from exceptiongroup import BaseExceptionGroup as group
+    failure.__context__ = None
+    raise group("lock body and release both failed", [error, failure]) from None
