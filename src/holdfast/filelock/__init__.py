@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import sys
 
-from .. import __version__ as version
 from .errors import SoftFileLockLifetimeWarning, Timeout
 from .kinds import SoftFileLock, UnixFileLock, WindowsFileLock, has_fcntl
 from .lock import AcquireReturnProxy, BaseFileLock
+from .version import __version__
+from .version import version as version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .async_read_write import AsyncAcquireReadWriteReturnProxy, AsyncReadWriteLock
     from .asyncio import (
         AsyncAcquireReturnProxy,
         AsyncSoftFileLock,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
         AsyncWindowsFileLock,
         BaseAsyncFileLock,
     )
-    from .async_read_write import AsyncAcquireReadWriteReturnProxy, AsyncReadWriteLock
     from .descriptor import lock_descriptor, unlock_descriptor
     from .read_write import ReadWriteLock
     from .typing import CloseErrorPolicy, ContextErrorPolicy, LockOptions
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 else:
     FileLock = WindowsFileLock if sys.platform == "win32" else UnixFileLock
 
-__version__: str = version
 
 _LOADED_ON_USE = {
     "AsyncAcquireReadWriteReturnProxy": "async_read_write",
@@ -63,7 +63,7 @@ _LOADED_ON_USE = {
     "lock_descriptor": "descriptor",
     "unlock_descriptor": "descriptor",
 }
-_MISSING = ("AsyncAcquireSoftReadWriteReturnProxy", "AsyncSoftFileLease", "AsyncSoftReadWriteLock")
+_MISSING: tuple[str, ...] = ("AsyncAcquireSoftReadWriteReturnProxy", "AsyncSoftFileLease", "AsyncSoftReadWriteLock")
 _MISSING += ("AsyncStrictSoftFileLock", "CompromiseReason", "LeaseCompromise", "LeaseSettingsMismatch")
 _MISSING += ("MarkerSoftFileLock", "OwnerMode", "OwnerRecord", "SoftFileLease", "SoftFileLockProtocolError")
 _MISSING += ("SoftReadWriteLock", "StrictSoftFileClaim", "StrictSoftFileClaimState", "StrictSoftFileLock")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from .. import errors, process
 from .core import QuietHold
-from .read_write import first_attempt, make_core, read_write_timeout, refused
+from .read_write import first_attempt, make_core, raise_refused, read_write_timeout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class AsyncReadWriteLock:
             found = first_attempt(core, seconds)
             return core.hold(found) if found else await core.await_(found, seconds, None)
         except errors.HoldfastError as error:
-            raise refused(error, self.lock_file) from error
+            raise_refused(error, self.lock_file)
 
     def _check_usable(self) -> None:
         what = f"AsyncReadWriteLock on {self.lock_file}"

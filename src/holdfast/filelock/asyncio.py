@@ -11,9 +11,10 @@ from time import monotonic
 from .. import errors, wait
 from . import options
 from .core import CANCEL_CHECK_S, until_admitted
-from .errors import timed_out
+from .errors import raise_both, timed_out
 from .kinds import SoftFileLock, UnixFileLock, WindowsFileLock
-from .lock import _DEBUG, BaseFileLock, State, log, raise_both
+from .lock import BaseFileLock
+from .state import DEBUG, State, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
 
     async def _acquire_as_task(self, state: State, timeout: float | None, cancel_check: CancelCheck) -> None:
         try:
-            log(_DEBUG, "Attempting to acquire lock %s on %s", id(self), state.lock_file)
+            log(DEBUG, "Attempting to acquire lock %s on %s", id(self), state.lock_file)
             core = self._core(state)
             found = self._first_attempt(core, timeout)
             if not found and timeout is None:
@@ -210,3 +211,7 @@ class AsyncSoftFileLock(SoftFileLock, BaseAsyncFileLock):
 
 
 AsyncFileLock = AsyncWindowsFileLock if os.name == "nt" else AsyncUnixFileLock
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 
@@ -9,6 +10,8 @@ from .. import errors, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
     from ..status import Status
 
 
@@ -25,7 +28,7 @@ class Timeout(errors.Timeout):
         self._lock_file = lock_file
         self._holder = holder
 
-    def __reduce__(self) -> tuple[type[Timeout], tuple[str], dict[str, object]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type[Timeout], tuple[str], dict[str, object]]:
         return type(self), (self._lock_file,), {**vars(self), "status": None}
 
     def __str__(self) -> str:
@@ -44,18 +47,18 @@ class SoftFileLockLifetimeWarning(FutureWarning):
     """With `lifetime`, a waiter takes the lock away from a holder that is alive."""
 
 
-def as_os_error(error: errors.HoldfastError, path: str) -> Exception:
-    """What filelock raises where Holdfast refuses a path. An error that filelock does not have stays as it is."""
-    if not path:
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+def raise_as_os_error(error: errors.HoldfastError, path: str) -> NoReturn:
+    """Raise what filelock raises where Holdfast refuses a path. An error that filelock does not have stays as it is."""
     if "\0" in path:
-        return ValueError("embedded null byte")
-    code = 0
-    if path.endswith(os.sep) or _is_directory(path):
+        raise ValueError("embedded null byte") from error
+    code = 0 if path else errno.ENOENT
+    if path and (path.endswith(os.sep) or _is_directory(path)):
         code = errno.EISDIR
-    elif isinstance(error, errors.UnsafePath):  # a symlink
+    elif path and isinstance(error, errors.UnsafePath):  # a symlink
         code = errno.ELOOP
-    return OSError(code, os.strerror(code), path) if code else error
+    if code:
+        raise OSError(code, os.strerror(code), path) from error
+    raise error
 
 
 def _is_directory(path: str) -> bool:
@@ -71,3 +74,14 @@ def timed_out(path: str, status: Status | None, holder: str | None) -> Timeout:
     error = Timeout(path, holder)
     error.status = status
     return error
+
+
+def raise_both(error: BaseException, failure: BaseException) -> NoReturn:
+    """Raise what failed in a block, and the failure to release its lock."""
+    group: Any = getattr(builtins, "BaseExceptionGroup", None)
+    if group is None:  # Python 3.10, where anyio installs this package
+        from importlib import import_module
+
+        group = import_module("exceptiongroup").BaseExceptionGroup
+    failure.__context__ = None
+    raise group("lock body and release both failed", [error, failure]) from None

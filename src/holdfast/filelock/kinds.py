@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..locks.file_engine import FileEngine
     from ..locks.staleness import Judgement
-    from .lock import State
+    from .state import State
 
 has_fcntl = sys.platform != "win32"
 _OTHERS_WRITE = 0o022  # no other account may write a record that a waiter believes

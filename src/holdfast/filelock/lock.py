@@ -8,23 +8,20 @@ nothing, and cannot be used: construct a new one.
 from __future__ import annotations
 
 import os
-import sys
-from _thread import RLock, get_ident
-from _thread import _local as ThreadLocal
+from _thread import get_ident
 from functools import wraps
-from threading import current_thread
 from time import monotonic
 
 from .. import errors, process, wait
 from ..paths import absolute
 from . import options
-from .core import CANCEL_CHECK_S, Turns, until_admitted
-from .errors import as_os_error, timed_out
+from .core import CANCEL_CHECK_S, until_admitted
+from .errors import raise_as_os_error, raise_both, timed_out
+from .state import DEBUG, WARNING, Configured, State, ThreadStates, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from threading import Thread
     from types import TracebackType
     from typing import Any, NoReturn, TypeVar
 
@@ -32,18 +29,6 @@ if TYPE_CHECKING:
 
     Self = TypeVar("Self", bound="BaseFileLock")
     Function = TypeVar("Function", bound=Callable[..., Any])
-
-_DEBUG, _WARNING = 10, 30
-_loggers: list[Any] = []  # the logger, when the program has imported `logging`
-
-
-def log(level: int, message: str, *values: object) -> None:
-    if not _loggers:
-        if "logging" not in sys.modules:
-            return
-        _loggers.append(sys.modules["logging"].getLogger("filelock"))
-    if _loggers[0].isEnabledFor(level):
-        _loggers[0].log(level, message, *values)
 
 
 class AcquireReturnProxy:
@@ -63,47 +48,18 @@ class AcquireReturnProxy:
         self.lock._leave_block(error)
 
 
-class State:
-    """The options and the hold of a lock, for one thread or for all."""
-
-    __slots__ = ("blocking", "core", "counter", "hold", "is_fixed", "lifetime", "lock_file", "mode", "mutex")
-    __slots__ += ("poll_interval", "thread", "timeout", "turns", "waiting")
-
-    def __init__(self, lock_file: str, **values: Any) -> None:
-        self.lock_file = lock_file
-        self.timeout: float = values["timeout"]
-        self.mode: int = values["mode"]
-        self.blocking: bool = values["blocking"]
-        self.poll_interval: float = values["poll_interval"]
-        self.lifetime: float | None = values["lifetime"]
-        self.core: Core | None = None
-        self.is_fixed = False  # does the path mean the same file after a change of the working directory?
-        self.hold: QuietHold | None = None
-        self.counter = 0
-        self.waiting = 0  # the thread that acquires
-        self.thread: Thread = current_thread()
-        self.mutex = RLock()
-        self.turns = Turns()
-
-
-class ThreadStates(ThreadLocal):
-    """A state per thread. Python calls `__init__` again in every thread, with the same arguments."""
-
-    def __init__(self, make: Callable[[], State]) -> None:
-        self.state = make()
-
-
-class BaseFileLock(metaclass=options.FileLockMeta):
+class BaseFileLock(Configured, metaclass=options.FileLockMeta):
     """What all locks of this package share. A subclass makes the lock of Holdfast behind it."""
 
     _has_lifetime = False
     _warning_level = 3
     _init_is_ours = True
     _own_options = frozenset(
-        ("timeout", "mode", "thread_local", "blocking", "is_singleton", "poll_interval", "lifetime")
-        + ("context_error_policy", "close_error_policy", "fallback_to_soft", "preserve_lock_file", "on_acquired")
+        (
+            *("timeout", "mode", "thread_local", "blocking", "is_singleton", "poll_interval", "lifetime"),
+            *("context_error_policy", "close_error_policy", "fallback_to_soft", "preserve_lock_file", "on_acquired"),
+        )
     )
-    _registry: process.Registry | None = None  # until `__init__`
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -127,7 +83,7 @@ class BaseFileLock(metaclass=options.FileLockMeta):
         on_acquired: Callable[[int], None] | None = None,
     ) -> None:
         path: Any = os.fspath(lock_file)
-        values = {"timeout": timeout, "mode": mode, "blocking": blocking}
+        values: dict[str, Any] = {"timeout": timeout, "mode": mode, "blocking": blocking}
         values |= {"poll_interval": poll_interval, "lifetime": lifetime}
         self._held: set[State] = set()
         self._is_thread_local = thread_local
@@ -144,7 +100,9 @@ class BaseFileLock(metaclass=options.FileLockMeta):
     # What a subclass defines.
 
     def _make_core(self, name: str, state: State) -> Core:
-        raise TypeError(f"{type(self).__name__} is not a lock: use FileLock or SoftFileLock, or derive from one of them")
+        raise TypeError(
+            f"{type(self).__name__} is not a lock: use FileLock or SoftFileLock, or derive from one of them"
+        )
 
     def _holder_elsewhere(self, core: Core) -> str | None:
         """Who holds the lock on another machine, for Timeout."""
@@ -152,99 +110,6 @@ class BaseFileLock(metaclass=options.FileLockMeta):
     @classmethod
     def _check_native_options(cls, preserve_lock_file: bool, on_acquired: object) -> None:
         """Raise ValueError for an option that this class cannot have."""
-
-    # Options.
-
-    @property
-    def _state(self) -> State:
-        return self._shared or self._states.state  # type: ignore[union-attr]
-
-    def is_thread_local(self) -> bool:
-        return self._is_thread_local
-
-    @property
-    def is_singleton(self) -> bool:
-        return self._is_singleton
-
-    @property
-    def context_error_policy(self) -> str:
-        return self._context_error_policy
-
-    @property
-    def close_error_policy(self) -> str:
-        return self._close_error_policy
-
-    @property
-    def fallback_to_soft(self) -> bool:
-        return self._fallback_to_soft
-
-    @property
-    def preserve_lock_file(self) -> bool:
-        return self._preserve_lock_file
-
-    @property
-    def on_acquired(self) -> Callable[[int], None] | None:
-        return self._on_acquired
-
-    @property
-    def lock_file(self) -> str:
-        return self._state.lock_file
-
-    @property
-    def timeout(self) -> float:
-        return self._state.timeout
-
-    @timeout.setter
-    def timeout(self, value: float | str) -> None:
-        if isinstance(value, str | bytes | bytearray):
-            from warnings import warn
-
-            warn("timeout as a text is deprecated: pass a number", DeprecationWarning, stacklevel=2)
-            value = float(value)
-        self._state.timeout = options.seconds("timeout", value)
-
-    @property
-    def blocking(self) -> bool:
-        return self._state.blocking
-
-    @blocking.setter
-    def blocking(self, value: bool) -> None:
-        options.check_blocking(value)
-        self._state.blocking = value
-
-    @property
-    def poll_interval(self) -> float:
-        return self._state.poll_interval
-
-    @poll_interval.setter
-    def poll_interval(self, value: float) -> None:
-        self._state.poll_interval = options.check_poll_interval(value)
-
-    @property
-    def lifetime(self) -> float | None:
-        return self._state.lifetime
-
-    @lifetime.setter
-    def lifetime(self, value: float | None) -> None:
-        state = self._state
-        state.lifetime = options.check_lifetime(value, type(self), level=3)
-        state.core = None
-
-    @property
-    def mode(self) -> int:
-        return 0o644 if self._state.mode == options.UNSET_MODE else self._state.mode
-
-    @property
-    def has_explicit_mode(self) -> bool:
-        return self._state.mode != options.UNSET_MODE
-
-    @property
-    def is_locked(self) -> bool:
-        return self._state.hold is not None and self._registry is process.current_registry()
-
-    @property
-    def lock_counter(self) -> int:
-        return self._state.counter if self.is_locked else 0
 
     # Acquiring.
 
@@ -329,7 +194,7 @@ class BaseFileLock(metaclass=options.FileLockMeta):
             self._refuse_reentry(state)
         state.waiting = me
         try:
-            log(_DEBUG, "Attempting to acquire lock %s on %s", id(self), state.lock_file)
+            log(DEBUG, "Attempting to acquire lock %s on %s", id(self), state.lock_file)
             core = self._core(state)
             found = self._first_attempt(core, timeout)
             if not found and timeout is None:
@@ -369,6 +234,12 @@ class BaseFileLock(metaclass=options.FileLockMeta):
             os.makedirs(os.path.dirname(core.name), exist_ok=True)
             return core._engine.first_attempt(timeout)
 
+    def _path_now(self) -> str:
+        """The file that the path means, which stays the same while the lock is held."""
+        state = self._state
+        is_held = state.hold is not None and state.core is not None
+        return options.canonical(state.core.name if is_held and state.core is not None else state.lock_file)
+
     def _check_deadlock(self, core: Core, *, asynchronous: bool) -> None:
         """Raise RuntimeError if the caller would wait for itself without end."""
         from ..files import inode_of
@@ -385,10 +256,10 @@ class BaseFileLock(metaclass=options.FileLockMeta):
 
     def _log_wait(self, state: State, timeout: float | None) -> None:
         if timeout == 0:
-            log(_DEBUG, "Failed to immediately acquire lock %s on %s", id(self), state.lock_file)
+            log(DEBUG, "Failed to immediately acquire lock %s on %s", id(self), state.lock_file)
         else:
             message = "Lock %s not acquired on %s, waiting %s seconds ..."
-            log(_DEBUG, message, id(self), state.lock_file, state.poll_interval)
+            log(DEBUG, message, id(self), state.lock_file, state.poll_interval)
 
     def _note(self, state: State, hold: QuietHold) -> None:
         """The lock is held."""
@@ -396,12 +267,14 @@ class BaseFileLock(metaclass=options.FileLockMeta):
             state.counter = 1
             state.hold = hold
             self._held.add(state)
-        log(_DEBUG, "Lock %s acquired on %s", id(self), state.lock_file)
+        log(DEBUG, "Lock %s acquired on %s", id(self), state.lock_file)
 
     def _raise_as_filelock(self, error: errors.HoldfastError, state: State, timeout: float | None) -> NoReturn:
         if not isinstance(error, errors.Timeout):
-            raise as_os_error(error, state.lock_file) from error
-        log(_DEBUG, "Timeout on acquiring lock %s on %s", id(self), state.lock_file)
+            raise_as_os_error(error, state.lock_file)
+        if timeout != 0:
+            why = "Timeout on acquiring" if error.status is not None else "Cancellation requested for"
+            log(DEBUG, f"{why} lock %s on %s", id(self), state.lock_file)
         holder = self._holder_elsewhere(state.core) if state.core is not None else None
         raise timed_out(state.lock_file, error.status, holder) from (error if str(error) else None)
 
@@ -445,12 +318,12 @@ class BaseFileLock(metaclass=options.FileLockMeta):
             state.hold = None  # from here on, a hold that is dropped is released
             state.counter = 0
             self._held.discard(state)
-        log(_DEBUG, "Attempting to release lock %s on %s", id(self), state.lock_file)
+        log(DEBUG, "Attempting to release lock %s on %s", id(self), state.lock_file)
         try:
             hold.release()
         except errors.LockLost as error:
-            log(_WARNING, "%s", error)
-        log(_DEBUG, "Lock %s released on %s", id(self), state.lock_file)
+            log(WARNING, "%s", error)
+        log(DEBUG, "Lock %s released on %s", id(self), state.lock_file)
 
     def __enter__(self: Self) -> Self:
         self.acquire()
@@ -486,36 +359,3 @@ class BaseFileLock(metaclass=options.FileLockMeta):
             hold, state.hold = state.hold, None
             if hold is not None:
                 hold._drop()
-
-    def _differences(self, wanted: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """The options of this object that are not those of another construction, as (ours, theirs)."""
-        ours = {name: getattr(self, name) for name in wanted if name not in ("thread_local", "mode", "is_singleton")}
-        ours |= {"thread_local": self._is_thread_local, "mode": self._state.mode}
-        return {
-            name: (has, wanted[name])
-            for name, has in ours.items()
-            if name in wanted and not _is_same(name, has, wanted[name])
-        }
-
-
-def _is_same(name: str, one: Any, other: Any) -> bool:
-    if name in ("on_acquired", "loop", "executor"):
-        return one is other
-    if name == "timeout":
-        return _limit(one) == _limit(other)
-    return bool(one == other)
-
-
-def _limit(timeout: float) -> float | str:
-    return "nan" if timeout != timeout else -1.0 if timeout < 0 or timeout == float("inf") else timeout
-
-
-def raise_both(error: BaseException, failure: BaseException) -> NoReturn:
-    """Raise what failed in a block, and the failure to release its lock."""
-    import builtins
-
-    group = getattr(builtins, "BaseExceptionGroup", None)
-    if group is None:  # Python 3.10
-        from exceptiongroup import BaseExceptionGroup as group
-    failure.__context__ = None
-    raise group("lock body and release both failed", [error, failure]) from None

@@ -107,7 +107,8 @@ def check_lifetime(value: Any, kind: Any, *, level: int) -> float | None:
 
     text = f"{kind.__name__}(lifetime=...) goes by the age of the file, and can take the lock away from a live holder"
     warn(f"{text}; use holdfast.LockFile(heartbeat=...)", SoftFileLockLifetimeWarning, stacklevel=level)
-    return value
+    found: float = value
+    return found
 
 
 def canonical(path: str | os.PathLike[str]) -> str:
@@ -133,12 +134,14 @@ class Singletons:
         key = kind, canonical(path)
         with self.mutex:
             found = self.objects.get(key)
-            if found is None or canonical(found.lock_file) != key[1]:
+            if found is None or found._path_now() != key[1]:
                 found = self.objects[key] = make()
                 return found
         different = differences(found)
         if different:
-            lines = [f"\n\t{name} (existing lock has {has} but {want} was passed)" for name, (has, want) in different.items()]
+            lines = [
+                f"\n\t{name} (existing lock has {has} but {want} was passed)" for name, (has, want) in different.items()
+            ]
             text = "Singleton lock instances cannot be initialized with differing arguments\nNon-matching arguments: "
             raise ValueError(text + "".join(lines))
         return found
@@ -214,7 +217,9 @@ def accepted(kind: type, options: dict[str, Any]) -> dict[str, Any]:
             return options
         defaults = {name: one.default for name, one in signature(type(kind).__call__).parameters.items()}
         parameters = {
-            name: None for name, one in found.items() if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+            name: None
+            for name, one in found.items()
+            if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
         }
         unknown = sorted(
             name

@@ -16,14 +16,14 @@ from .. import errors, process, wait
 from ..locks.lock import WholeFile
 from ..paths import absolute
 from .core import Core, QuietHold, Turns, until_admitted
-from .errors import as_os_error, timed_out
+from .errors import raise_as_os_error, timed_out
 from .lock import AcquireReturnProxy
 from .options import canonical, singletons, wait_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, Literal
+    from typing import Any, Literal, NoReturn
 
     Mode = Literal["read", "write"]
 
@@ -55,13 +55,14 @@ def first_attempt(core: Core, timeout: float | None) -> Any:
     return core._engine.first_attempt(timeout)
 
 
-def refused(error: errors.HoldfastError, path: str) -> Exception:
+def raise_refused(error: errors.HoldfastError, path: str) -> NoReturn:
     if isinstance(error, errors.Timeout):
-        return timed_out(path, error.status, None)
+        raise timed_out(path, error.status, None) from (error if str(error) else None)
     if isinstance(error, errors.NotALockFile) and not os.path.isdir(path):
         text = f"{path} has content, perhaps as the database of a ReadWriteLock of the package filelock. Give the lock"
-        return errors.NotALockFile(f"{text} another path, or remove the file when no program uses it.", path=path)
-    return as_os_error(error, path)
+        message = f"{text} another path, or remove the file when no program uses it."
+        raise errors.NotALockFile(message, path=path) from error
+    raise_as_os_error(error, path)
 
 
 class ReadWriteLockMeta(type):
@@ -75,7 +76,9 @@ class ReadWriteLockMeta(type):
 
         def differences(found: Any) -> dict[str, tuple[Any, Any]]:
             wanted = {"timeout": timeout, "blocking": blocking}
-            return {name: (getattr(found, name), value) for name, value in wanted.items() if getattr(found, name) != value}
+            return {
+                name: (getattr(found, name), value) for name, value in wanted.items() if getattr(found, name) != value
+            }
 
         return singletons.get(cls, lock_file, make, differences) if is_singleton else make()
 
@@ -107,8 +110,13 @@ class ReadWriteLock(metaclass=ReadWriteLockMeta):
         self._levels: dict[int, int] = {}  # by thread
         self._is_closed = False
 
+    def _path_now(self) -> str:
+        return canonical(self.lock_file)
+
     @classmethod
-    def get_lock(cls, lock_file: str | os.PathLike[str], timeout: float = -1, *, blocking: bool = True) -> ReadWriteLock:
+    def get_lock(
+        cls, lock_file: str | os.PathLike[str], timeout: float = -1, *, blocking: bool = True
+    ) -> ReadWriteLock:
         """Return the one object for the path."""
         return cls(lock_file, timeout, blocking=blocking)
 
@@ -152,7 +160,7 @@ class ReadWriteLock(metaclass=ReadWriteLockMeta):
             except wait.DeadlinePassed:
                 raise timed_out(self.lock_file, None, None) from None
             except errors.HoldfastError as error:
-                raise refused(error, self.lock_file) from error
+                raise_refused(error, self.lock_file)
             finally:
                 place.leave()
         return AcquireReturnProxy(self)
