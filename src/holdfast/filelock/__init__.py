@@ -12,7 +12,7 @@
                     whose file is an SQLite database
 
 Waiters sleep until the release and are served in order of arrival. `poll_interval` is accepted and has no effect.
-Names of filelock that are not here (`errors`, `missing`) raise an error that says what to use instead. docs/filelock.md
+Names of filelock that are not here (`errors`, `unsupported`) raise an error that says what to use instead. docs/filelock.md
 compares feature by feature, and `python -m holdfast.filelock --check DIR` reads a program for what would change.
 """
 
@@ -79,7 +79,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name in _MISSING:
-        found = getattr(import_module(".missing", __name__), name)
+        found = getattr(import_module(".unsupported", __name__), name)
     elif name in _LOADED_ON_USE:
         module = import_module(f".{_LOADED_ON_USE[name]}", __name__)
         found = module if name == "asyncio" else getattr(module, name)

@@ -164,9 +164,9 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             raise RuntimeError(f"{name} was inherited across fork; construct a new instance")
 
     def _joined(self, state: State) -> bool:
-        """Count one more level if the lock is held."""
+        """Count one more level if the lock is held, and no other thread is still in its acquire."""
         with state.mutex:
-            if state.hold is None:
+            if state.hold is None or state.waiting not in (0, get_ident()):
                 return False
             state.counter += 1
             return True
@@ -202,11 +202,11 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             if not found:
                 self._log_wait(state, timeout)
             self._note(state, core.hold(found) if found else core.wait(found, timeout, cancel_check))
+            self._call_back(state)
         except errors.HoldfastError as error:
             self._raise_as_filelock(error, state, timeout)
         finally:
             state.waiting = 0
-        self._call_back(state)
 
     def _refuse_reentry(self, state: State) -> NoReturn:
         text = f"Deadlock: lock '{state.lock_file}' is acquired again while this thread's acquire of it waits"
@@ -301,8 +301,15 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         if self._registry is not process.current_registry():
             return
         state = self._state
-        if state.hold is not None:
-            self._leave(state, force)
+        hold, counter = state.hold, state.counter
+        if hold is not None:
+            try:
+                self._leave(state, force)
+            except BaseException as error:
+                # An interrupt before anything changed: nobody will release the lock a second time.
+                if not isinstance(error, OSError) and state.hold is hold and state.counter == counter:
+                    self._leave(state, force)
+                raise
         if force:
             for other in [one for one in self._held if not one.thread.is_alive()]:
                 self._leave(other, True)

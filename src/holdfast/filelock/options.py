@@ -95,7 +95,7 @@ def check_lifetime(value: Any, kind: Any, *, level: int) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         value = seconds("lifetime", value)
-    if value < 0 or not isfinite(value):
+    if value < 0 or (isinstance(value, float) and not isfinite(value)):
         raise ValueError(f"lifetime must be finite and non-negative, not {value!r}")
     from warnings import warn
 

@@ -231,6 +231,9 @@ class ReadWriteLock(metaclass=ReadWriteLockMeta):
         hold, self._hold, self._mode, self._levels = self._hold, None, None, {}
         return hold
 
+    def _leave_block(self, error: BaseException | None) -> None:  # of the proxy
+        self.release()
+
     def close(self) -> None:
         """Release the lock, whichever thread holds it. The object cannot be used any more."""
         self.release(force=True)

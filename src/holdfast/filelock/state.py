@@ -123,7 +123,7 @@ class Configured:
         if isinstance(value, str | bytes | bytearray):
             from warnings import warn
 
-            warn("timeout as a text is deprecated: pass a number", DeprecationWarning, stacklevel=2)
+            warn("setting timeout from a string is deprecated: pass a number", DeprecationWarning, stacklevel=2)
             value = float(value)
         self._state.timeout = options.seconds("timeout", value)
 

@@ -46,4 +46,5 @@ class Finder(MetaPathFinder):
 
 
 sys.meta_path.insert(0, Finder())
-sys.modules["filelock"] = importlib.import_module("holdfast.filelock")
+for name in ("filelock", "filelock.version"):
+    sys.modules[name] = importlib.import_module(f"holdfast.{name}")
