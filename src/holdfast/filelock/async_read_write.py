@@ -98,6 +98,8 @@ class AsyncReadWriteLock:
         seconds = read_write_timeout(self.timeout if timeout is None else timeout, blocking)
         self._check_usable()
         task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("AsyncReadWriteLock is for tasks: call it in a coroutine that asyncio runs as a task")
         level = self._levels.get(task)
         if level is None:
             self._levels[task] = _Level(mode, await self._take(mode, seconds))
@@ -133,7 +135,8 @@ class AsyncReadWriteLock:
         if level is None:
             if force:
                 return
-            raise RuntimeError(f"Cannot release a lock on {self.lock_file} (lock id: {id(self)}) that is not held")
+            text = f"Cannot release a lock on {self.lock_file} (lock id: {id(self)})"
+            raise RuntimeError(f"{text} that is not held by this task through this wrapper")
         level.depth = 0 if force else level.depth - 1
         if not level.depth:
             del self._levels[task]

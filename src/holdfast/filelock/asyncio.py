@@ -152,21 +152,25 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
             place.leave()
 
     async def _acquire_as_task(self, state: State, timeout: float | None, cancel_check: CancelCheck) -> None:
+        hold = None
         try:
             log(DEBUG, "Attempting to acquire lock %s on %s", id(self), state.lock_file)
             core = self._core(state)
             found = self._first_attempt(core, timeout)
-            if not found and timeout is None:
-                self._check_deadlock(core, asynchronous=True)
             if found:
                 hold = core.hold(found)
             else:
+                if timeout is None:
+                    self._check_deadlock(core, asynchronous=True)
                 self._log_wait(state, timeout)
                 hold = await core.await_(found, timeout, cancel_check)
             self._note(state, hold)
+            self._call_back(state)
         except errors.HoldfastError as error:
             self._raise_as_filelock(error, state, timeout)
-        self._call_back(state)
+        except BaseException:  # of the hook, or an interrupt
+            self._forget(state, hold)
+            raise
 
     async def release(self, force: bool = False) -> None:  # type: ignore[override]
         """`BaseFileLock.release` for a task."""

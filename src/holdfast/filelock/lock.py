@@ -179,7 +179,7 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         place = state.turns.join(notified)
         try:
             if not place.admitted:
-                wait.drive(until_admitted(place, notified, deadline), cancel_check if timeout else None, CANCEL_CHECK_S)
+                wait.drive(until_admitted(place, notified, deadline), cancel_check if timeout != 0 else None, CANCEL_CHECK_S)
             if not self._joined(state):
                 left = timeout if not deadline or not timeout else max(deadline - monotonic(), 0.0)
                 self._acquire_alone(state, left, cancel_check)
@@ -193,18 +193,25 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         if state.waiting == me:
             self._refuse_reentry(state)
         state.waiting = me
+        hold = None
         try:
             log(DEBUG, "Attempting to acquire lock %s on %s", id(self), state.lock_file)
             core = self._core(state)
             found = self._first_attempt(core, timeout)
-            if not found and timeout is None:
-                self._check_deadlock(core, asynchronous=False)
-            if not found:
+            if found:
+                hold = core.hold(found)
+            else:
+                if timeout is None:
+                    self._check_deadlock(core, asynchronous=False)
                 self._log_wait(state, timeout)
-            self._note(state, core.hold(found) if found else core.wait(found, timeout, cancel_check))
+                hold = core.wait(found, timeout, cancel_check)
+            self._note(state, hold)
             self._call_back(state)
         except errors.HoldfastError as error:
             self._raise_as_filelock(error, state, timeout)
+        except BaseException:  # of the hook, or an interrupt
+            self._forget(state, hold)
+            raise
         finally:
             state.waiting = 0
 
@@ -269,6 +276,16 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             self._held.add(state)
         log(DEBUG, "Lock %s acquired on %s", id(self), state.lock_file)
 
+    def _forget(self, state: State, hold: QuietHold | None) -> None:
+        """The acquire failed after it had taken the lock."""
+        if hold is not None:
+            with state.mutex:
+                if state.hold is hold:
+                    state.hold = None
+                    state.counter = 0
+                    self._held.discard(state)
+            hold._drop()
+
     def _raise_as_filelock(self, error: errors.HoldfastError, state: State, timeout: float | None) -> NoReturn:
         if not isinstance(error, errors.Timeout):
             raise_as_os_error(error, state.lock_file)
@@ -280,16 +297,8 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
 
     def _call_back(self, state: State) -> None:
         hook, hold = self._on_acquired, state.hold
-        if hook is None or hold is None:
-            return
-        try:
+        if hook is not None and hold is not None:
             hook(hold.fileno())
-        except BaseException as error:
-            try:
-                self._leave(state, force=True)
-            except BaseException as failure:
-                raise_both(error, failure)
-            raise
 
     # Releasing.
 
@@ -300,7 +309,7 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         """
         if self._registry is not process.current_registry():
             return
-        state = self._state
+        state = self._shared or self._states.state  # type: ignore[union-attr]  # a call could be interrupted
         hold, counter = state.hold, state.counter
         if hold is not None:
             try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def read_write_timeout(timeout: float, blocking: bool) -> float | None:
     found = wait_of(timeout, blocking)
     if found is None and timeout not in (-1, float("inf")):
-        raise ValueError(f"timeout must be a non-negative number or -1, not {timeout!r}")
+        raise ValueError(f"timeout must be a non-negative number or -1, not {float(timeout)!r}")
     return found
 
 

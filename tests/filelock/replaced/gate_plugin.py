@@ -171,7 +171,8 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     kept, dropped = [], []
     for item in items:
         function = item.nodeid.partition("[")[0]
-        reason = reason_against(item) or written.get(item.nodeid, written.get(function, ""))
+        names = (item.nodeid, function, function.partition("::")[0])
+        reason = reason_against(item) or next((written[name] for name in names if name in written), "")
         (dropped if reason else kept).append(item)
         if reason:
             excluded[item.nodeid] = reason
@@ -180,9 +181,8 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    if report.when == "call" or report.outcome != "passed":
-        if outcomes.get(report.nodeid) != "failed":
-            outcomes[report.nodeid] = report.outcome
+    if (report.when == "call" or report.outcome != "passed") and outcomes.get(report.nodeid) != "failed":
+        outcomes[report.nodeid] = report.outcome
 
 
 def pytest_sessionfinish() -> None:
