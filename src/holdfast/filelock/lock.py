@@ -179,7 +179,9 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         place = state.turns.join(notified)
         try:
             if not place.admitted:
-                wait.drive(until_admitted(place, notified, deadline), cancel_check if timeout != 0 else None, CANCEL_CHECK_S)
+                wait.drive(
+                    until_admitted(place, notified, deadline), cancel_check if timeout != 0 else None, CANCEL_CHECK_S
+                )
             if not self._joined(state):
                 left = timeout if not deadline or not timeout else max(deadline - monotonic(), 0.0)
                 self._acquire_alone(state, left, cancel_check)
