@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from functools import partial
 
 import pytest
 from faces import in_thread
@@ -141,9 +142,21 @@ def test_a_reader_that_wants_to_write_is_refused(path):
         with pytest.raises(RuntimeError, match="downgrade"):
             lock.acquire_read(0)
         with pytest.raises(RuntimeError, match="held by thread"):
-            in_thread(lambda: lock.acquire_write(0))
+            in_thread(partial(lock.acquire_write, 0))
     with pytest.raises(RuntimeError, match="not held"):
         lock.release()
+
+
+def test_a_wait_for_oneself_without_end_raises(path):
+    with ReadWriteLock(path).read_lock(), pytest.raises(RuntimeError, match="Deadlock"):
+        ReadWriteLock(path, is_singleton=False).acquire_write()
+
+    async def main():
+        async with AsyncReadWriteLock(path).write_lock():
+            with pytest.raises(RuntimeError, match="Deadlock"):
+                await AsyncReadWriteLock(path).acquire_read()
+
+    asyncio.run(main())
 
 
 def test_a_thread_releases_only_its_own_level(path):
@@ -151,7 +164,12 @@ def test_a_thread_releases_only_its_own_level(path):
     with lock.read_lock():
         with pytest.raises(RuntimeError, match="does not hold it"):
             in_thread(lock.release)
-        in_thread(lambda: lock.acquire_read().lock.release())
+
+        def share():
+            lock.acquire_read()
+            lock.release()
+
+        in_thread(share)
         with pytest.raises(Timeout):
             ReadWriteLock(path, is_singleton=False).acquire_write(0)
 

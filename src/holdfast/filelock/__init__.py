@@ -12,8 +12,8 @@
                     whose file is an SQLite database
 
 Waiters sleep until the release and are served in order of arrival. `poll_interval` is accepted and has no effect.
-Names of filelock that are not here (`errors`, `unsupported`) raise an error that says what to use instead. docs/filelock.md
-compares feature by feature, and `python -m holdfast.filelock --check DIR` reads a program for what would change.
+Names of filelock that are not here (`unsupported`) raise an error that says what to use instead. docs/filelock.md
+compares feature by feature. `python -m holdfast.filelock --check DIR` reads a program for what would change.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class AsyncReadWriteLock:
 
     async def _take(self, mode: Mode, seconds: float | None) -> QuietHold:
         try:
-            core = make_core(self.lock_file, mode)
+            core = make_core(self.lock_file, mode, seconds)
             found = first_attempt(core, seconds)
             return core.hold(found) if found else await core.await_(found, seconds, None)
         except errors.HoldfastError as error:

@@ -52,7 +52,7 @@ def raise_as_os_error(error: errors.HoldfastError, path: str) -> NoReturn:
     if "\0" in path:
         raise ValueError("embedded null byte") from error
     code = 0 if path else errno.ENOENT
-    if path and (path.endswith(os.sep) or _is_directory(path)):
+    if path and (path.endswith(os.sep) or is_directory(path)):
         code = errno.EISDIR
     elif path and isinstance(error, errors.UnsafePath):  # a symlink
         code = errno.ELOOP
@@ -61,7 +61,7 @@ def raise_as_os_error(error: errors.HoldfastError, path: str) -> NoReturn:
     raise error
 
 
-def _is_directory(path: str) -> bool:
+def is_directory(path: str) -> bool:
     from stat import S_ISDIR
 
     try:

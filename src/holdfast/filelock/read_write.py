@@ -16,7 +16,7 @@ from .. import errors, process, wait
 from ..locks.lock import WholeFile
 from ..paths import absolute
 from .core import Core, QuietHold, Turns, until_admitted
-from .errors import raise_as_os_error, timed_out
+from .errors import is_directory, raise_as_os_error, timed_out
 from .lock import AcquireReturnProxy
 from .options import canonical, singletons, wait_of
 
@@ -35,8 +35,8 @@ def read_write_timeout(timeout: float, blocking: bool) -> float | None:
     return found
 
 
-class SharedEngine(WholeFile):
-    """All of an empty file, shared or not. The objects of this module check for deadlocks themselves."""
+class PatientEngine(WholeFile):
+    """All of an empty file, shared or not. A caller that waits for itself gets Timeout."""
 
     __slots__ = ()
 
@@ -44,9 +44,10 @@ class SharedEngine(WholeFile):
         return False
 
 
-def make_core(path: str, mode: Mode) -> Core:
+def make_core(path: str, mode: Mode, timeout: float | None) -> Core:
     name = canonical(path) if os.pardir in path.split(os.sep) else absolute(path)
-    engine = SharedEngine(name, shared=mode == "read", keep=True, fair=True, mode=0o666, follow=False)
+    kind = WholeFile if timeout is None else PatientEngine
+    engine = kind(name, shared=mode == "read", keep=True, fair=True, mode=0o666, follow=False)
     return Core(engine, None)
 
 
@@ -58,7 +59,9 @@ def first_attempt(core: Core, timeout: float | None) -> Any:
 def raise_refused(error: errors.HoldfastError, path: str) -> NoReturn:
     if isinstance(error, errors.Timeout):
         raise timed_out(path, error.status, None) from (error if str(error) else None)
-    if isinstance(error, errors.NotALockFile) and not os.path.isdir(path):
+    if isinstance(error, errors.WouldDeadlock):
+        raise RuntimeError(f"Deadlock: {error}") from error  # noqa: TRY004  # as filelock does
+    if isinstance(error, errors.NotALockFile) and not is_directory(path):
         text = f"{path} has content, perhaps as the database of a ReadWriteLock of the package filelock. Give the lock"
         message = f"{text} another path, or remove the file when no program uses it."
         raise errors.NotALockFile(message, path=path) from error
@@ -167,7 +170,7 @@ class ReadWriteLock(metaclass=ReadWriteLockMeta):
 
     def _take(self, mode: Mode, timeout: float | None) -> None:
         self._check_usable()
-        core = make_core(self.lock_file, mode)
+        core = make_core(self.lock_file, mode, timeout)
         found = first_attempt(core, timeout)
         hold = core.hold(found) if found else core.wait(found, timeout, None)
         with self._mutex:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from .. import __version__
+import sys
 
 __all__ = ["__version__", "version"]
 
-version: str = __version__
+# The package itself is above all layers, and so is not imported here.
+version: str = sys.modules[__name__.partition(".")[0]].__version__
+__version__ = version

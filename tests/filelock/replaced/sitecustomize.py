@@ -1,7 +1,7 @@
 """Python imports this at its start: from then on, `filelock` means `holdfast.filelock`, in every child process, too.
 
-Its private modules are those of the real filelock, from the directory in FILELOCK_SOURCE, if that is set: helpers of its
-tests use them. Nothing here imports them.
+Its private modules are those of the real filelock, from the directory in FILELOCK_SOURCE, if that is set: helpers of
+its tests use them. Nothing here imports them.
 """
 
 from __future__ import annotations
