@@ -229,11 +229,39 @@ def test_on_acquired_gets_the_descriptor_once(path):
         assert calls == [os.stat(path).st_ino]
 
 
-def test_an_error_of_on_acquired_releases_the_lock(path):
-    lock = FileLock(path, on_acquired=lambda fd: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, holdfast.Busy])
+def test_an_error_of_on_acquired_releases_the_lock(path, error):
+    def fail(fd):
+        raise error
+
+    lock = FileLock(path, on_acquired=fail)
+    with pytest.raises(error) as caught:
         lock.acquire()
+    assert type(caught.value) is error
     assert not lock.is_locked and is_free(FileLock, path)
+
+
+def test_threads_that_share_an_object_wait_for_on_acquired(path):
+    began, goes_on = threading.Event(), threading.Event()
+
+    def hook(fd):
+        began.set()
+        assert goes_on.wait(PATIENCE)
+
+    lock = FileLock(path, thread_local=False, on_acquired=hook)
+    first = Caller(lock.acquire)
+    assert began.wait(PATIENCE)
+    with pytest.raises(Timeout):
+        lock.acquire(timeout=0.05)
+    with pytest.raises(Timeout):
+        lock.acquire(blocking=False)
+    with pytest.raises(Timeout):
+        lock.acquire(cancel_check=lambda: True)
+    goes_on.set()
+    first.result()
+    with lock:
+        assert lock.lock_counter == 2
+    lock.release()
 
 
 def test_a_subclass_with_methods_of_its_own(path):
@@ -257,6 +285,15 @@ def test_a_subclass_with_methods_of_its_own(path):
     assert (lock.name, lock.timeout, lock.calls) == ("y", 3, ["acquire", "acquire", "release", "release"])
     with pytest.raises(TypeError, match="poll_interval"):
         Mine(path, poll_interval=3)
+
+
+def test_a_subclass_with_options_of_its_own_can_be_a_singleton(path):
+    class Mine(FileLock):
+        def __init__(self, lock_file, timeout=-1, is_singleton=False, label="x"):
+            super().__init__(lock_file, timeout, is_singleton=is_singleton)
+
+    one = Mine(path, 3, is_singleton=True, label="a")
+    assert Mine(path, 3, is_singleton=True, label="a") is one
 
 
 def test_a_decorated_function_holds_the_lock(path):

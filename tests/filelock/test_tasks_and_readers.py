@@ -236,3 +236,20 @@ def test_each_task_holds_for_itself(path):
             await lock.acquire_read()
 
     asyncio.run(main())
+
+
+def test_a_task_that_waits_while_the_object_is_closed_gets_nothing(path):
+    async def main():
+        held = AsyncReadWriteLock(path)
+        await held.acquire_write()
+        lock = AsyncReadWriteLock(path)
+        waiter = asyncio.create_task(lock.acquire_read())
+        await asyncio.sleep(0.01)
+        await lock.close()
+        await held.release()
+        with pytest.raises(RuntimeError, match="closed"):
+            await waiter
+        async with held.write_lock(timeout=0):
+            pass
+
+    asyncio.run(main())

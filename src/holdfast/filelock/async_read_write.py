@@ -102,7 +102,11 @@ class AsyncReadWriteLock:
             raise RuntimeError("AsyncReadWriteLock is for tasks: call it in a coroutine that asyncio runs as a task")
         level = self._levels.get(task)
         if level is None:
-            self._levels[task] = _Level(mode, await self._take(mode, seconds))
+            hold = await self._take(mode, seconds)
+            if self._is_closed:  # while this task waited
+                _release(hold)
+                self._check_usable()
+            self._levels[task] = _Level(mode, hold)
         elif level.mode == mode:
             level.depth += 1
         else:

@@ -209,10 +209,10 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
                 hold = core.wait(found, timeout, cancel_check)
             self._note(state, hold)
             self._call_back(state)
-        except errors.HoldfastError as error:
-            self._raise_as_filelock(error, state, timeout)
-        except BaseException:  # of the hook, or an interrupt
-            self._forget(state, hold)
+        except BaseException as error:
+            if hold is None and isinstance(error, errors.HoldfastError):
+                self._raise_as_filelock(error, state, timeout)
+            self._forget(state, hold)  # an error of the hook, or an interrupt
             raise
         finally:
             state.waiting = 0

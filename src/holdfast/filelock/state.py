@@ -74,6 +74,7 @@ class Configured:
     _is_singleton: bool
     _is_thread_local: bool
     _on_acquired: Callable[[int], None] | None
+    _own_options: frozenset[str]
     _preserve_lock_file: bool
     _registry: process.Registry | None = None  # until `__init__`
     _shared: State | None
@@ -172,7 +173,8 @@ class Configured:
 
     def _differences(self, wanted: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         """The options of this object that are not those of another construction, as (ours, theirs)."""
-        ours = {name: getattr(self, name) for name in wanted if name not in ("thread_local", "mode", "is_singleton")}
+        others = self._own_options - {"thread_local", "mode", "is_singleton"}
+        ours = {name: getattr(self, name) for name in others}
         ours |= {"thread_local": self._is_thread_local, "mode": self._state.mode}
         return {
             name: (has, wanted[name])
