@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,10 +26,17 @@ def pip(*arguments: str) -> None:
         raise RuntimeError(done.stdout + done.stderr)
 
 
+def directory() -> Path:
+    """A new directory, which is removed when the tests have ended."""
+    made = Path(mkdtemp(prefix="from-pypi-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
 @cache
 def installed(*packages: str) -> Path:
     """A directory with these packages and what they need, for PYTHONPATH."""
-    target = Path(mkdtemp(prefix="peers-"))
+    target = directory()
     pip("install", "--target", str(target), *packages)
     return target
 
@@ -35,7 +44,7 @@ def installed(*packages: str) -> Path:
 @cache
 def source() -> Path:
     """The source distribution of filelock, unpacked."""
-    target = Path(mkdtemp(prefix="filelock-"))
+    target = directory()
     pip("download", "--no-deps", "--no-binary", "filelock", f"filelock=={VERSION}", "--dest", str(target))
     (archive,) = target.glob("*.tar.gz")
     with tarfile.open(archive) as opened:

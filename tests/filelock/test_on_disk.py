@@ -39,7 +39,7 @@ class Real:
 
     def __init__(self, kind: type, path: str) -> None:
         name = "SoftFileLock" if kind is SoftFileLock else "FileLock"
-        command = [sys.executable, "-c", PROGRAM, str(real.source() / "src"), name, path]
+        command = [sys.executable, "-c", PROGRAM, str(real.installed(f"filelock=={real.VERSION}")), name, path]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Real:
