@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from statistics import median
 
 from measure import Row, Table, paired_ratio
@@ -26,16 +27,22 @@ def once(statement: str, environment: dict[str, str]) -> float:
     return time.perf_counter() - begin
 
 
-def section(quick: bool) -> list[Table]:
-    samples: dict[str, list[float]] = {statement: [] for statement in STATEMENTS}
+def wall_times(statements: Iterable[str], rounds: int) -> dict[str, list[float]]:
+    """Seconds of an interpreter that runs each statement, all of them in turn."""
+    samples: dict[str, list[float]] = {statement: [] for statement in statements}
     with tempfile.TemporaryDirectory() as compiled:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        for statement in STATEMENTS:
+        for statement in samples:
             once(statement, environment)
-        for _ in range(40 if quick else 80):
-            for statement in STATEMENTS:
-                samples[statement].append(once(statement, environment))
+        for _ in range(rounds):
+            for statement, times in samples.items():
+                times.append(once(statement, environment))
+    return samples
+
+
+def section(quick: bool) -> list[Table]:
+    samples = wall_times(STATEMENTS, 40 if quick else 80)
     rows = []
     for statement, times in samples.items():
         ratio = paired_ratio(times, samples[FLOOR])

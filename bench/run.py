@@ -20,6 +20,7 @@ import events
 import events_many
 import events_postgres
 import events_takeover
+import filelock_face
 import flock_loop
 import handoff
 import imports
@@ -50,6 +51,7 @@ SECTIONS: dict[str, Section] = {
     "durable": _everywhere(uncontended.durable),
     "directory": _everywhere(directories.section),
     "handoff": _everywhere(handoff.section),
+    "filelock": lambda quick, places: iter(filelock_face.section(quick, places)),
     "flock-loop": lambda quick, places: flock_loop.section(quick, places[-1]),
     "contention": lambda quick, places: iter(contention.section(quick, places)),
     "events": lambda quick, places: iter([events.durable(quick, places[0])]),

@@ -19,6 +19,7 @@ LAYERS = [
     {"files", "owner", "metrics", "wait"},
     {"watch", "status", "postgres", "sqlite"},
     {"locks"},
+    {"filelock"},
     {"atomicdir", "events", "tasks"},  # within events: the face above `events.log`, see below
     {"collect", "eventsourcing"},
     {"web"},
