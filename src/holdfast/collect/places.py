@@ -33,6 +33,15 @@ class Places:
     directories: list[str] = field(default_factory=list)  # that a change would be seen in
     errors: dict[str, str] = field(default_factory=dict)
 
+    def __add__(self, more: Places) -> Places:
+        return Places(
+            self.locks + more.locks,
+            self.queues + more.queues,
+            self.stores + more.stores,
+            self.directories + more.directories,
+            {**self.errors, **more.errors},
+        )
+
 
 def look_into(given: list[str], recursive: bool) -> Places:
     """Find the locks, queues and event stores in paths and on servers."""

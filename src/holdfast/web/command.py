@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         from . import server
     except ImportError as error:
-        raise Unsupported(f"holdfast web needs {error.name}: pip install 'holdfast[web]'") from None
+        raise Unsupported(f"{error.name} is missing: pip install 'holdfast[web]'") from None
     user, password = options.user or "", _password(options) if options.user else ""
     if options.address not in _LOOPBACK and not user:
         raise ValueError(

@@ -5,8 +5,10 @@ of news. A page waits until the version of one of its topics has changed.
 
     paths                     inotify, for all directories in one instance. It reports everything that wakes the library
     events on PostgreSQL      LISTEN, as `EventStore.tail`
-    queues on PostgreSQL      LISTEN reports tasks that end. For the others the page looks every 1 to 5 seconds
-    locks on servers          a server reports a lock to its next waiter only. The page looks every 1 to 5 seconds
+    queues on PostgreSQL      a worker that waits is notified, and nobody else: NOTIFY is a lock of the whole server
+    locks on servers          the next waiter of a lock is notified, and nobody else
+
+The last two report nothing to a page. It looks at them every 1 to 5 seconds, rarer while nothing changes.
 
 To look at a lock opens its file, which is an event, too. So events of a file that is only opened do not count while a
 look is under way; `live` looks again after each change until nothing changes. Once a minute every topic gets a new
