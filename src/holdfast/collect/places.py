@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from .. import postgres
 from ..errors import HoldfastError
 from ..owner import without_passwords
 from .tasks import FILES
@@ -93,6 +92,8 @@ def _add_server(url: str, found: Places) -> None:
     if not url.startswith(_POSTGRES):
         found.locks.append(url)
         return
+    from .. import postgres
+
     address, ours = postgres.split(url, ("prefix", "name"))
     prefix = postgres.table_prefix(postgres.without_password(url), ours.get("prefix", "holdfast_"))
     if "prefix" not in ours:

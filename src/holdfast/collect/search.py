@@ -33,7 +33,7 @@ class Filter:
     function: str = ""
     key: str = ""
     text: str = ""  # in the id, the function, the payload or the error
-    in_payload: bool = True  # False: `text` is not compared with payloads, because parts of them are secret
+    in_data: bool = True  # False: `text` is not compared with payloads and errors, because parts of them are secret
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class Filter:
         function, key = self.function or None, self.key or None
         escaped = "".join(f"!{char}" if char in "!%_" else char for char in self.text.lower())
         text = f"%{escaped}%" if self.text else None
-        return (function, function, key, key, text, int(self.in_payload), text)
+        return (function, function, key, key, text, int(self.in_data), text)
 
 
 @dataclass(frozen=True)

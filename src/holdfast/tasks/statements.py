@@ -147,7 +147,7 @@ STATEMENTS = {
         where (cast(? as text) is null or function = cast(? as text))
             and (cast(? as text) is null or key_name = cast(? as text))
             and (cast(? as text) is null or lower(coalesce(id, '_' || seq) || ' ' || coalesce(function, '') || ' '
-                || case when ? = 1 then payload else '' end || ' ' || coalesce(error, ''))
+                || case when ? = 1 then payload || ' ' || coalesce(error, '') else '' end)
                 like cast(? as text) escape '!')
         order by seq desc limit ?""",
     "window": """select min(seq), count(*) from (select seq from {p}task where state = {state} and seq < ?

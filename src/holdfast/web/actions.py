@@ -191,4 +191,4 @@ def _identity(status: Status) -> str:
 def _filters(wanted: Filter, states: tuple[str, ...]) -> list[Filter]:
     """A filter for each state of the filter in which the action is possible."""
     some = [state for state in wanted.states if state in states]
-    return [Filter(state, wanted.function, wanted.key, wanted.text, wanted.in_payload) for state in some]
+    return [Filter(state, wanted.function, wanted.key, wanted.text, wanted.in_data) for state in some]

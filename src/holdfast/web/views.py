@@ -193,7 +193,7 @@ def filter_of(console: Console, params: Params) -> Filter:
         params.get("function", ""),
         params.get("key", ""),
         params.get("text", ""),
-        in_payload=not console.clean.keys,
+        in_data=not console.clean.keys,
     )
 
 
