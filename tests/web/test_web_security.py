@@ -193,7 +193,7 @@ def test_every_answer_forbids_foreign_scripts_frames_and_caches(plain: ConsoleSe
     assert policy["default-src"] == "'none'" and policy["script-src"] == policy["style-src"] == "'self'"
     assert policy["frame-ancestors"] == policy["base-uri"] == "'none'" and "unsafe" not in str(policy)
     assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
-    assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
+    assert headers["referrer-policy"] == "same-origin" and headers["cache-control"] == "no-store"
     assert "server" not in headers
 
 

@@ -61,7 +61,8 @@ class Locks:
         self._mutex = threading.Lock()
         self._found: dict[str, Status] = {}
         self._looked = -1.0
-        self.watched_since: float | None = None
+        self.watched_since: float | None = None  # when a page was opened first
+        self._is_watched = False  # the last look was for an open page
         self.changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
         self.errors: dict[str, str] = {}
 
@@ -91,14 +92,12 @@ class Locks:
             self.topic.looks -= 1
             self.topic.looked_at = self._looked = monotonic()
         now = time()
-        if self.topic.users and self.watched_since is not None:
+        if self.topic.users and self._is_watched:
             for path in sorted(found.keys() | self._found.keys()):
                 self.changes += [Change(now, path, *one) for one in changes(self._found.get(path), found.get(path))]
-        elif self.topic.users:
+        elif self.topic.users and self.watched_since is None:
             self.watched_since = now
-            self.changes.clear()
-        else:
-            self.watched_since = None
+        self._is_watched = self.topic.users > 0
         self._found = found
 
     def history(self, path: str) -> list[Change]:
