@@ -535,8 +535,7 @@ def test_a_lock_file_is_broken_only_if_its_holder_is_still_the_one_that_was_show
     shows(page, "free", "h1")
     shows(page, "broken here", ".timeline .bad")
     second.do("import pytest")
-    second.do("with pytest.raises(holdfast.LockLost): hold.check()")
-    second.do("del hold")
+    second.do("with pytest.raises(holdfast.LockLost): hold.release()")
     outcomes = [json.loads(line)["outcome"] for line in (tmp_path / "audit").read_text().splitlines()]
     assert outcomes == ["begins", "failed", "begins", "done"]
 
