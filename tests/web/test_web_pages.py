@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import servers
 from console_server import ConsoleServer, Stream, slug
+from large import fill_queue, fill_store
 from support import Peer, descriptors, processor_ticks, until
 
 import holdfast
@@ -114,8 +116,6 @@ def test_an_empty_place_shows_commands_that_work(console: Start, tmp_path: Path)
     assert len(found) == 3
     bin = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"}
-    import html
-
     for text in found:
         for line in html.unescape(text).splitlines():
             command = line.replace("sleep 60", "true").replace("tasks work jobs", "tasks work jobs --drain")
@@ -214,6 +214,71 @@ def _is_quiet(pid: int) -> bool:
     before = processor_ticks(pid)
     time.sleep(3)
     return processor_ticks(pid) - before <= 9
+
+
+# Large queues and stores.
+
+
+@pytest.mark.parametrize("engine", ["local", "postgres"])
+def test_lists_of_a_large_queue_answer_at_once(
+    console: Start, in_memory: Path, engine: str, request: pytest.FixtureRequest
+) -> None:
+    """100,000 tasks, and counts that stop at 10,000 and say so. The long version: bench/web.py."""
+    number = 100_000
+    place = str(in_memory / "jobs") if engine == "local" else request.getfixturevalue("postgres")
+    queue = TaskQueue(place)
+    fill_queue(queue, number)
+    queue.close()
+    server = console(place)
+    jobs = slug(server, "queue")
+    text = server.get(jobs).text
+    assert "Counting stops at 10,000." in text and ">10,000+<" in text
+    for query in ("", "?state=pending", "?state=done&before=5000", "?function=resize", "?text=img-77", "?text=nowhere"):
+        until(lambda query=query: _seconds(server, jobs + query) < 0.2)  # a busy machine gets more than one chance
+    assert len(set(_walk(server, f"{jobs}?state=failed&text=file"))) == 200
+    found = [int(id[1:]) for id in _walk(server, f"{jobs}?key=k3")]
+    assert found and found == sorted(set(found), reverse=True), "the newest task comes first, and each comes once"
+
+
+def _seconds(server: ConsoleServer, path: str) -> float:
+    began = time.monotonic()
+    assert server.get(path).status == 200
+    return time.monotonic() - began
+
+
+def _walk(server: ConsoleServer, path: str, pages: int = 4) -> Iterator[str]:
+    """The ids of the tasks of some pages, by their links."""
+    for _ in range(pages):
+        text = server.get(path).text
+        yield from re.findall(r'<tr data-key="task-([^"]*)"', text)
+        following = re.search(r'rel="next" href="([^"#]*)', text)
+        assert following is not None
+        path = html.unescape(following[1])
+
+
+def test_a_filter_finds_a_task_behind_the_window(console: Start, in_memory: Path) -> None:
+    """A page searches 10,000 tasks, says so, and "Older" goes on."""
+    queue = TaskQueue(in_memory / "jobs")
+    queue.put("needle", id="needle")
+    fill_queue(queue, 30_000, only_waiting=True)
+    queue.close()
+    server = console(in_memory)
+    path = f"{slug(server, 'queue')}?text=needle"
+    text = server.get(path).text
+    assert "A page searches about" in text and "task-needle" not in text and "among those that were searched" in text
+    assert list(_walk(server, path, 3)) == []
+    while (following := re.search(r'rel="next" href="([^"#]*)', text)) is not None:
+        text = server.get(html.unescape(following[1])).text
+    assert "task-needle" in text
+
+
+def test_a_large_store_answers_at_once(console: Start, in_memory: Path) -> None:
+    fill_store(EventStore(str(in_memory / "shop")), 50_000)
+    server = console(in_memory)
+    shop = slug(server, "store")
+    for query in ("", "?type=OrderPaid", "?tag=customer:7", "?before=20000", "?tag=none"):
+        until(lambda query=query: _seconds(server, shop + query) < 0.2)
+    assert "order:7<" in server.get(f"{shop}?type=OrderPaid&tag=order:7").text
 
 
 # Servers.
