@@ -20,7 +20,7 @@ from holdfast.events import Event, EventStore
 from holdfast.tasks import TaskQueue
 
 if TYPE_CHECKING:
-    from conftest import Tab
+    from browser import Tab
     from playwright.sync_api import Page
 
 Start = Callable[..., ConsoleServer]
@@ -328,6 +328,10 @@ def test_every_view_fits_400_pixels_and_has_enough_contrast(
             page = one.open(path)
             assert page.evaluate("document.documentElement.scrollWidth") <= 400, path
             assert page.evaluate(CONTRAST) == [], path
+        for action in ("retry", "purge"):
+            page.goto(f"http://{server.host}{jobs}/confirm?action={action}&state=failed")
+            page.wait_for_selector(".confirm")
+            assert page.evaluate(CONTRAST) == [], action
 
 
 # The contrast of each text to its background must be at least 4.5 (WCAG AA). Returns those that have less.
@@ -450,11 +454,11 @@ def test_two_browsers_see_the_same_and_each_other_s_actions(console: Start, tab:
     for page in (one, other):
         page.wait_for_selector("tr[data-key=task-b]")
     one.click("text=Pause…")
-    one.click("button.danger")
+    one.click(".confirm button")
     for page in (one, other):
         page.wait_for_selector("h1 .badge.paused")
     other.click("text=Resume…")
-    other.click("button.danger")
+    other.click(".confirm button")
     for page in (one, other):
         page.wait_for_selector("h1 .badge.paused", state="detached")
 
@@ -493,16 +497,16 @@ def test_actions_ask_first_and_are_written_to_the_audit_log(console: Start, tab:
     page.wait_for_selector("tr[data-key=task-a]")
     assert not audit.exists() and queue.get("a").state == "failed"
     page.click("text=Retry…")
-    page.click("button.danger")
+    page.click(".confirm button")
     shows(page, "Done: retry, 2 tasks", ".flash")
     assert [queue.get(id).state for id in "abc"] == ["pending", "pending", "failed"]
     page.goto(f"http://{server.host}{jobs}/task?id=c")
     page.click("text=Delete…")
-    page.click("button.danger")
+    page.click(".confirm button")
     shows(page, "Done: purge, 1 task", ".flash")
     page.goto(f"http://{server.host}{jobs}/task?id=a")
     page.click("text=Cancel…")
-    page.click("button.danger")
+    page.click(".confirm button")
     shows(page, "cancelled", "h1")
     assert "c" not in queue and queue.get("a").state == "cancelled"
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
@@ -526,12 +530,12 @@ def test_a_lock_file_is_broken_only_if_its_holder_is_still_the_one_that_was_show
     shows(page, f"pid {first.pid}", ".confirm")
     first.do("hold.release()")
     second.do("hold = holdfast.LockFile(path).acquire()")
-    page.click("button.danger")
+    page.click(".confirm button")
     assert "another holder by now" in page.inner_text("body")
     one.errors.clear()  # the browser reports the status 409
     page = one.open(f"/lock?name={path}")
     page.click("text=Break…")
-    page.click("button.danger")
+    page.click(".confirm button")
     shows(page, "free", "h1")
     shows(page, "broken here", ".timeline .bad")
     second.do("import pytest")

@@ -78,6 +78,7 @@ class Actions:
         shown = queue_of(console, params)
         url = f"/queue/{shown.slug}"
         context: Context = {"target": shown.name, "hidden": hidden, "url": f"{url}/act", "back": url, "which": ""}
+        context["danger"] = action in ("cancel", "purge")
         if action in _QUEUE:
             verb, what = _QUEUE[action]
             return "confirm.html", {**context, "verb": verb, "what": what, "number": None, "noun": "queue"}
@@ -104,7 +105,15 @@ class Actions:
             "until it checks its hold, and two processes may work at the same time."
         )
         hidden = {"action": "break", "name": status.path, "holder": _identity(status)}
-        words = {"verb": "Break", "noun": "lock", "which": "", "number": None, "url": "/act", "back": back}
+        words = {
+            "verb": "Break",
+            "noun": "lock",
+            "which": "",
+            "number": None,
+            "url": "/act",
+            "back": back,
+            "danger": True,
+        }
         return "confirm.html", {**words, "target": status.path, "what": what, "hidden": hidden}
 
     # Do.

@@ -43,7 +43,7 @@ def slug_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """Something that happened to a lock while it was watched."""
+    """Something that happened to a lock, at the moment at which it was seen."""
 
     at: float
     path: str
@@ -52,7 +52,7 @@ class Change:
 
 
 class Locks:
-    """All locks, and what changed since a page was opened."""
+    """All locks, and what changed since the first look. Only open pages look at once when something changes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -61,8 +61,7 @@ class Locks:
         self._mutex = threading.Lock()
         self._found: dict[str, Status] = {}
         self._looked = -1.0
-        self.watched_since: float | None = None  # when a page was opened first
-        self._is_watched = False  # the last look was for an open page
+        self.seen_since: float | None = None  # the first look
         self.changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
         self.errors: dict[str, str] = {}
 
@@ -92,12 +91,11 @@ class Locks:
             self.topic.looks -= 1
             self.topic.looked_at = self._looked = monotonic()
         now = time()
-        if self.topic.users and self._is_watched:
+        if self.seen_since is None:
+            self.seen_since = now
+        else:
             for path in sorted(found.keys() | self._found.keys()):
                 self.changes += [Change(now, path, *one) for one in changes(self._found.get(path), found.get(path))]
-        elif self.topic.users and self.watched_since is None:
-            self.watched_since = now
-        self._is_watched = self.topic.users > 0
         self._found = found
 
     def history(self, path: str) -> list[Change]:

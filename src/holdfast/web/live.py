@@ -20,11 +20,10 @@ from typing import NamedTuple
 from .watching import Looks, Topic, Watcher
 
 _SOON_S = 0.3
-_MOST_LOOKS = 3  # after a change, without news
 _MIN_GAP_S = 0.15  # between two renderings of a page
 _SHARE = 4  # a page that takes long to render is rendered less often: a fifth of the time
 _ALIVE_S = 30.0  # a comment is sent, so that a lost connection is noticed
-_LONG_S = 3600.0
+_SAFETY_S, _SAFETY_SHARE = 60.0, 3000  # a look without an event, for what none reports: a lock that becomes too old
 
 Topics = Callable[[], list[Topic]]  # what a page shows. There may be more of them when it is rendered again
 
@@ -78,7 +77,7 @@ class Channel:
         return bool(added)
 
     async def _run(self) -> None:
-        looks = 0
+        look_again = False
         while True:
             self._use_topics()
             versions = [topic.version for topic in self._used]
@@ -90,10 +89,9 @@ class Channel:
             is_new = content.id != (self.content and self.content.id)
             if is_new:
                 self._show(content)
-            looks = 0 if looks >= _MOST_LOOKS or not (is_new or looks) else looks + 1
+            pause = _SOON_S if is_new or look_again else max(_SAFETY_S, _SAFETY_SHARE * took)
             await asyncio.sleep(max(_MIN_GAP_S, _SHARE * took))
-            if self._use_topics() or await self._watcher.wait(self._used, versions, _SOON_S if looks else _LONG_S):
-                looks = 1
+            look_again = self._use_topics() or await self._watcher.wait(self._used, versions, pause)
 
     def _show(self, content: Content) -> None:
         self.content = content

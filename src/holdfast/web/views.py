@@ -165,7 +165,7 @@ def lock(console: Console, params: Params) -> tuple[str, Context]:
         "user": user_of(status),
         "history": history,
         "losses": sum(change.is_loss for change in history),
-        "since": console.locks.watched_since,
+        "since": console.locks.seen_since,
         "stale_at": None if status.stale_in is None else round(time() + status.stale_in),
         "can_break": status.held and status.kind in ("file", "task") and "://" not in path,
     }
