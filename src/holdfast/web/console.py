@@ -113,14 +113,14 @@ def changes(before: Status | None, after: Status | None) -> list[tuple[str, bool
     """What happened between two looks: a text, and whether a holder lost the lock."""
     found: list[tuple[str, bool]] = []
     was, now = (
-        {(holder.pid, holder.host) for holder in one.holders} if one is not None and one.held else set()
+        {(holder.pid, holder.host) for holder in one.holders} if one is not None else set()
         for one in (before, after)
     )
-    if before is not None and before.held:
+    if before is not None:
         is_taken = before.stale and bool(now)
         word = "lost: taken over from" if is_taken else "released by"
         found += [(f"{word} {_name(one)}", is_taken) for one in sorted(was - now, key=str)]
-    if after is not None and after.held:
+    if after is not None:
         found += [(f"acquired by {_name(one)}", False) for one in sorted(now - was, key=str)]
         if after.stale and not (before is not None and before.stale):
             found.append(("became stale", False))
