@@ -31,6 +31,7 @@ import tasks_beside
 import tasks_idle
 import tasks_postgres
 import uncontended
+import web
 from measure import Place, Row, Table
 
 SHM = "/dev/shm"
@@ -65,6 +66,7 @@ SECTIONS: dict[str, Section] = {
     "tasks": tasks.section,
     "tasks-wake": _everywhere(tasks.wake),
     "tasks-idle": _everywhere(tasks_idle.section),
+    "web": lambda quick, places: iter([web.section(quick, places[-1])]),
     "tasks-many": lambda quick, places: iter([tasks.many(quick, places[0])]),
     "tasks-postgres": tasks_postgres.section,
     "tasks-many-postgres": tasks_postgres.many,

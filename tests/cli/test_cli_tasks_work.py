@@ -347,15 +347,15 @@ def test_watch_prints_a_snapshot_for_every_change(jobs: Path, queue: TaskQueue, 
 
 
 def test_watch_shows_the_five_newest_failures(jobs: Path, queue: TaskQueue) -> None:
-    from holdfast.collect.tasks import View
+    from holdfast.collect.tasks import look
 
     for number in (3, 1, 2, 0, 6, 5, 4):
         queue.put(number, id=str(number), attempts=1)
     for _ in range(7):
         claimed(queue).fail("no")
-    assert [task.id for task in View(str(jobs)).look().failures] == ["4", "5", "6", "0", "2"]
+    assert [task.id for task in look(TaskQueue(jobs)).failures] == ["4", "5", "6", "0", "2"]
     queue.retry("5")
-    assert [task.id for task in View(str(jobs)).look().failures] == ["4", "6", "0", "2", "1"]
+    assert [task.id for task in look(TaskQueue(jobs)).failures] == ["4", "6", "0", "2", "1"]
 
 
 def test_how_an_attempt_ended_follows_from_the_token(queue: TaskQueue) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from .. import postgres
 from ..errors import HoldfastError
 from ..owner import without_passwords
 from .tasks import FILES
@@ -32,6 +31,15 @@ class Places:
     stores: list[str] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)  # that a change would be seen in
     errors: dict[str, str] = field(default_factory=dict)
+
+    def __add__(self, more: Places) -> Places:
+        return Places(
+            self.locks + more.locks,
+            self.queues + more.queues,
+            self.stores + more.stores,
+            self.directories + more.directories,
+            {**self.errors, **more.errors},
+        )
 
 
 def look_into(given: list[str], recursive: bool) -> Places:
@@ -84,6 +92,8 @@ def _add_server(url: str, found: Places) -> None:
     if not url.startswith(_POSTGRES):
         found.locks.append(url)
         return
+    from .. import postgres
+
     address, ours = postgres.split(url, ("prefix", "name"))
     prefix = postgres.table_prefix(postgres.without_password(url), ours.get("prefix", "holdfast_"))
     if "prefix" not in ours:

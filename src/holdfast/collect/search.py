@@ -1,8 +1,11 @@
 """Lists and counts of tasks whose cost does not grow with the queue: pages, windows, capped counts.
 
 A list goes from the newest task to the oldest one, and stops after a page. A filter that no index answers (function,
-key, text) looks at the newest `WINDOW` tasks of each state. `Found.next` is where the following page begins, also if
-the window of this one contained nothing.
+key, text) looks at the newest `WINDOW` tasks. `Found.next` is where the following page begins, also if the window of
+this one contained nothing.
+
+The indexes of ready, delayed and parked tasks are in another order. If there are many of them, the window is one of
+all tasks: many of its tasks are in that state, too.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from ..tasks import Task, TaskQueue
 from ..tasks.statements import NUMBERS, id_of, task_of
 from ..tasks.store import STATES, WAITING
 
-WINDOW = 10_000  # tasks of each state that one page of a filtered list looks at
+WINDOW = 10_000  # tasks that one page of a filtered list looks at
+_UNORDERED = ("ready", "delayed", "parked")  # by their number
 MAX_COUNT = 10_000
 MAX_RUNNING = 500
 _MAX_ENDED = 20_000
@@ -33,7 +37,7 @@ class Filter:
     function: str = ""
     key: str = ""
     text: str = ""  # in the id, the function, the payload or the error
-    in_payload: bool = True  # False: `text` is not compared with payloads, because parts of them are secret
+    in_data: bool = True  # False: `text` is not compared with payloads and errors, because parts of them are secret
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -47,7 +51,7 @@ class Filter:
         function, key = self.function or None, self.key or None
         escaped = "".join(f"!{char}" if char in "!%_" else char for char in self.text.lower())
         text = f"%{escaped}%" if self.text else None
-        return (function, function, key, key, text, int(self.in_payload), text)
+        return (function, function, key, key, text, int(self.in_data), text)
 
 
 @dataclass(frozen=True)
@@ -71,18 +75,22 @@ def search(queue: TaskQueue, wanted: Filter, before: int | None = None, limit: i
 
 def _search(queue: TaskQueue, wanted: Filter, before: int | None, limit: int) -> tuple[list[Any], int | None, bool]:
     sql, start = queue.store.sql, before or _FIRST
-    size = WINDOW if wanted.needs_window else limit + 1
+    counts = queue.store.count(wanted.states, at_most=WINDOW)
+    states = [state for state in wanted.states if counts[state]]
 
     def work(run: Any) -> tuple[list[Any], int]:
         rows: list[Any] = []
         end = 0
-        for state in wanted.states:
-            words = {"state": NUMBERS[state], "limit": size}
+        for state in states:
+            of_all = state in _UNORDERED and counts[state] == WINDOW
+            size = WINDOW // len(states) if of_all or wanted.needs_window else limit + 1
+            number = NUMBERS[state]
+            words = {"state": number, "of_state": "" if of_all else f"state = {number} and", "limit": size}
             some = run(sql["search"].format(**words), (start, *wanted.values(), limit + 1)).fetchall()
             rows += some
-            if wanted.needs_window and len(some) <= limit:
-                lowest, number = run(sql["window"].format(**words), (start,)).fetchone()
-                end = max(end, lowest if number == size else 0)
+            if (of_all or wanted.needs_window) and len(some) <= limit:
+                lowest, seen = run(sql["window"].format(**words), (start,)).fetchone()
+                end = max(end, lowest if seen == size else 0)
         return rows, end
 
     rows, end = queue.store.read(work)
@@ -141,10 +149,10 @@ def throughput(queue: TaskQueue) -> Throughput:
         query = queue.store.sql["ended"].format(state=NUMBERS[state], limit=_MAX_ENDED)
         rows = queue.store.read(lambda run: run(query, (now - 60 * MINUTES,)).fetchall())  # noqa: B023
         minutes = [0] * MINUTES
-        for (ended_at,) in rows:
-            minutes[max(0, MINUTES - 1 - max(0, int(now // 60) - int(ended_at // 60)))] += 1
+        for minute, number in rows:
+            minutes[max(0, MINUTES - 1 - max(0, int(now // 60) - minute))] += number
         found[state] = tuple(minutes)
-        is_whole = is_whole and len(rows) < _MAX_ENDED
+        is_whole = is_whole and sum(minutes) < _MAX_ENDED
     return Throughput(found["done"], found["failed"], is_whole)
 
 

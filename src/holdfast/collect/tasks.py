@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from heapq import nlargest
-from time import monotonic
 
 from ..tasks import Task, TaskQueue
+from .search import newest, running_tasks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FILES = ("queue.db", "queue.json")  # the second one is of an old version, which `TaskQueue` refuses with a reason
 _LONG = ("history", "traceback", "output")
 _FAILURES = 5  # that are shown
-_REST = 10  # failed tasks are read again after a pause of 10 times the duration of the last reading
+_SEARCHED = 500  # the newest failed tasks, among which those are that failed last
 
 
 def queue_at(path: str, *, remedy: str = "holdfast tasks put creates it", **options: Any) -> TaskQueue:
@@ -74,25 +74,8 @@ class Snapshot:
         return {"counts": self.counts, "paused": self.paused, "running": running, "failures": failures}
 
 
-class View:
-    """Looks at a queue again and again."""
-
-    def __init__(self, path: str) -> None:
-        self.queue: TaskQueue = queue_at(path)
-        self._failures: tuple[Task, ...] = ()
-        self._next = 0.0  # when the failed tasks are read again
-
-    def look(self) -> Snapshot:
-        counts = self.queue.stats()
-        running = sorted(self.queue.tasks(("running",)), key=lambda task: (task.started_at or task.put_at, task.id))
-        orphans = orphans_of(self.queue) if running else frozenset()
-        return Snapshot(counts, self.queue.is_paused, tuple(running), self._newest_failures(), orphans)
-
-    def _newest_failures(self) -> tuple[Task, ...]:
-        """All failed tasks are read for this. If there are many, that takes long, and so it is not done every time."""
-        now = monotonic()
-        if now >= self._next:
-            failed = self.queue.tasks(("failed",))
-            self._failures = tuple(nlargest(_FAILURES, failed, key=lambda task: task.ended_at or task.put_at))
-            self._next = now + _REST * (monotonic() - now)
-        return self._failures
+def look(queue: TaskQueue) -> Snapshot:
+    """A queue now."""
+    orphans, running = orphans_of(queue), running_tasks(queue)
+    failed = nlargest(_FAILURES, newest(queue, "failed", _SEARCHED), key=lambda task: task.ended_at or task.put_at)
+    return Snapshot(queue.stats(), queue.is_paused, running, tuple(failed), orphans)

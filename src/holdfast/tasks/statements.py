@@ -142,18 +142,18 @@ STATEMENTS = {
         history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
     "delete": "delete from {p}task where seq = ?",
     "page": f"select {_STORED} from {{p}}task where state = {{state}} and seq > ? order by seq limit ?",
-    "search": f"""select {_STORED} from (select * from {{p}}task where state = {{state}} and seq < ?
+    "search": f"""select {_STORED} from (select * from {{p}}task where {{of_state}} seq < ?
             order by seq desc limit {{limit}}) t
-        where (cast(? as text) is null or function = cast(? as text))
+        where state = {{state}} and (cast(? as text) is null or function = cast(? as text))
             and (cast(? as text) is null or key_name = cast(? as text))
             and (cast(? as text) is null or lower(coalesce(id, '_' || seq) || ' ' || coalesce(function, '') || ' '
-                || case when ? = 1 then payload else '' end || ' ' || coalesce(error, ''))
+                || case when ? = 1 then payload || ' ' || coalesce(error, '') else '' end)
                 like cast(? as text) escape '!')
         order by seq desc limit ?""",
-    "window": """select min(seq), count(*) from (select seq from {p}task where state = {state} and seq < ?
+    "window": """select min(seq), count(*) from (select seq from {p}task where {of_state} seq < ?
         order by seq desc limit {limit}) t""",
-    "ended": """select ended_at from (select ended_at, seq from {p}task where state = {state}
-        order by seq desc limit {limit}) t where ended_at >= ?""",
+    "ended": """select cast(ended_at as bigint) / 60 as minute, count(*) from (select ended_at, seq from {p}task
+        where state = {state} order by seq desc limit {limit}) t where ended_at >= ? group by minute""",
     "idle_workers": "select worker from {p}idle where until >= 0 order by worker",
     "stored": f"select {_STORED} from {{p}}task where {{by}}",
     "prunable": """select seq, ended_at from {p}task where state = {state} and ended_at <= ? order by seq limit ?
@@ -180,7 +180,7 @@ STATEMENTS |= {f"locked_{name}": f"{STATEMENTS[name]} {{lock}}" for name in ("pa
 def filled(statements: dict[str, str], mark: str = "?", **clauses: str) -> dict[str, str]:
     """The statements of an engine."""
     found = {}
-    clauses |= {"state": "{state}", "limit": "{limit}"}
+    clauses |= {name: f"{{{name}}}" for name in ("state", "of_state", "limit")}
     for name, text in statements.items():
         kinds = {f"{name}_id": "id = ?", f"{name}_seq": "seq = ? and id is null"} if "{by}" in text else {name: ""}
         for kind, by in kinds.items():

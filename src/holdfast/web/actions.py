@@ -8,9 +8,9 @@ The audit log gets a JSON line before the action and one after it. If the first 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -22,9 +22,10 @@ from ..collect.search import Filter, count_matching, matching
 from ..errors import HoldfastError
 from ..files import OwnedFd
 from ..owner import without_passwords
+from ..status import Status
 from ..tasks.store import ENDED, OPEN, Selection
 from .console import Console
-from .views import Context, NotFound, Params, filter_of, queue_of
+from .views import FILTERS, Context, NotFound, Params, filter_of, queue_of
 
 # The states in which a task can be changed so, and what happens.
 _TASKS: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -50,9 +51,9 @@ class Audit:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def write(self, **facts: Any) -> None:
+    def write(self, outcome: str, **facts: Any) -> None:
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = json.dumps({"at": at, **facts}, default=str) + "\n"
+        line = json.dumps({"at": at, "outcome": outcome, **facts}, default=str) + "\n"
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), mode=0o700, exist_ok=True)
         with OwnedFd(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
             os.write(file.fd, line.encode())
@@ -71,12 +72,13 @@ class Actions:
     def confirm(self, console: Console, params: Params) -> tuple[str, Context]:
         """The page that asks."""
         action = params.get("action", "")
-        hidden = {name: params[name] for name in ("action", "id", "state", "function", "key", "text") if name in params}
+        hidden = {name: params[name] for name in ("action", "id", *FILTERS) if name in params}
         if action == "break":
             return self._confirm_break(params)
         shown = queue_of(console, params)
         url = f"/queue/{shown.slug}"
         context: Context = {"target": shown.name, "hidden": hidden, "url": f"{url}/act", "back": url, "which": ""}
+        context["danger"] = action in ("cancel", "purge")
         if action in _QUEUE:
             verb, what = _QUEUE[action]
             return "confirm.html", {**context, "verb": verb, "what": what, "number": None, "noun": "queue"}
@@ -102,9 +104,16 @@ class Actions:
             f"It is {status.explain()}. The next process acquires it. If the holder is still alive, it does not notice "
             "until it checks its hold, and two processes may work at the same time."
         )
-        holder = json.dumps([asdict(one) for one in status.holders])
-        hidden = {"action": "break", "name": status.path, "holder": holder}
-        words = {"verb": "Break", "noun": "lock", "which": "", "number": None, "url": "/act", "back": back}
+        hidden = {"action": "break", "name": status.path, "holder": _identity(status)}
+        words = {
+            "verb": "Break",
+            "noun": "lock",
+            "which": "",
+            "number": None,
+            "url": "/act",
+            "back": back,
+            "danger": True,
+        }
         return "confirm.html", {**words, "target": status.path, "what": what, "hidden": hidden}
 
     # Do.
@@ -113,25 +122,41 @@ class Actions:
         """Carry out a form, and redirect to where it came from."""
         if self._audit is None:
             return PlainTextResponse("This server changes nothing. Start it with --allow-actions.", 403)
-        text = body.decode("ascii", "replace")
-        form = dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape"))
+        form = dict(parse_qsl(body.decode("ascii", "replace"), keep_blank_values=True, errors="surrogateescape"))
         params = {**form, **path_params}
-        facts = {**form, "sender": sender}
+        action = params.get("action", "")
         try:
-            target = params["name"] if "slug" not in params else queue_of(self._console, params).name
-            self._audit.write(state="begins", target=target, **facts)
-        except (NotFound, KeyError) as error:
+            if action not in (*_TASKS, *_QUEUE) if "slug" in params else action != "break":
+                raise NotFound(f"There is no action {action!r}.")
+            target = params.get("name", "") if action == "break" else queue_of(self._console, params).name
+        except NotFound as error:
             return PlainTextResponse(str(error), 404)
+        which = {name: form[name] for name in ("id", *FILTERS) if form.get(name)}
+        facts: Context = {"sender": sender, "action": action, "target": target, "tasks": which}
+        if action not in _TASKS:
+            del facts["tasks"]
+        return self._act(params, self._audit, facts)
+
+    def _act(self, params: Params, audit: Audit, facts: Context) -> Response:
+        try:
+            audit.write("begins", **facts)
         except OSError as error:
             return PlainTextResponse(f"Nothing was done: the audit log cannot be written ({error}).", 500)
         try:
             number, back = self._do(params)
-        except (HoldfastError, OSError, ValueError, KeyError) as error:
-            self._audit.write(state="failed", target=target, error=without_passwords(str(error)), **facts)
-            return PlainTextResponse(without_passwords(str(error)), 409)
-        self._audit.write(state="done", target=target, number=number, **facts)
-        joint = "&" if "?" in back else "?"
-        return RedirectResponse(f"{back}{joint}did={params['action']}&number={number}", 303)
+        except (HoldfastError, OSError, ValueError) as error:
+            why = without_passwords(str(error))
+            outcome: Context = {"outcome": "failed", "error": why}
+            answer: Response = PlainTextResponse(why, 409)
+        else:
+            joint = "&" if "?" in back else "?"
+            answer = RedirectResponse(f"{back}{joint}did={params['action']}&number={number}", 303)
+            outcome = {"outcome": "done", "number": number}
+        try:
+            audit.write(**outcome, **facts)
+        except OSError as error:
+            return PlainTextResponse(f"The action has ended: {outcome}. The audit log does not say so: {error}", 500)
+        return answer
 
     def _do(self, params: Params) -> tuple[int, str]:
         action = params["action"]
@@ -152,21 +177,27 @@ class Actions:
         number = 0
         for one in _filters(filter_of(self._console, params), states):
             number += sum(change(Selection(ids=ids, states=states)) for ids in matching(queue, one))
-        names = [name for name in ("state", "function", "key", "text") if params.get(name)]
-        return number, f"{url}?{urlencode({name: params[name] for name in names})}"
+        return number, f"{url}?{urlencode({name: params[name] for name in FILTERS if params.get(name)})}"
 
     def _break(self, params: Params) -> tuple[int, str]:
-        path = params["name"]
+        path = params.get("name", "")
         status = self._console.lock(path)
         if status is None or not status.held or status.kind not in ("file", "task") or "://" in path:
             raise ValueError(f"{path} is not a lock file that is held. Nothing was done.")
-        if json.dumps([asdict(one) for one in status.holders]) != params.get("holder"):
+        if _identity(status) != params.get("holder"):
             raise ValueError(f"{path} has another holder by now. Nothing was done.")
         lock_at(path, status.kind).break_()
+        self._console.locks.was_broken(status)
         return 1, f"/lock?{urlencode({'name': path}, errors='surrogateescape')}"
+
+
+def _identity(status: Status) -> str:
+    """Tells whether a lock still has the holder that the page showed."""
+    facts = [[one.pid, one.host] for one in status.holders], status.timestamp, status.token
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def _filters(wanted: Filter, states: tuple[str, ...]) -> list[Filter]:
     """A filter for each state of the filter in which the action is possible."""
     some = [state for state in wanted.states if state in states]
-    return [Filter(state, wanted.function, wanted.key, wanted.text, wanted.in_payload) for state in some]
+    return [Filter(state, wanted.function, wanted.key, wanted.text, wanted.in_data) for state in some]

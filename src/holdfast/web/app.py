@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -46,6 +46,7 @@ class App:
         self._templates = Environment(
             loader=PackageLoader("holdfast.web"),
             autoescape=True,
+            finalize=console.clean.final,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -55,11 +56,10 @@ class App:
             "number": text.number,
             "count": text.count,
             "many": text.many,
-            "clean": clean,
-            "tag": clean.tag,
+            "decimal": lambda value: f"{value:.12g}",
             "json": lambda value: clean.json(value, 2),
             "line": clean.line,
-            "query": lambda values: urlencode(values, errors="surrogateescape"),
+            "query": text.query,
         }
         self._templates.globals |= {
             "state_of": state_of,
@@ -101,7 +101,7 @@ class App:
                 return str(html)
 
             if "text/event-stream" in request.headers.get("accept", ""):
-                stream = self.live.stream(url, seen, main, topics(params))
+                stream = self.live.stream(url, seen, main, lambda: topics(params))
                 return StreamingResponse(stream, media_type="text/event-stream", headers=_STREAM)
             html, status = await self.in_thread(lambda: self.render(view, params, url))
             values = {"main": html, "section": section, "id": Content.of(html).id}
@@ -162,6 +162,7 @@ class App:
             Route("/queue/{slug}/act", self._act, methods=["POST"]),
             Route("/metrics", self._metrics),
             Route("/healthz", _healthz),
+            Route("/favicon.ico", _favicon),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ]
 
@@ -179,6 +180,11 @@ class App:
 def respond(html: str, status: int = 200) -> Response:
     """An HTML page. Half characters, which file names and JSON can contain, are replaced."""
     return Response(html.encode(errors="replace"), status, media_type="text/html; charset=utf-8")
+
+
+async def _favicon(request: Request) -> Response:
+    """For pages without HTML. The others name the file."""
+    return FileResponse(_HERE / "static/favicon.svg")
 
 
 async def _healthz(request: Request) -> Response:

@@ -64,7 +64,8 @@ def _run(options: argparse.Namespace) -> int:
     try:
         from . import server
     except ImportError as error:
-        raise Unsupported(f"holdfast web needs {error.name}: pip install 'holdfast[web]'") from None
+        package = (error.name or "a package").partition(".")[0]
+        raise Unsupported(f"{package} is missing: pip install 'holdfast[web]'") from None
     user, password = options.user or "", _password(options) if options.user else ""
     if options.address not in _LOOPBACK and not user:
         raise ValueError(
@@ -88,10 +89,10 @@ def _password(options: argparse.Namespace) -> str:
 
 def _listener(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"--port is a number from 0 to 65535, not {port}")
     try:
         return socket.create_server((address, port), family=family, backlog=512)
-    except OverflowError:
-        raise ValueError(f"--port is a number from 0 to 65535, not {port}") from None
     except OSError as error:
-        text = f"{address} port {port}: {error.strerror}. Give another --port; --port 0 takes a free one"
+        text = f"{address} port {port}: {os.strerror(error.errno or 0)}. Give another --port; --port 0 takes a free one"
         raise OSError(error.errno, text) from None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _FRESH_S = 0.05  # a look that is younger serves several pages
 _MAX_CHANGES = 200
-_FIND_EVERY_S = 2.0
+_ASK_EVERY_S, _ASK_AGAIN_S = 60.0, 5.0  # a server for its queues and stores; after an error
 
 
 def slug_of(name: str) -> str:
@@ -43,7 +43,7 @@ def slug_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """Something that happened to a lock while it was watched."""
+    """Something that happened to a lock, at the moment at which it was seen."""
 
     at: float
     path: str
@@ -52,16 +52,16 @@ class Change:
 
 
 class Locks:
-    """All locks, and what changed since a page was opened."""
+    """All locks, and what changed since the first look. Only open pages look at once when something changes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self.topic = Topic("locks")
+        self.topic = Topic("locks", waits=[Looks()] if console.urls else ())
         self.topic.counts_opened = True
         self._mutex = threading.Lock()
         self._found: dict[str, Status] = {}
         self._looked = -1.0
-        self.watched_since: float | None = None
+        self.seen_since: float | None = None  # the first look
         self.changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
         self.errors: dict[str, str] = {}
 
@@ -91,32 +91,36 @@ class Locks:
             self.topic.looks -= 1
             self.topic.looked_at = self._looked = monotonic()
         now = time()
-        if self.topic.users and self.watched_since is not None:
+        if self.seen_since is None:
+            self.seen_since = now
+        else:
             for path in sorted(found.keys() | self._found.keys()):
                 self.changes += [Change(now, path, *one) for one in changes(self._found.get(path), found.get(path))]
-        elif self.topic.users:
-            self.watched_since = now
-            self.changes.clear()
-        else:
-            self.watched_since = None
         self._found = found
 
     def history(self, path: str) -> list[Change]:
+        """What happened to a lock, the last change first."""
         return [change for change in reversed(self.changes) if change.path == path]
+
+    def was_broken(self, status: Status) -> None:
+        """Somebody has broken this lock here."""
+        with self._mutex:
+            names = ", ".join(map(str, status.holders)) or "an unknown process"
+            self.changes.append(Change(time(), status.path, f"broken here, lost by {names}", is_loss=True))
 
 
 def changes(before: Status | None, after: Status | None) -> list[tuple[str, bool]]:
     """What happened between two looks: a text, and whether a holder lost the lock."""
     found: list[tuple[str, bool]] = []
     was, now = (
-        {(holder.pid, holder.host) for holder in one.holders} if one is not None and one.held else set()
+        {(holder.pid, holder.host) for holder in one.holders} if one is not None else set()
         for one in (before, after)
     )
-    if before is not None and before.held:
+    if before is not None:
         is_taken = before.stale and bool(now)
         word = "lost: taken over from" if is_taken else "released by"
         found += [(f"{word} {_name(one)}", is_taken) for one in sorted(was - now, key=str)]
-    if after is not None and after.held:
+    if after is not None:
         found += [(f"acquired by {_name(one)}", False) for one in sorted(now - was, key=str)]
         if after.stale and not (before is not None and before.stale):
             found.append(("became stale", False))
@@ -168,7 +172,7 @@ class Store(Shown):
 
     def __init__(self, place: str) -> None:
         if "://" in place:
-            topic = Topic(place, waits=[self._news])
+            topic = Topic(place, waits=[self._news, Looks()])  # `Looks`: for how far the subscriptions are
         else:
             below = ("", "/events", "/projections", "/subscriptions")
             topic = Topic(place, [place + name for name in below])
@@ -197,6 +201,7 @@ class Console:
 
     def __init__(self, given: list[str], recursive: bool, redact: list[str]) -> None:
         self.given = [place if "://" in place else os.path.abspath(place) for place in given]
+        self.urls = [place for place in given if "://" in place]
         self.recursive = recursive
         self.clean = Cleaner(redact)
         self.places = Places()
@@ -205,24 +210,23 @@ class Console:
         self.queues: dict[str, Queue] = {}
         self.stores: dict[str, Store] = {}
         self.locks = Locks(self)
-        self._found_at = -_FIND_EVERY_S
+        self._servers = Places()
+        self._ask_at = -1.0
         self._mutex = threading.Lock()
         self.find()
 
     def find(self) -> None:
         """Look for locks, queues and stores that are new or gone."""
         with self._mutex:
-            if monotonic() - self._found_at < _FIND_EVERY_S:
-                return
-            self.places = look_into(self.given, self.recursive)
+            if monotonic() > self._ask_at:
+                self._servers = look_into(self.urls, self.recursive)
+                self._ask_at = monotonic() + (_ASK_AGAIN_S if self._servers.errors else _ASK_EVERY_S)
+            paths = [place for place in self.given if "://" not in place]
+            self.places = look_into(paths, self.recursive) + self._servers
             self.queues = _kept(self.queues, self.places.queues, Queue)
             self.stores = _kept(self.stores, self.places.stores, Store)
             self.inside = tuple(f"{path}/" for path in (*self.places.queues, *self.places.stores))
             self.directories = {path for path in self.places.directories if not f"{path}/".startswith(self.inside)}
-            servers = any("://" in place for place in self.places.locks)
-            if servers and not self.locks.topic.waits:
-                self.locks.topic.waits.append(Looks())
-            self._found_at = monotonic()
 
     @property
     def errors(self) -> dict[str, str]:

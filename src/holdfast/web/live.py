@@ -20,11 +20,12 @@ from typing import NamedTuple
 from .watching import Looks, Topic, Watcher
 
 _SOON_S = 0.3
-_MOST_LOOKS = 3  # after a change, without news
 _MIN_GAP_S = 0.15  # between two renderings of a page
 _SHARE = 4  # a page that takes long to render is rendered less often: a fifth of the time
 _ALIVE_S = 30.0  # a comment is sent, so that a lost connection is noticed
-_LONG_S = 3600.0
+_SAFETY_S, _SAFETY_SHARE = 60.0, 3000  # a look without an event, for what none reports: a lock that becomes too old
+
+Topics = Callable[[], list[Topic]]  # what a page shows. There may be more of them when it is rendered again
 
 
 class Content(NamedTuple):
@@ -45,8 +46,9 @@ class Content(NamedTuple):
 class Channel:
     """One URL, and those who have it open."""
 
-    def __init__(self, render: Callable[[], Awaitable[str]], topics: list[Topic], watcher: Watcher) -> None:
+    def __init__(self, render: Callable[[], Awaitable[str]], topics: Topics, watcher: Watcher) -> None:
         self._render, self._topics, self._watcher = render, topics, watcher
+        self._used: list[Topic] = []
         self.readers: set[asyncio.Event] = set()
         self.content: Content | None = None
         self._task: asyncio.Task[None] | None = None
@@ -54,7 +56,6 @@ class Channel:
     def join(self, reader: asyncio.Event) -> None:
         self.readers.add(reader)
         if self._task is None:
-            self._watcher.use(self._topics)
             self._task = asyncio.create_task(self._run())
 
     def leave(self, reader: asyncio.Event) -> None:
@@ -62,30 +63,44 @@ class Channel:
         if not self.readers and self._task is not None:
             self._task.cancel()
             self._task = None
-            self._watcher.leave(self._topics)
+            self._watcher.leave(self._used)
+            self._used = []
+
+    def _use_topics(self) -> bool:
+        """Watch what the page shows now. True: there is more than before."""
+        wanted = self._topics()
+        added = [topic for topic in wanted if topic not in self._used]
+        gone = [topic for topic in self._used if topic not in wanted]
+        self._watcher.use(added)
+        self._watcher.leave(gone)
+        self._used = wanted
+        return bool(added)
 
     async def _run(self) -> None:
-        looks = 0
+        look_again = False
         while True:
-            versions = [topic.version for topic in self._topics]
+            self._use_topics()
+            versions = [topic.version for topic in self._used]
             began = monotonic()
             content = Content.of(await self._render())
             took = monotonic() - began
-            for topic in self._topics:
+            for topic in self._used:
                 self._watcher.watch(topic)  # there may be new directories
             is_new = content.id != (self.content and self.content.id)
             if is_new:
-                self.content = content
-                for reader in self.readers:
-                    reader.set()
-                for topic in self._topics:
-                    for wait in topic.waits:
-                        if isinstance(wait, Looks):
-                            wait.changed()
-            looks = 0 if looks >= _MOST_LOOKS or not (is_new or looks) else looks + 1
+                self._show(content)
+            pause = _SOON_S if is_new or look_again else max(_SAFETY_S, _SAFETY_SHARE * took)
             await asyncio.sleep(max(_MIN_GAP_S, _SHARE * took))
-            if await self._watcher.wait(self._topics, versions, _SOON_S if looks else _LONG_S):
-                looks = 1
+            look_again = self._use_topics() or await self._watcher.wait(self._used, versions, pause)
+
+    def _show(self, content: Content) -> None:
+        self.content = content
+        for reader in self.readers:
+            reader.set()
+        for topic in self._used:
+            for wait in topic.waits:
+                if isinstance(wait, Looks):
+                    wait.changed()
 
 
 class Live:
@@ -104,7 +119,7 @@ class Live:
                 reader.set()
 
     async def stream(
-        self, url: str, seen: str, render: Callable[[], Awaitable[str]], topics: list[Topic]
+        self, url: str, seen: str, render: Callable[[], Awaitable[str]], topics: Topics
     ) -> AsyncIterator[bytes]:
         """The events for one reader. seen: the id of the content that it has."""
         channel = self._channels.get(url)

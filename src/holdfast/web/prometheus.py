@@ -10,7 +10,7 @@ from ..collect.search import running_tasks, workers_of
 from ..errors import HoldfastError
 from ..tasks.store import STATES
 from .console import Console
-from .views import _orphans
+from .views import orphans_seen
 
 _HELP = {
     "holdfast_lock_held": "1 if the lock is held",
@@ -35,7 +35,7 @@ def metrics(console: Console) -> str:
     by_name: dict[str, list[str]] = {}
     for name, labels, value in _samples(console):
         text = ",".join(f'{key}="{_escaped(one)}"' for key, one in labels.items())
-        by_name.setdefault(name, []).append(f"{name}{{{text}}} {value:g}" if text else f"{name} {value:g}")
+        by_name.setdefault(name, []).append(f"{name}{{{text}}} {value:.16g}" if text else f"{name} {value:.16g}")
     lines = []
     for name, samples in by_name.items():
         lines += [f"# HELP {name} {_HELP[name]}", f"# TYPE {name} gauge", *samples]
@@ -72,8 +72,8 @@ def _of_queue(shown: object) -> Iterable[Sample]:
     for state, number in queue.store.count(STATES, at_most=LIMIT).items():
         yield "holdfast_tasks", {"queue": name, "state": state}, number
     yield "holdfast_queue_paused", {"queue": name}, float(queue.is_paused)
-    running = running_tasks(queue)
-    states = [one.state for one in workers_of(queue, running, _orphans(queue))]
+    orphans = orphans_seen(queue)
+    states = [one.state for one in workers_of(queue, running_tasks(queue), orphans)]
     for state in ("busy", "idle", "dead"):
         yield "holdfast_queue_workers", {"queue": name, "state": state}, states.count(state)
 

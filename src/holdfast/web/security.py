@@ -39,7 +39,7 @@ _HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with "no-referrer", browsers send forms with `Origin: null`
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
@@ -121,6 +121,7 @@ class Guard:
 
     def __init__(self, app: Any, access: Access) -> None:
         self._app, self._access = app, access
+        self._wrong = anyio.Lock()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -155,7 +156,8 @@ class Guard:
         sender = access.sender_of(headers)
         if sender is None:
             if token is not None or "authorization" in headers:
-                await anyio.sleep(_DELAY_S)
+                async with self._wrong:  # one after another, however many connections guess
+                    await anyio.sleep(_DELAY_S)
             basic = {"www-authenticate": 'Basic realm="Holdfast", charset="UTF-8"'} if access.user else None
             return PlainTextResponse(_WHO if access.token else "User and password, please.", 401, basic)
         scope["sender"] = sender

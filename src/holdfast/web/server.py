@@ -25,14 +25,18 @@ class Server(uvicorn.Server):
     """Ends the streams of open pages when a signal comes. Else the server would wait for them."""
 
     app: App
+    loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self.app.live.end)
-        super().handle_exit(sig, frame)
+        """A signal is how this server ends: the exit status is 0. Uvicorn would raise the signal again."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.app.live.end)
 
 
 def serve(options: argparse.Namespace, listener: socket.socket, token: str, user: str, password: str) -> int:

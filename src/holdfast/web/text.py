@@ -3,38 +3,62 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from datetime import datetime, timezone
 from typing import Any
+from urllib.parse import urlencode
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ..collect.search import MAX_COUNT, Throughput
 from ..owner import without_passwords
 
 REDACTED = "[redacted]"
+# A key, and its value in quotes or up to the next space or separator: password=x, "password": "x", --password x
+_PAIR = (
+    r"""(?<!\w)(--?(?:{0})\s+|(?:{0})\\?["']?\s*[:=]\s*)(?!\\?["']?\[redacted\])"""
+    r"""(\\"(?:[^"\\]|\\[^"])*\\"|"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s,;&"'()\]}}]+)"""
+)
 _BAR, _HEIGHT = 10, 72  # of the chart, in its own units
 
 
 class Cleaner:
-    """Removes secrets: the values of the given keys, and the passwords of URLs."""
+    """Removes secrets: the passwords of URLs, and the values of the given keys, also in texts such as `token=abc`."""
 
     def __init__(self, keys: Collection[str] = ()) -> None:
         self.keys = frozenset(key.lower() for key in keys)
+        names = "|".join(map(re.escape, sorted(self.keys)))
+        self._pairs = re.compile(_PAIR.format(names), re.I) if names else None
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, str):
-            return without_passwords(value) if "://" in value else value
+            return self._text(value)
         if isinstance(value, dict):
-            return {key: REDACTED if str(key).lower() in self.keys else self(one) for key, one in value.items()}
+            return {
+                self(key) if isinstance(key, str) else key: REDACTED if str(key).lower() in self.keys else self(one)
+                for key, one in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self(one) for one in value]
         return value
 
-    def tag(self, tag: str) -> str:
-        """A tag such as `token:abc` has a key, too."""
-        key, colon, _ = tag.partition(":")
-        return f"{key}:{REDACTED}" if colon and key.lower() in self.keys else str(self(tag))
+    def _text(self, text: str) -> str:
+        if self.keys and text.lstrip()[:1] in ("{", "["):
+            try:
+                return json.dumps(self(json.loads(text)), ensure_ascii=False)
+            except (ValueError, RecursionError):
+                pass
+        return self._without_secrets(text)
+
+    def _without_secrets(self, text: str) -> str:
+        if self._pairs is not None:
+            text = self._pairs.sub(rf"\g<1>{REDACTED}", text)
+        return without_passwords(text) if "://" in text else text
+
+    def final(self, value: Any) -> Any:
+        """What a template writes. `Markup` contains only texts that went through this already."""
+        return self._without_secrets(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     def json(self, value: Any, indent: int | None = None) -> str:
         return json.dumps(self(value), ensure_ascii=False, indent=indent, default=str)
@@ -42,6 +66,11 @@ class Cleaner:
     def line(self, value: Any, width: int = 120) -> str:
         """A value in a line: a text as it is, everything else as JSON."""
         return shortened(self(value) if isinstance(value, str) else self.json(value), width)
+
+
+def query(values: dict[str, Any]) -> Markup:
+    """The query of a link. It must stay as it is, so `Cleaner.final` does not see it."""
+    return escape(urlencode(values, errors="surrogateescape"))
 
 
 def shortened(text: str, width: int) -> str:

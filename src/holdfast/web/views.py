@@ -30,6 +30,7 @@ from .console import Console, Queue, Store
 from .text import bars, many
 
 PAGE = 50
+FILTERS = ("state", "function", "key", "text")  # the fields of the form above a list of tasks
 LONG_WAIT_S = 60.0
 LAG = 1000  # events: a subscription that is further behind needs attention
 STATES = ("pending", "running", "done", "failed", "cancelled")
@@ -101,8 +102,8 @@ def _guarded(shown: Any, row: Any) -> Context:
 
 def _queue_row(shown: Queue) -> Context:
     queue, url = shown.queue, f"/queue/{shown.slug}"
+    orphans = orphans_seen(queue)
     counts = counts_of(queue)
-    orphans = _orphans(queue) if counts["running"] else frozenset()
     attention = []
     if orphans:
         text = f"{many(len(orphans), 'task')} of dead workers in {shown.name}. The next worker takes over"
@@ -129,7 +130,8 @@ def _store_row(shown: Store) -> Context:
     return {"head": store.head(), "last": last, "followers": followers, "attention": attention}
 
 
-def _orphans(queue: TaskQueue) -> frozenset[str]:
+def orphans_seen(queue: TaskQueue) -> frozenset[str]:
+    """The running tasks of dead workers. What is left of other dead workers is removed."""
     try:
         return orphans_of(queue)
     except PermissionError:  # a user who may only look
@@ -163,7 +165,7 @@ def lock(console: Console, params: Params) -> tuple[str, Context]:
         "user": user_of(status),
         "history": history,
         "losses": sum(change.is_loss for change in history),
-        "since": console.locks.watched_since,
+        "since": console.locks.seen_since,
         "stale_at": None if status.stale_in is None else round(time() + status.stale_in),
         "can_break": status.held and status.kind in ("file", "task") and "://" not in path,
     }
@@ -173,6 +175,7 @@ def lock(console: Console, params: Params) -> tuple[str, Context]:
 
 
 def queues(console: Console, params: Params) -> tuple[str, Context]:
+    console.find()
     return "queues.html", {"queues": [_guarded(queue, _queue_row) for queue in console.queues.values()]}
 
 
@@ -190,15 +193,15 @@ def filter_of(console: Console, params: Params) -> Filter:
         params.get("function", ""),
         params.get("key", ""),
         params.get("text", ""),
-        in_payload=not console.clean.keys,
+        in_data=not console.clean.keys,
     )
 
 
 def queue(console: Console, params: Params) -> tuple[str, Context]:
     shown = queue_of(console, params)
     opened, wanted = shown.queue, filter_of(console, params)
+    orphans = orphans_seen(opened)
     running = running_tasks(opened)
-    orphans = _orphans(opened) if running else frozenset()
     found = search(opened, wanted, whole_number(params.get("before")), PAGE)
     workers = workers_of(opened, running, orphans)
     return "queue.html", {
@@ -211,7 +214,7 @@ def queue(console: Console, params: Params) -> tuple[str, Context]:
         "schedules": _schedules(opened),
         "found": found,
         "filter": wanted,
-        "query": {name: params[name] for name in ("state", "function", "key", "text") if params.get(name)},
+        "query": {name: params[name] for name in FILTERS if params.get(name)},
         "is_first": "before" not in params,
         "orphans": orphans,
         "window": WINDOW,
@@ -251,7 +254,7 @@ def task(console: Console, params: Params) -> tuple[str, Context]:
     (found,) = shown.queue.store.get([params.get("id", "")])
     if found is None:
         raise NotFound(f"There is no task {params.get('id', '')!r} in {shown.name}, or not any more.")
-    orphans = _orphans(shown.queue) if found.state == "running" else frozenset()
+    orphans = orphans_seen(shown.queue) if found.state == "running" else frozenset()
     return "task.html", {"shown": shown, "task": found, "reason": reason(found, orphans)}
 
 
@@ -259,6 +262,7 @@ def task(console: Console, params: Params) -> tuple[str, Context]:
 
 
 def stores(console: Console, params: Params) -> tuple[str, Context]:
+    console.find()
     return "stores.html", {"stores": [_guarded(store, _store_row) for store in console.stores.values()]}
 
 

@@ -5,12 +5,13 @@ of news. A page waits until the version of one of its topics has changed.
 
     paths                     inotify, for all directories in one instance. It reports everything that wakes the library
     events on PostgreSQL      LISTEN, as `EventStore.tail`
-    queues on PostgreSQL      LISTEN reports tasks that end. For the others the page looks every 1 to 5 seconds
-    locks on servers          a server reports a lock to its next waiter only. The page looks every 1 to 5 seconds
+    queues on PostgreSQL      a worker that waits is notified, and nobody else: NOTIFY is a lock of the whole server
+    locks on servers          the next waiter of a lock is notified, and nobody else
+
+The last two report nothing to a page. It looks at them every 1 to 5 seconds, rarer while nothing changes.
 
 To look at a lock opens its file, which is an event, too. So events of a file that is only opened do not count while a
-look is under way; `live` looks again after each change until nothing changes. Once a minute every topic gets a new
-version, for what no event reports.
+look is under way; `live` looks again after each change until nothing changes, and rarely without an event.
 
 Nothing waits for a topic that no open page shows.
 """
@@ -26,7 +27,6 @@ from .. import system
 from ..errors import HoldfastError
 from ..files import OwnedFd
 
-SAFETY_S = 60.0
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 5.0
 _AFTER_A_LOOK_S = 0.02  # events of a look that come later than it ends
 
@@ -60,7 +60,7 @@ class Topic:
 
     def begin(self) -> None:
         self.version += 1  # nobody has watched it until now
-        self._tasks = [asyncio.create_task(self._repeat(wait)) for wait in [*self.waits, _minute]]
+        self._tasks = [asyncio.create_task(self._repeat(wait)) for wait in self.waits]
 
     def end(self) -> None:
         for task in self._tasks:
@@ -73,10 +73,6 @@ class Topic:
             except (HoldfastError, OSError):
                 await asyncio.sleep(_LAST_LOOK_S)
             self.bump()
-
-
-async def _minute() -> None:
-    await asyncio.sleep(SAFETY_S)
 
 
 class Looks:

@@ -8,6 +8,7 @@ from rich.text import Text
 from textual.binding import Binding
 from textual.widgets import DataTable, Footer, Static
 
+from ...collect.tasks import look
 from .. import output
 from ..screen import Live
 from .text import age_of
@@ -16,8 +17,8 @@ from .watch import about, failure_line, summary
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
-    from ...collect.tasks import Snapshot, View
-    from ...tasks import Task
+    from ...collect.tasks import Snapshot
+    from ...tasks import Task, TaskQueue
 
 # Together 80, with a space after each. The last column gets the rest of a wider terminal.
 _COLUMNS = {"RUNNING": 26, "TIME": 7, "TRIED": 6, "WORKER": 16, "PROGRESS": 25}
@@ -34,9 +35,9 @@ class Screen(Live["Snapshot"]):
     """
     BINDINGS: ClassVar = [Binding("q", "quit", "quit"), *Live.QUIETLY]
 
-    def __init__(self, view: View, name: str, every: float) -> None:
+    def __init__(self, queue: TaskQueue, name: str, every: float) -> None:
         super().__init__(every)
-        self._view = view
+        self._queue = queue
         self._title = name
 
     def compose(self) -> ComposeResult:
@@ -58,7 +59,7 @@ class Screen(Live["Snapshot"]):
                 column.width = _COLUMNS["PROGRESS"] + more
 
     def find(self) -> Snapshot:
-        return self._view.look()
+        return look(self._queue)
 
     def show(self, found: Snapshot) -> None:
         self.query_one("#head", Static).update(Text(f"{output.shown(self._title)}   {summary(found)}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from time import sleep
 
-from ...collect.tasks import Snapshot, View
+from ...collect.tasks import Snapshot, look, queue_at
 from ...errors import Unsupported
 from .. import arguments, output
 from ..listing import relative
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-    from ...tasks import Task
+    from ...tasks import Task, TaskQueue
 
 EXAMPLES = """\
 
@@ -65,18 +65,18 @@ def failure_line(task: Task) -> str:
 
 
 def call(options: argparse.Namespace) -> int:
-    view = View(options.path)
+    queue = queue_at(options.path)
     every = max(0.1, options.every)
     if options.json or options.once or not _on_terminal():
-        return _print(view, every, options)
+        return _print(queue, every, options)
     try:
         from .screen import Screen
     except ImportError:
         raise Unsupported(
             "holdfast tasks watch needs Textual: pip install 'holdfast[top]'. --once prints the same, once."
         ) from None
-    name = view.queue.name
-    Screen(view, name if "://" in name else relative(name), every).run()
+    name = queue.name
+    Screen(queue, name if "://" in name else relative(name), every).run()
     return 0
 
 
@@ -84,11 +84,11 @@ def _on_terminal() -> bool:
     return all(map(output.on_terminal, (sys.stdin, sys.stdout, sys.stderr)))
 
 
-def _print(view: View, every: float, options: argparse.Namespace) -> int:
+def _print(queue: TaskQueue, every: float, options: argparse.Namespace) -> int:
     """Print a snapshot whenever something has changed."""
     before = None
     while True:
-        found = view.look()
+        found = look(queue)
         if found.key != before:
             before = found.key
             read = output.say_json(found.as_json()) if options.json else output.say("\n".join(lines(found)))
