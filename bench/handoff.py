@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from measure import Place, Row, Table
+from measure import Place, Row, Table, curve_of
 
 TARGETS = {"blocking": 150.0, "timeout=10": 400.0, "asyncio": 400.0, "trio": 400.0}
 SETTLE = 0.002
@@ -159,6 +159,7 @@ def section(quick: bool, place: Place) -> Table:
     for (how, what), times in samples.items():
         row = Row(f"{what}, {how}" if what else how, median(times) * 1e6, "µs", median(times) / floor, raw=times)
         row.note = f"9 of 10 below {quantiles(times, n=10)[-1] * 1e6:.0f} µs"
+        row.curve = [seconds * 1e6 for seconds in curve_of(times)]
         if what:
             target = TARGETS["timeout=10" if what == "LockFile" else how]
             row.check(f"<= {target:g} µs", median(times) * 1e6 <= target)
