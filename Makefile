@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test prove prove-load test-optimised lint format bench clean
+.PHONY: demo test prove prove-load test-optimised lint format bench bench-compare clean
 
 $(VENV)/ready: pyproject.toml scripts/groups.py
 	$(PYTHON) -m venv $(VENV)
@@ -42,8 +42,13 @@ format: $(VENV)/ready
 	$(RUN) -m ruff check --fix-only .
 	$(RUN) -m ruff format .
 
+# Measures in at most 15 minutes and writes docs/benchmarks.md. `make bench ONLY=locks` measures a part again.
 bench: $(VENV)/bench-ready
-	$(RUN) bench/run.py
+	$(RUN) bench/publish.py $(ONLY)
+
+# Measures again, writes nothing, and fails if a ratio is 25 % worse than the one in docs/benchmarks.json.
+bench-compare: $(VENV)/bench-ready
+	$(RUN) bench/publish.py --compare $(ONLY)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 720, 400
-LEFT, RIGHT, TOP, BOTTOM = 64, 190, 56, 52
+WIDTH, HEIGHT = 760, 400
+LEFT, RIGHT, TOP, BOTTOM = 64, 230, 56, 52
 LABEL_HEIGHT = 15
+MAX_NAME = 26  # characters that fit right of the lines
 MAX_LINES = 8
 
 # Line colours, for light and dark. Both lists keep a contrast of 3:1 with their background.

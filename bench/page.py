@@ -35,7 +35,8 @@ HOW = """\
 - *Hand-offs.* The waiter has slept in the same call for at least 2 ms before the release. A package that polls meets
   the release at a random moment ([handoff.py](../bench/handoff.py)).
 - *Contention.* The processes do nothing while they hold the lock, which is the worst case for a lock that serves in
-  order. They also add to an unprotected counter. A lost addition fails the run ([contention.py](../bench/contention.py)).
+  order. They also add to an unprotected counter. A lost addition fails the run
+  ([contention.py](../bench/contention.py)).
 - *Servers.* PostgreSQL, Redis and etcd run on the same machine, started by [servers.py](../tests/servers.py).
   PostgreSQL syncs every commit.
 - *Other programs.* A run records how much of the processors other programs used. Above 10 %, the page says so on top.
@@ -149,8 +150,8 @@ def _missed(figures: Figures) -> Iterator[str]:
     checks = sum(row.get("checks", 0) for _, _, row in rows)
     missed = [(name, title, row, target) for name, title, row in rows for target in row.get("missed", [])]
     yield "## Missed targets\n"
-    yield f"{checks - len(missed)} of {checks} targets are met. A missed target fails nothing. A figure that is close to"
-    yield "its target can be met in one run and missed in the next.\n"
+    yield f"{checks - len(missed)} of {checks} targets are met. A missed target fails nothing. A figure that is close"
+    yield "to its target can be met in one run and missed in the next.\n"
     if missed:
         yield "| section | what | target | measured |\n|---|---|---|---|"
     for name, title, row, target in missed:

@@ -17,6 +17,14 @@ HANDOFF = {
     "LockFile, blocking": "LockFile",
     "filelock": "filelock",
 }
+SIZES = {
+    "append, durable=False": "append an event",
+    "append under a condition": "the same, with a condition",
+    "read the 10 events of a tag": "read 10 events by tag",
+    "open, and read the last event": "open a store, read 1 event",
+    "claim + complete, steady": "claim + complete a task",
+    "standing": "hand-off of a lock",
+}
 SHARES_OF = 8
 _PROCESSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
@@ -31,8 +39,8 @@ def _series(figures: Figures, section: str, name: str = "") -> dict[str, list[tu
     return {series: sorted(points) for series, points in found.items()}
 
 
-def _lines(found: dict[str, list[tuple[float, float]]]) -> list[Line]:
-    return [Line(name, points) for name, points in found.items()]
+def _lines(found: dict[str, list[tuple[float, float]]], names: dict[str, str] | None = None) -> list[Line]:
+    return [Line((names or {}).get(name, name), points) for name, points in found.items()]
 
 
 def handoff(figures: Figures) -> str:
@@ -68,24 +76,21 @@ def throughput(figures: Figures) -> str:
 
 
 def writers(figures: Figures) -> str:
-    lines = _lines(_series(figures, "events-writers"))
+    found = _series(figures, "events-writers")
+    raw = next(row["value"] for row in tables_of(figures, "events-writers")[0]["rows"] if "series" not in row)
+    numbers = [number for points in found.values() for number, _ in points]
+    lines = [*_lines(found), Line("write + fdatasync, 1 alone", [(min(numbers), raw), (max(numbers), raw)], dots=False)]
     across = Axis("writers: processes that append", log=True, low=1, high=16, marks=_PROCESSES[:5])
     return chart("Durable appends of several writers", lines, across, Axis("appends a second", low=0))
 
 
 def sizes(figures: Figures) -> str:
-    lines = [
-        *_lines(_series(figures, "events-sizes")),
-        *(
-            Line("claim + complete a task", one.points)
-            for one in _lines(_series(figures, "tasks-many", "claim + complete, steady"))
-        ),
-        *(Line("hand-off of a lock", one.points) for one in _lines(_series(figures, "waiters", "standing"))),
-    ]
+    lines = _lines(_series(figures, "events-sizes"), SIZES)
+    lines += _lines(_series(figures, "tasks-many", "claim + complete, steady"), SIZES)
+    lines += _lines(_series(figures, "waiters", "standing"), SIZES)
     across = Axis("events in the store, tasks in the queue, or processes that wait for the lock", log=True)
-    return chart(
-        "Cost by the size of the store and the length of the queue", lines, across, Axis("microseconds", log=True)
-    )
+    title = "Cost by the size of the store and the length of the queue"
+    return chart(title, lines, across, Axis("microseconds", log=True))
 
 
 # The plot, its alternative text, and the sections that it is drawn from.

@@ -119,6 +119,11 @@ def publish(results: dict[str, Figures], docs: Path) -> None:
     order = [name for name in all_sections() if name in sections]
     figures = {"machine": about, "versions": versions(), "sections": {name: sections[name] for name in order}}
     save(figures, docs / "benchmarks.json")
+    write(figures, docs)
+
+
+def write(figures: Figures, docs: Path) -> None:
+    """The page and its plots."""
     (docs / "benchmarks.md").write_text(page(figures), encoding="utf-8")
     for name, text in drawn(figures):
         file_of(name, docs / "pictures").write_text(text, encoding="utf-8")
@@ -144,11 +149,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure, and write docs/benchmarks.md, or compare with it.")
     parser.add_argument("only", nargs="*", help=f"a group ({', '.join(GROUPS)}) or a section; default: all groups")
     parser.add_argument("--compare", action="store_true", help="write nothing; report ratios that got 25 %% worse")
+    parser.add_argument("--draw", action="store_true", help="measure nothing; write the page from its figures")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; the page says so")
     parser.add_argument("--dir", default=".", help="where to lock, besides /dev/shm (default: here)")
     parser.add_argument("--docs", type=Path, default=DOCS, help=argparse.SUPPRESS)  # for the tests
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the section that runs is ended, too
+    if options.draw:
+        write(load(options.docs / "benchmarks.json"), options.docs)
+        return 0
     names = chosen(options.only, all_sections())
     before = load(options.docs / "benchmarks.json")
     known = {
