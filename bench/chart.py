@@ -19,7 +19,7 @@ MAX_LINES = 8
 # Line colours, for light and dark. Both lists keep a contrast of 3:1 with their background.
 LIGHT = ("#0b5fd0", "#c2410c", "#15803d", "#9333ea", "#be185d", "#0e7490", "#8a6d00", "#57606a")
 DARK = ("#6cb0ff", "#ff9d5c", "#5bd98a", "#cfa3ff", "#ff85b8", "#4fd1e8", "#e3c341", "#a8b1bb")
-DASHES = ("", "7 4", "2 3", "10 3 2 3", "4 2", "1 4", "12 4", "6 2 2 2")
+DASHES = ("", "7 4", "2 3", "10 3 2 3", "4 2", "6 2 1 2", "12 4", "6 2 2 2")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,9 @@ def _answer(figures: Figures, question: Question) -> Iterator[str]:
                 yield f"| {text} | {' | '.join(cells)} |"
     yield ""
     for plot in question.plot.split():
-        yield f"![{PLOTS[plot][1]}](pictures/bench-{plot}.svg)\n"
+        _, text, sections = PLOTS[plot]
+        if all(tables_of(figures, section) for section in sections):
+            yield f"![{text}](pictures/bench-{plot}.svg)\n"
 
 
 def _cell(row: Figures | None, kind: str, mark: str = MISSED) -> str:
