@@ -213,7 +213,7 @@ QUESTIONS = (
         TASKS,
         "tasks",
         "How many tasks do two workers complete in a second, without fsync?",
-        "2,000 empty tasks, each claimed and completed. The ratio of a peer says how many times as fast we are.",
+        "Empty tasks, each claimed and completed. The ratio of a peer says how many times as fast we are.",
         {"{here}": "not durable, {here} here: ", "tmpfs": "not durable, tmpfs: "},
         {"`claim`, `complete`": "holdfast", "`Worker`": "holdfast, Worker"},
         {"the same SQL, nothing else": "the SQL alone"},
