@@ -20,6 +20,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any
@@ -43,12 +44,12 @@ HELD_FOR = 0.0015
 logging.getLogger("holdfast").setLevel(logging.ERROR)
 
 
-def contend(lock: Any, seconds: float, processes: int = PROCESSES) -> dict[str, Any]:
+def contend(make: Callable[[], Any], seconds: float, processes: int = PROCESSES) -> dict[str, Any]:
     counter = memoryview(mmap.mmap(-1, 8)).cast("q")
-    end = time.monotonic() + seconds
 
     def work(_: int) -> int:
-        acquired = 0
+        lock = make()
+        acquired, end = 0, time.monotonic() + seconds  # to fork 128 processes takes long, so not before
         while time.monotonic() < end:
             with lock:
                 seen = counter[0]
@@ -61,7 +62,7 @@ def contend(lock: Any, seconds: float, processes: int = PROCESSES) -> dict[str, 
     return {
         "per_second": total / seconds,
         "lost": total - counter[0],
-        "shares": sorted(count * processes / total for count in counts),
+        "shares": sorted(count * processes / (total or 1) for count in counts),
     }
 
 
@@ -73,7 +74,7 @@ def section(quick: bool, places: list[Place]) -> list[Table]:
         for kind in kinds:
             place, keep, timeout, fair = kind
             lock = holdfast.Lock(f"{place.directory}/contended.lock", keep=keep, timeout=timeout, fair=fair)
-            runs[kind].append(contend(lock, seconds))
+            runs[kind].append(contend(lambda lock=lock: lock, seconds))  # type: ignore[misc]
     return [Table(f"{PROCESSES} processes contend, {place.kind}", _rows(runs, place)) for place in places]
 
 
@@ -114,44 +115,39 @@ class Flock:
         os.close(self._fd)
 
 
-class Filelock:
-    """filelock, imported by the processes that use it: it imports asyncio, for which Holdfast looks then."""
+def _filelock() -> Callable[[str], Any]:
+    import filelock
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._lock: Any = None
-
-    def __enter__(self) -> None:
-        if self._lock is None:
-            import filelock
-
-            self._lock = filelock.FileLock(self._path)
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    return filelock.FileLock
 
 
-CONTENDERS: dict[str, Callable[[str], Any]] = {
-    FLOCK: Flock,
-    "Lock, fair=True": lambda path: holdfast.Lock(path, keep=True),
-    "Lock, fair=False": lambda path: holdfast.Lock(path, keep=True, fair=False),
-    "filelock": Filelock,
+# Each imports its package and returns what makes a lock.
+CONTENDERS: dict[str, Callable[[], Callable[[str], Any]]] = {
+    FLOCK: lambda: Flock,
+    "Lock, fair=True": lambda: partial(holdfast.Lock, keep=True),
+    "Lock, fair=False": lambda: partial(holdfast.Lock, keep=True, fair=False),
+    "filelock": _filelock,
 }
 
 
 def throughput(quick: bool, place: Place) -> Table:
     """Acquisitions a second of 1 to 128 processes: all but one of them wait."""
     seconds, repeats = (0.3, 1) if quick else (0.4, 3)
-    makers = dict(CONTENDERS)
+    contenders = dict(CONTENDERS)
     if importlib.util.find_spec("filelock") is None:
         print("filelock is left out: it is not installed")
-        del makers["filelock"]
+        del contenders["filelock"]
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for _ in range(repeats):
-        for processes, (name, make) in product(NUMBERS, makers.items()):
-            lock = make(f"{place.directory}/{name}.lock")
-            runs.setdefault((name, processes), []).append(contend(lock, seconds, processes))
+        for processes, (name, load) in product(NUMBERS, contenders.items()):
+            path = f"{place.directory}/{name}.lock"
+
+            # In a process of its own: filelock imports asyncio, for which Holdfast looks then. Each of the processes
+            # that contend makes its own lock, because filelock refuses one from before a fork.
+            def run(_: int, load: Any = load, path: str = path, processes: int = processes) -> dict[str, Any]:
+                return contend(partial(load(), path), seconds, processes)
+
+            runs.setdefault((name, processes), []).extend(run_children(1, run))
     rows = []
     for (name, processes), mine in runs.items():
         row = Row(f"{name}, {processes}", unit="/s", series=name, at=processes, raw=mine)

@@ -10,6 +10,7 @@ the file system, `others` the share of all processors that programs other than t
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def load(path: Path) -> Figures:
 
 
 def save(figures: Figures, path: Path) -> None:
-    path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(figures, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[\s+([-+\d.,e\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)  # curves
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def condensed(section: Figures) -> Figures:
