@@ -14,7 +14,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from questions import QUESTIONS, SHORTENED, Question
+from groups import SHORTENED
+from questions import QUESTIONS, Question
 
 WORSE = 1.25  # times: what `make bench-compare` reports
 BUSY = 0.1  # of all processors

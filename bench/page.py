@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from figures import Figures, columns, doubts, tables_of
+from groups import BY_NAME, GROUPS, SHORTENED, group_of
 from plots import PLOTS
-from questions import BY_NAME, GROUPS, QUESTIONS, SHORTENED, Question, group_of
+from questions import QUESTIONS, Question
 
 OTHERS = "Other measurements"
 MISSED = " †"

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 
 from figures import Figures, load, save, worse
+from groups import BY_NAME, GROUPS, SHORTENED, group_of
 from machine import commit, file_system, machine, versions
 from page import page
 from plots import drawn, file_of
-from questions import BY_NAME, GROUPS, SHORTENED, group_of
 from runner import ROOT, RUN, measure
 
 DOCS = ROOT / "docs"
@@ -154,7 +154,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dir", default=".", help="where to lock, besides /dev/shm (default: here)")
     parser.add_argument("--docs", type=Path, default=DOCS, help=argparse.SUPPRESS)  # for the tests
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the section that runs is ended, too
     if options.draw:
         write(load(options.docs / "benchmarks.json"), options.docs)
         return 0
@@ -179,4 +178,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the section that runs is ended, too
     sys.exit(main())

@@ -38,35 +38,6 @@ class Question:
 LOCKS, DIRECTORIES, TASKS = "Locks on one machine", "Directories", "Task queue"
 EVENTS, ENGINES, COMMAND = "Event store", "Locks on servers", "Import and command"
 
-# What `make bench ONLY=…` calls the groups, and the sections in them, by the beginning of their names.
-GROUPS: dict[str, tuple[str, ...]] = {
-    "directories": ("directory",),
-    "tasks": ("tasks",),
-    "events": ("events",),
-    "engines": ("engines",),
-    "command": ("import", "command"),
-    "locks": ("",),  # all others
-}
-
-
-# What `make bench` leaves out, because it takes minutes and fills gigabytes: run.py --only measures these.
-BY_NAME = ("events-many", "tasks-many-postgres", "engines-scale")
-# What `make bench` measures with few rounds, or smaller: run.py --only measures them in full.
-SHORTENED = (
-    "engines-handoff",
-    "events-million",
-    "events-postgres",
-    "events-processes",
-    "tasks",
-    "tasks-many",
-    "tasks-postgres",
-    "tasks-wake",
-)
-
-
-def group_of(section: str) -> str:
-    return next(group for group, starts in GROUPS.items() if section.startswith(starts))
-
 
 _HERE = {"{here}": ", {here}", "tmpfs": ", tmpfs"}  # {here}: the kind of file system of the current directory
 _PEERS = {name: name for name in ("filelock.FileLock", "fasteners.InterProcessLock", "portalocker.Lock")}
@@ -363,13 +334,13 @@ QUESTIONS = (
         EVENTS,
         "events-peers",
         "What does an append cost without fsync?",
-        "The time for each event. The ratio is the speed over that of an SQLite table.",
+        "The time for each event. The ratio is the speed over that of an SQLite table, batches over batches.",
         {"{here}": "Appends that wait for no disk"},
         {
             "`durable=False`": "holdfast: durable=False",
             "`durable=False`, batches of 100": "holdfast: durable=False, batches of 100",
         },
-        {"SQLite, synchronous=OFF": "SQLite, synchronous=OFF"},
+        {name: name for name in ("SQLite, synchronous=OFF", "SQLite, synchronous=OFF, batches of 100")},
         {
             "SQLite, synchronous=OFF, write-ahead log": "SQLite, synchronous=OFF, with a write-ahead log",
             "eventsourcing, SQLite": "eventsourcing, SQLite",
@@ -381,7 +352,7 @@ QUESTIONS = (
         EVENTS,
         "events-sizes",
         "Does a large store slow it down?",
-        "`durable=False`. The ratio is to 1,000 events.",
+        "`durable=False`. The ratio is to the same with 1,000 events.",
         {"time": "EventStore by the number of events"},
         {
             f"{label}, 1,000,000 events": f"{name}, 1,000,000"

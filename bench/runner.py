@@ -14,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from figures import Figures, condensed
+from groups import SHORTENED
 from measure import JOURNALLED, PREFIX, SHM, remove
-from questions import SHORTENED
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = Path(__file__).with_name("run.py")
 TO_CLEAN_UP_S = 20.0
+KERNEL_THREADS = "2"  # the process id of their parent
 
 clock = time.monotonic
 
@@ -110,9 +111,20 @@ def _started(pid: int) -> str:
 
 
 def _busy_s() -> float:
-    """The time that all processors were busy. What a virtual machine was denied counts."""
-    user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
-    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+    """The CPU time of all programs, without that of the kernel's own threads, such as those that write to a disk.
+
+    What a virtual machine was denied counts.
+    """
+    user, nice, system, _, _, _, _, steal = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+    kernel = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[1] == KERNEL_THREADS:
+            kernel += int(fields[11]) + int(fields[12])
+    return (user + nice + system + steal - kernel) / os.sysconf("SC_CLK_TCK")
 
 
 def _mine_s() -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from benchmark_figures import ROOT
 
-MODULES = ("chart", "figures", "page", "plots", "publish", "questions", "runner")
+MODULES = ("chart", "figures", "groups", "page", "plots", "publish", "questions", "runner")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -153,7 +153,7 @@ def test_every_section_that_the_docs_name_exists(bench: Any) -> None:
 def test_questions_and_lists_name_sections_that_exist(bench: Any) -> None:
     sections = set(bench.publish.all_sections())
     asked = {question.section for question in bench.questions.QUESTIONS}
-    assert asked | set(bench.questions.BY_NAME) | set(bench.questions.SHORTENED) <= sections
+    assert asked | set(bench.groups.BY_NAME) | set(bench.groups.SHORTENED) <= sections
     plots = {plot for question in bench.questions.QUESTIONS for plot in question.plot.split()}
     assert plots == set(bench.plots.PLOTS)
 
