@@ -20,8 +20,9 @@ minutes. Do not edit the page: edit [bench](../bench).
 
 Each table answers one question. It begins with the floor: the bare system calls, or the bare calls of a client, that no
 correct program can do without. Our rows are bold. The rows of other packages follow. All contestants of a table take
-turns in one run, so a ratio (x) means more than a time: a slow machine slows both sides. † marks a figure that misses
-its target, listed in [Missed targets](#missed-targets).
+turns in one run, so a ratio (x) means more than a time: a slow machine slows both sides. † marks a missed target: our
+figure is worse than we want, or we are not far enough ahead of that package. [Missed targets](#missed-targets) lists
+them.
 """
 
 HOW = """\
@@ -111,7 +112,7 @@ def _cell(row: Figures | None, kind: str, mark: str = MISSED) -> str:
     texts = [amount(row["value"], row.get("unit", ""))] if "value" in row else []
     if "ratio" in row and kind != "floor":
         texts.append(ratio(row["ratio"]))
-    return ", ".join(texts) + (mark if kind == "ours" and row.get("missed") else "")
+    return ", ".join(texts) + (mark if kind != "floor" and row.get("missed") else "")
 
 
 def ratio(value: float) -> str:

@@ -43,6 +43,12 @@ def test_a_table_has_the_floor_then_ours_then_the_others(bench: Any) -> None:
     ]
 
 
+def test_a_peer_that_we_are_not_ahead_of_is_marked(bench: Any) -> None:
+    rows = [row("holdfast: with lock", 15.0, 2.0), row("portalocker.Lock", 10.0, 1.3, missed=["> 1"], checks=1)]
+    text = bench.page.page(figures(keep=section(("Free lock, keep=True, xfs: open", rows))))
+    assert "| portalocker.Lock | 10.0 µs, 1.30 x † |" in text.splitlines()
+
+
 def test_a_missed_target_is_listed(bench: Any) -> None:
     text = bench.page.page(figures(keep=keep()))
     assert "0 of 1 targets are met" in text
