@@ -4,12 +4,24 @@ from __future__ import annotations
 
 # What `make bench ONLY=…` calls the groups, and the sections in them, by the beginning of their names.
 GROUPS: dict[str, tuple[str, ...]] = {
+    "locks": (
+        "keep",
+        "ephemeral",
+        "lockfile",
+        "durable",
+        "filelock",
+        "handoff",
+        "flock-loop",
+        "contention",
+        "throughput",
+        "waiters",
+    ),
     "directories": ("directory",),
     "tasks": ("tasks",),
     "events": ("events",),
     "engines": ("engines",),
     "command": ("import", "command"),
-    "locks": ("",),  # all others
+    "others": ("",),
 }
 
 

@@ -82,6 +82,7 @@ def test_a_group_is_all_its_sections_without_those_that_take_minutes(bench: Any)
     everything = bench.publish.chosen([], sections)
     assert set(everything) == set(sections) - set(bench.groups.BY_NAME)
     assert "keep" in bench.publish.chosen(["locks"], sections)
+    assert bench.publish.chosen(["others"], [*sections, "something-new"]) == ["something-new"]
     assert "tasks-wake" in bench.publish.chosen(["tasks"], sections)
     assert bench.publish.chosen(["tasks-wake", "keep"], sections) == ["keep", "tasks-wake"]
     assert bench.publish.chosen(["engines-scale"], sections) == ["engines-scale"]
