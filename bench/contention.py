@@ -132,7 +132,7 @@ CONTENDERS: dict[str, Callable[[], Callable[[str], Any]]] = {
 
 def throughput(quick: bool, place: Place) -> Table:
     """Acquisitions a second of 1 to 128 processes: all but one of them wait."""
-    seconds, repeats = (0.3, 1) if quick else (0.4, 3)
+    seconds, repeats = (0.3, 1) if quick else (0.4, 2)
     contenders = dict(CONTENDERS)
     if importlib.util.find_spec("filelock") is None:
         print("filelock is left out: it is not installed")

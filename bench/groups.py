@@ -29,11 +29,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
 BY_NAME = ("events-many", "tasks-many-postgres", "engines-scale")
 # What `make bench` measures with few rounds, or smaller: run.py --only measures them in full.
 SHORTENED = (
+    "directory",
     "engines-handoff",
     "events-million",
+    "events-peers",
     "events-postgres",
     "events-processes",
+    "events-takeover",
+    "flock-loop",
+    "handoff",
     "tasks",
+    "tasks-idle",
     "tasks-many",
     "tasks-postgres",
     "tasks-wake",
