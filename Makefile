@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test prove prove-load test-optimised lint format bench docs release-check clean
+.PHONY: demo test prove prove-load test-optimised lint format bench bench-compare docs release-check clean
 
 $(VENV)/ready: pyproject.toml scripts/groups.py
 	@echo "Making a virtual environment in $(VENV). That takes about a minute, once."
@@ -43,8 +43,13 @@ format: $(VENV)/ready
 	$(RUN) -m ruff check --fix-only .
 	$(RUN) -m ruff format .
 
+# Measures in at most 15 minutes and writes docs/benchmarks.md. `make bench ONLY=locks` measures a part again.
 bench: $(VENV)/bench-ready
-	$(RUN) bench/run.py
+	$(RUN) bench/publish.py $(ONLY)
+
+# Measures again, writes nothing, and fails if a ratio is 25 % worse than the one in docs/benchmarks.json.
+bench-compare: $(VENV)/bench-ready
+	$(RUN) bench/publish.py --compare $(ONLY)
 
 # The documentation as a site, in build/site. A warning is an error.
 docs: $(VENV)/ready

@@ -1,8 +1,10 @@
 """Many processes that want one lock: is anything lost, who gets how much, and what does it cost?
 
 `section`: 8 processes acquire and release as fast as they can, and raise a counter that is read when the lock was
-acquired and written before it is released. The critical section is otherwise empty, which is the worst case for
-whoever hands the lock over in order.
+acquired and written before it is released. The critical section is otherwise empty, which is the worst case for a lock
+that is handed over in order.
+
+`throughput`: the same with 1 to 128 processes, beside a blocking flock and filelock.
 
 `waiters`: 8, 50 and 200 processes wait for one lock. Each holds it longer than a turn lasts (`process.Turn`), so that
 every acquisition is a hand-off to another process. CPU time is what all of them used, user and system.
@@ -10,11 +12,15 @@ every acquisition is a hand-off to another process. CPU time is what all of them
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 import logging
 import mmap
 import os
 import resource
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any
@@ -27,6 +33,9 @@ PROCESSES = 8
 LOWEST_SHARE, HIGHEST_SHARE = 0.9, 1.1
 LEAST_THROUGHPUT = 0.7
 
+NUMBERS = (1, 2, 4, 8, 16, 32, 64, 128)
+FLOCK = "bare flock"
+
 CROWDS = (8, 50, 200)
 HELD_FOR = 0.0015
 
@@ -35,12 +44,12 @@ HELD_FOR = 0.0015
 logging.getLogger("holdfast").setLevel(logging.ERROR)
 
 
-def contend(lock: holdfast.Lock, seconds: float) -> dict[str, Any]:
+def contend(make: Callable[[], Any], seconds: float, processes: int = PROCESSES) -> dict[str, Any]:
     counter = memoryview(mmap.mmap(-1, 8)).cast("q")
-    end = time.monotonic() + seconds
 
     def work(_: int) -> int:
-        acquired = 0
+        lock = make()
+        acquired, end = 0, time.monotonic() + seconds  # to fork 128 processes takes long, so not before
         while time.monotonic() < end:
             with lock:
                 seen = counter[0]
@@ -48,24 +57,24 @@ def contend(lock: holdfast.Lock, seconds: float) -> dict[str, Any]:
                 counter[0] = seen + 1
         return acquired
 
-    counts = run_children(PROCESSES, work)
+    counts = run_children(processes, work)
     total = sum(counts)
     return {
         "per_second": total / seconds,
         "lost": total - counter[0],
-        "shares": sorted(count * PROCESSES / total for count in counts),
+        "shares": sorted(count * processes / (total or 1) for count in counts),
     }
 
 
 def section(quick: bool, places: list[Place]) -> list[Table]:
-    seconds, repeats = (0.5, 1) if quick else (1.5, 3)
+    seconds, repeats = (0.5, 1) if quick else (1.0, 2)
     kinds = list(product(places, (False, True), (None, 30), (True, False)))
     runs: dict[Any, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for _ in range(repeats):
         for kind in kinds:
             place, keep, timeout, fair = kind
             lock = holdfast.Lock(f"{place.directory}/contended.lock", keep=keep, timeout=timeout, fair=fair)
-            runs[kind].append(contend(lock, seconds))
+            runs[kind].append(contend(lambda lock=lock: lock, seconds))  # type: ignore[misc]
     return [Table(f"{PROCESSES} processes contend, {place.kind}", _rows(runs, place)) for place in places]
 
 
@@ -90,6 +99,66 @@ def _rows(runs: dict[Any, list[dict[str, Any]]], wanted: Place) -> list[Row]:
         row.check(f"{lost} lost", lost == 0)
         rows.append(row)
     return rows
+
+
+class Flock:
+    """A blocking flock and nothing else: the floor."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _filelock() -> Callable[[str], Any]:
+    import filelock
+
+    return filelock.FileLock
+
+
+# Each imports its package and returns what makes a lock.
+CONTENDERS: dict[str, Callable[[], Callable[[str], Any]]] = {
+    FLOCK: lambda: Flock,
+    "Lock, fair=True": lambda: partial(holdfast.Lock, keep=True),
+    "Lock, fair=False": lambda: partial(holdfast.Lock, keep=True, fair=False),
+    "filelock": _filelock,
+}
+
+
+def throughput(quick: bool, place: Place) -> Table:
+    """Acquisitions a second of 1 to 128 processes: all but one of them wait."""
+    seconds, repeats = (0.3, 1) if quick else (0.4, 2)
+    contenders = dict(CONTENDERS)
+    if importlib.util.find_spec("filelock") is None:
+        print("filelock is left out: it is not installed")
+        del contenders["filelock"]
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for _ in range(repeats):
+        for processes, (name, load) in product(NUMBERS, contenders.items()):
+            path = f"{place.directory}/{name}.lock"
+
+            # In a process of its own: filelock imports asyncio, for which Holdfast looks then. Each of the processes
+            # that contend makes its own lock, because filelock refuses one from before a fork.
+            def run(_: int, load: Any = load, path: str = path, processes: int = processes) -> dict[str, Any]:
+                return contend(partial(load(), path), seconds, processes)
+
+            runs.setdefault((name, processes), []).extend(run_children(1, run))
+    rows = []
+    for (name, processes), mine in runs.items():
+        row = Row(f"{name}, {processes}", unit="/s", series=name, at=processes, raw=mine)
+        row.value = median(run["per_second"] for run in mine)
+        floor = runs[FLOCK, processes]
+        row.ratio = median(run["per_second"] / raw["per_second"] for run, raw in zip(mine, floor, strict=True))
+        row.curve = [median(shares) for shares in zip(*(run["shares"] for run in mine), strict=True)]
+        lost = sum(run["lost"] for run in mine)
+        row.check(f"{lost} lost", lost == 0)
+        rows.append(row)
+    return Table(f"Acquisitions a second by the number of processes, {place.kind}", rows)
 
 
 def _cpu_seconds() -> float:
@@ -138,7 +207,7 @@ def crowd(lock: holdfast.Lock, number: int, seconds: float) -> dict[str, float]:
 
 
 def waiters(quick: bool, place: Place) -> Table:
-    seconds, repeats = (1.0, 1) if quick else (3.0, 3)
+    seconds, repeats = (1.0, 1) if quick else (2.0, 2)
     runs: dict[int, list[dict[str, float]]] = {number: [] for number in CROWDS}
     for _ in range(repeats):
         for number in CROWDS:
@@ -149,6 +218,7 @@ def waiters(quick: bool, place: Place) -> Table:
         for number in CROWDS:
             cpu = median(run[what] for run in runs[number])
             row = Row(f"{number} waiting processes, {what}", cpu * 1e6, "µs", cpu / first, raw=runs[number])
+            row.series, row.at = what, number
             if number > CROWDS[0]:
                 row.at_most(number / CROWDS[0])
             rows.append(row)

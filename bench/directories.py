@@ -99,7 +99,7 @@ def edit(room: Path) -> float:
 
 
 def section(quick: bool, place: Place) -> Table:
-    rounds = 5 if quick else 15
+    rounds = 5 if quick else 10
     with tempfile.TemporaryDirectory(dir=place.directory) as directory:
         room = Path(directory)
         (room / "tree").mkdir()

@@ -28,7 +28,7 @@ from statistics import median, quantiles
 from typing import Any
 from urllib.parse import urlsplit
 
-from measure import Place, Row, Table, paired_ratio, python_loop, take_turns
+from measure import Place, Row, Table, curve_of, paired_ratio, python_loop, take_turns
 
 RAW, OURS, WITH_TOKEN = "bare calls of the client", "holdfast.lock", "bare calls, with a token"
 MAX_RATIO = 1.3
@@ -192,7 +192,7 @@ def section(quick: bool, _: list[Place]) -> Iterator[Table]:
             url = url_of(engine, server)
             given = {"url": url, "host": "127.0.0.1", "port": urlsplit(url).port, "lock": lock_url(url, "bench")}
             commands = {name: python_loop(*(text.format(**given) for text in loop)) for name, loop in loops.items()}
-            samples = take_turns(commands, 20 if quick else 30, 2 if quick else 5)
+            samples = take_turns(commands, 20 if quick else 30, 2 if quick else 3)
         finally:
             server.stop()
         rows = []
@@ -227,6 +227,7 @@ def handoff_section(quick: bool, _: list[Place]) -> Iterator[Table]:
         rows = []
         for name, found in samples.items():
             row = Row(name, median(found), "ms", note=f"9 of 10 within {quantiles(found, n=10)[-1]:.1f} ms", raw=found)
+            row.curve = [1000 * ms for ms in curve_of(found)]
             if name == OURS:
                 row.check(f"<= {MAX_HANDOFF_MS[engine]:g} ms", ours <= MAX_HANDOFF_MS[engine])
             else:

@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any
 from uuid import uuid4
 
-from measure import Place, Row, Table, paired_ratio, run_children
+from measure import JOURNALLED, Place, Row, Table, paired_ratio, run_children
 
 from holdfast.events import AppendCondition, Event, EventStore, Query
 
@@ -227,7 +227,7 @@ def _several(quick: bool, room: str, line: bytes, many: int, target: float) -> R
 @contextmanager
 def journalled(directory: str, megabytes: int = 512) -> Iterator[str | None]:
     """A file system ext4 with a journal, where that can be mounted."""
-    image, where = f"{directory}/ext4.image", f"{directory}/ext4"
+    image, where = f"{directory}/ext4.image", f"{directory}/{JOURNALLED}"
     os.mkdir(where)
     with open(image, "wb") as file:
         file.truncate(megabytes << 20)

@@ -83,6 +83,34 @@ def _appender(store: EventStore, query: Callable[[str], Query]) -> Callable[[int
     return append
 
 
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+
+
+def sizes(quick: bool, place: Place) -> Table:
+    """Appends under a condition, reads by a tag of ten events, and opening, with a thousand to a million events."""
+    contests = {"open, and read the last event": Contest(3), "read the 10 events of a tag": Contest(10)}
+    contests |= {"append, durable=False": Contest(30), "append under a condition": Contest(30)}  # last: the stores grow
+    opened, read, append, conditional = contests.values()
+    wanted = Query.of(tags={"customer:7"})
+    for many in SIZES:
+        path = f"{place.directory}/{many}"
+        generate(path, many, many // 10)
+        EventStore(path).rebuild_index()
+        store = EventStore(path, durable=False)
+        append.add(str(many), lambda n, store=store: store.append(Event("Late", {"id": n})))  # type: ignore[misc]
+        conditional.add(str(many), _appender(store, QUERIES["a type, and a tag that is new"]))
+        read.add(str(many), lambda _, store=store: list(store.read(wanted)))  # type: ignore[misc]
+        opened.add(str(many), lambda _, path=path: EventStore(path).read_last())  # type: ignore[misc]
+    rows = []
+    for what, contest in contests.items():
+        contest.run(8 if quick else 25)
+        for many in SIZES:
+            mine = contest.samples[str(many)]
+            ratio = paired_ratio(mine, contest.samples[str(SIZES[0])])
+            rows.append(Row(f"{what}, {many:,}", median(mine) * 1e6, "µs", ratio, series=what, at=many, raw=mine))
+    return Table(f"EventStore by the number of events, {place.kind}; the ratio is to {SIZES[0]:,} events", rows)
+
+
 # Opens, appends under a condition, reads by tag, follows: one process, from its first step on.
 _PROCESS = """
 import sys, resource, time

@@ -114,7 +114,7 @@ def section(quick: bool, _: list[Place]) -> Iterator[Table]:
     try:
         for processes in PROCESSES:
             samples: dict[str, list[float]] = {name: [] for name in contestants}
-            for turn in range((3 if quick else 7) + 1):
+            for turn in range((2 if quick else 7) + 1):
                 for name in random.sample(list(contestants), len(contestants)):
                     taken = _round(server, name, processes, 1.0 if quick else 2.0)
                     if turn:  # the first round warms up

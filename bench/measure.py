@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +19,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from machine import file_system
+
+PREFIX = "bench-"  # of the directories that are made, then the process id
+JOURNALLED = "ext4"  # in such a directory: a loop device, see events.py
+SHM = "/dev/shm"
+REMOVAL_S = 10.0
 ROUND_SECONDS = 0.02  # shorter ones measure how a contestant wakes up
 
 
@@ -34,6 +40,10 @@ class Row:
     checks: list[tuple[str, bool]] = field(default_factory=list)
     note: str = ""
     raw: Any = None
+    # For the plots: the line that this point is on and where, or the whole line (quantiles, or shares).
+    series: str = ""
+    at: float | None = None
+    curve: list[float] = field(default_factory=list)
 
     def check(self, target: str, ok: bool) -> None:
         self.checks.append((target, ok))
@@ -44,6 +54,7 @@ class Row:
         self.check(f"<= {limit:g} x", self.ratio <= limit)
 
     def as_dict(self) -> dict[str, Any]:
+        """With `raw`, which may be megabytes."""
         return {**self.__dict__, "checks": [{"target": text, "ok": ok} for text, ok in self.checks]}
 
 
@@ -63,21 +74,31 @@ class Place:
     @classmethod
     @contextmanager
     def under(cls, parent: str) -> Iterator[Place]:
-        with tempfile.TemporaryDirectory(prefix="bench-", dir=parent) as made:
+        made = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent)
+        try:
             yield cls(made, file_system(made))
+        finally:
+            remove(made)
 
 
-def file_system(path: str) -> str:
-    best = ("", "unknown")
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, where, kind = line.split()[:3]
-        if (path + "/").startswith(where.rstrip("/") + "/") and len(where) >= len(best[0]):
-            best = (where, kind)
-    return best[1]
+def remove(directory: str) -> None:
+    """Remove it, although a thread of a store that is still open may add a file meanwhile."""
+    deadline = time.monotonic() + REMOVAL_S
+    while os.path.exists(directory) and time.monotonic() < deadline:
+        shutil.rmtree(directory, ignore_errors=True)
+        time.sleep(0.05)
+    if os.path.exists(directory):
+        print(f"cannot remove {directory}")
 
 
 def paired_ratio(samples: list[float], floor: list[float]) -> float:
     return median(a / b for a, b in zip(samples, floor, strict=True))
+
+
+def curve_of(samples: list[float], points: int = 40) -> list[float]:
+    """The quantiles of the samples, from the smallest to the largest."""
+    ordered = sorted(samples)
+    return [ordered[round(number / points * (len(ordered) - 1))] for number in range(points + 1)]
 
 
 _LOOP = """

@@ -1,15 +1,18 @@
-"""The benchmark: `make bench`, or `python bench/run.py --help`. What it measures is in docs/benchmarks.md."""
+"""Measure some sections of the benchmark: `python bench/run.py --only keep`. docs/benchmarks.md describes them.
+
+`make bench` is `publish.py`, which runs this program once for each section and writes the page.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
 import sys
-import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import beside
 import commands
@@ -20,6 +23,7 @@ import events
 import events_many
 import events_postgres
 import events_takeover
+import events_writers
 import filelock_face
 import flock_loop
 import handoff
@@ -32,9 +36,10 @@ import tasks_idle
 import tasks_postgres
 import uncontended
 import web
-from measure import Place, Row, Table
+from machine import machine
+from measure import SHM, Place, Row, Table
 
-SHM = "/dev/shm"
+INTERRUPTED = "interrupted"
 
 Section = Callable[[bool, list[Place]], Iterator[Table]]
 
@@ -55,9 +60,12 @@ SECTIONS: dict[str, Section] = {
     "filelock": lambda quick, places: iter(filelock_face.section(quick, places)),
     "flock-loop": lambda quick, places: flock_loop.section(quick, places[-1]),
     "contention": lambda quick, places: iter(contention.section(quick, places)),
+    "throughput": lambda quick, places: iter([contention.throughput(quick, places[0])]),
     "events": lambda quick, places: iter([events.durable(quick, places[0])]),
     "events-lock": store_lock.section,
     "events-processes": events.processes,
+    "events-writers": lambda quick, places: iter([events_writers.section(quick, places[0])]),
+    "events-sizes": lambda quick, places: iter([events_many.sizes(quick, places[0])]),
     "events-peers": lambda quick, places: iter([events.side_by_side(quick, places[0])]),
     "events-many": lambda quick, places: iter([events_many.section(quick, places[0])]),
     "events-million": lambda quick, places: iter([events.million(quick, places[0])]),
@@ -97,16 +105,6 @@ def _verdict(row: Row) -> str:
     return "; ".join([*texts, row.note] if row.note else texts)
 
 
-def machine() -> dict[str, object]:
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S%z"),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpus": os.cpu_count(),
-        "load": os.getloadavg(),
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Holdfast beside the bare system calls and beside other packages.")
     parser.add_argument("--only", choices=SECTIONS, action="append", help="this section; may be given several times")
@@ -115,12 +113,15 @@ def main() -> int:
     parser.add_argument(
         "--beside", metavar="CHECKOUT", help="compare with the code of another checkout (--only tasks: its queues)"
     )
+    parser.add_argument("--list", action="store_true", help="print the names of the sections")
     parser.add_argument("--dir", default=".", help=f"where to lock, besides {SHM} (default: here)")
     options = parser.parse_args()
 
-    about = machine()
+    if options.list:
+        print(*SECTIONS, sep="\n")
+        return 0
+    about = {**machine(), "load": os.getloadavg()[0]}
     print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
-    tables: list[Table] = []
     if not os.path.isdir(SHM):
         print(f"no {SHM}: the figures of tmpfs are left out")
     sections = {name: SECTIONS[name] for name in options.only or SECTIONS}
@@ -130,17 +131,46 @@ def main() -> int:
             module.__name__: lambda quick, places, module=module: module.section(quick, places, options.beside)  # type: ignore[misc]
             for module in compared
         }
-    for section in sections.values():
+    results: dict[str, dict[str, Any]] = {}
+
+    def save() -> None:
+        """After each table, so that the figures are there if a section is killed."""
+        if options.json:
+            temporary = f"{options.json}.temporary"
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(about | {"sections": results}, file, indent=1, default=Row.as_dict)
+            os.replace(temporary, options.json)
+
+    for name, section in sections.items():
+        results[name] = {"quick": options.quick, "load": os.getloadavg()[0], "error": "not finished", "tables": []}
+        run_section(section, results[name], os.path.abspath(options.dir), save)
+        if results[name]["error"] == INTERRUPTED:
+            break
+    failed = [name for name, result in results.items() if result["error"]]
+    print(*(f"\nFAILED: {name}: {results[name]['error']}" for name in failed), sep="")
+    tables = [Table(**table) for result in results.values() for table in result["tables"]]
+    return _summary(tables) or (1 if failed else 0)
+
+
+def run_section(section: Section, result: dict[str, Any], directory: str, save: Callable[[], None]) -> None:
+    """Fill in its tables as they come, and the error if it fails."""
+    error = ""
+    try:
         with ExitStack() as stack:
-            parents = [os.path.abspath(options.dir), *([SHM] if os.path.isdir(SHM) else [])]
+            parents = [directory, *([SHM] if os.path.isdir(SHM) else [])]
             places = [stack.enter_context(Place.under(parent)) for parent in parents]
-            for table in section(options.quick, places):
+            for table in section(result["quick"], places):
                 show(table)
-                tables.append(table)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(about | {"tables": {t.title: [row.as_dict() for row in t.rows] for t in tables}}, file, indent=1)
-    return _summary(tables)
+                result["tables"].append({"title": table.title, "rows": table.rows})
+                save()
+    except KeyboardInterrupt:  # also how publish.py ends a section that takes too long
+        traceback.print_exc()
+        error = INTERRUPTED
+    except Exception as raised:
+        traceback.print_exc()
+        error = f"{type(raised).__name__}: {raised}".splitlines()[0]
+    result["error"] = error
+    save()
 
 
 def _summary(tables: list[Table]) -> int:

@@ -117,7 +117,7 @@ def _table(quick: bool, directory: str, where: str) -> Table:
     for durable in (True, False):
         kind = "durable" if durable else "not durable"
         kinds = (WITHOUT, BARE, WITH)
-        found = compare(f"{directory}/{kind}", 10 if quick else 60, durable=durable, kinds=kinds)
+        found = compare(f"{directory}/{kind}", 10 if quick else 40, durable=durable, kinds=kinds)
         for name in kinds:
             ratio = paired_ratio(found[name], found[WITHOUT])
             rows.append(Row(f"{kind}, {name}", median(found[name]) * 1e6, "µs", ratio, raw=found[name]))

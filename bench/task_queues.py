@@ -322,6 +322,7 @@ NOT_DURABLE: dict[str, Any] = {
     PERSIST_SQLITE: PersistSqlite,
     "persist-queue, Queue, 1 process": PersistFile,
 }
+SLOW = ("huey, FileStorage alone", "persist-queue, Queue, 1 process")  # left out with --quick
 DURABLE = {name: NOT_DURABLE[name] for name in (FLOOR, OURS, LOCALQUEUE, LITEQUEUE, PERSIST_ACK, PERSIST_SQLITE)}
 
 

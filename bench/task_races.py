@@ -132,7 +132,7 @@ def compete(quick: bool, directory: str, kinds: dict[str, Any], durable: bool, n
     kinds = available(kinds, directory, durable)
     order = [*kinds.items(), (WORKER, Ours)]
     samples = {name: Samples() for name, _ in order}
-    for turn in range((5 if quick else 11) + 1):
+    for turn in range((3 if quick else 11) + 1):
         for name, kind in random.sample(order, len(order)):  # so that none always follows the same one
             path = f"{directory}/{durable}-{turn}-{name}"
             put = fill(kind, path, durable, number)

@@ -82,7 +82,7 @@ def _compare(kind: str, contestants: dict[str, tuple[str, str]], quick: bool, pl
     floor = _compile_floor(place.directory) if kind else None
     if floor is not None:
         commands["raw C"] = [floor, kind, f"{place.directory}/c.lock"]
-    samples = take_turns(commands, rounds=10 if quick else 25, repeats=2 if quick else 3)
+    samples = take_turns(commands, rounds=10 if quick else 15, repeats=2 if quick else 3)
     return [
         Row(name, median(times) * 1e6, "µs", paired_ratio(times, samples[FLOOR]), raw=times)
         for name, times in samples.items()
