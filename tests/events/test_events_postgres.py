@@ -688,17 +688,3 @@ def test_tables_that_were_made_again_are_another_store(postgres: str, store: Eve
     EventStore(postgres).append(Event("T"))
     with pytest.raises(CorruptStore, match="another store is in these tables"):
         store.append(Event("T"))
-
-
-def test_a_document_whose_session_is_lost_is_not_saved(store: EventStore, sql: Any) -> None:
-    with store._engine.document("sum") as document:
-        sql.execute("select pg_terminate_backend(pid, 30000) from pg_locks where locktype = 'advisory' and granted")
-        with pytest.raises(ConnectionFailed):
-            document.save(b"late")
-    with store._engine.document("sum") as document:
-        assert document.content is None
-        with (
-            pytest.raises(holdfast.Timeout, match="projection 'sum'"),
-            EventStore(store._given, lock_timeout=0)._engine.document("sum"),
-        ):
-            pass

@@ -4,7 +4,7 @@
     {p}event            the events. `first` and `last`: what was appended together. `mark`: a random number of the
                         transaction that added them, so that the next connection can see whether it was committed
     {p}event_term       what events are found by: (tag, type, position), with '' for any tag and for any type
-    {p}event_document   the state of projections
+    {p}event_document   the state of projections. The row with the empty name is their era
     {p}event_subscription   the position up to which the consumers of a subscription have handled all events
 
 An event with the type T and the tags a, b has the terms ('', T), (a, ''), (a, T), (b, '') and (b, T). So each choice of
@@ -80,9 +80,15 @@ STATEMENTS = {
     "is_there": "select min(position) from {p}event where position > %s and mark = %s",
     "forget_terms": "delete from {p}event_term",
     "make_terms": f"insert into {{p}}event_term (tag, type, position) {_TERMS.format(new='{p}event')}",
-    "load": "select content from {p}event_document where name = %s",
-    "save": """insert into {p}event_document (name, content) values (%s, %s)
+    "load": """select (select content from {p}event_document where name = %(name)s),
+        (select content from {p}event_document where name = '')""",
+    "save": """insert into {p}event_document (name, content) select %(name)s, %(content)s
+        where (select content from {p}event_document where name = '') is not distinct from %(era)s::bytea
         on conflict (name) do update set content = excluded.content""",
+    "forget": """update {p}event as event set data = 'null', metadata = new.metadata
+        from json_to_recordset(%s::json) as new (position bigint, metadata text) where event.position = new.position""",
+    "forget_documents": "delete from {p}event_document",
+    "new_era": "insert into {p}event_document (name, content) values ('', %s)",
     "checkpoints": "select name from {p}event_subscription order by name",
     "checkpoint": "select position from {p}event_subscription where name = %s",
     "create_checkpoint": "insert into {p}event_subscription (name, position) values (%s, %s) on conflict do nothing",

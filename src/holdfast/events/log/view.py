@@ -237,7 +237,8 @@ class View:
         """The segment in which an event is, open."""
         first = self.firsts[segments.segment_of(self.firsts, position)]
         file = self._files.get(first)
-        if file is None:
+        # The last one is never written again, and to look at it would make the next sync slower (`system.is_removed`).
+        if file is None or (first != self.firsts[-1] and file.is_replaced):
             if len(self._files) >= _OPEN_FILES:
                 self._files.clear()
             try:
