@@ -58,8 +58,8 @@ def test_each_version_is_read_as_the_latest(place: Any) -> None:
     assert store.project("total", total.apply, 0, total.query) == 600
 
     async def first() -> Any:
-        async for event in store.tail():
-            return event.data
+        tail = store.tail()
+        return (await anext(tail)).data
 
     assert anyio.run(first) == LATEST
 
