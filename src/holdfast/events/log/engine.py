@@ -41,7 +41,6 @@ class LogEngine(Engine):
         _engines.add(self)
 
     def commit(self, *requests: Request) -> None:
-        self._check_thread()
         if not self._look_ahead(requests):
             return
         self.committer.submit(*requests)
@@ -55,7 +54,10 @@ class LogEngine(Engine):
     def _look_ahead(self, requests: tuple[Request, ...]) -> bool:
         """Check the conditions as far as that is possible without the lock."""
         conditional = [request for request in requests if request.condition is not None]
-        if not conditional or not (head := self.head()):
+        if not conditional:
+            return True  # `submit` checks the thread
+        self._check_thread()
+        if not (head := self.head()):
             return True
         self.view.catch_up(head)
         for request in conditional:
