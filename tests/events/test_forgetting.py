@@ -13,7 +13,9 @@ from support import Child, die_before_call
 
 from holdfast import system
 from holdfast.events import AppendCondition, ConditionFailed, CorruptStore, Event, EventStore, Query
+from holdfast.events.log import engine as log_engine
 from holdfast.events.log.index import Index
+from holdfast.paths import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,3 +233,20 @@ def test_a_copy_to_a_store_that_still_has_the_data_is_refused(in_memory: Path) -
         one.copy_to(other)
     other.forget("person:7")
     assert one.copy_to(other) == 0
+
+
+@pytest.mark.parametrize("kind", ["cifs", "nfs"])
+def test_where_other_machines_write_too(kind: str, in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no ledger, and each process has an index of its own, somewhere else."""
+    monkeypatch.setattr(log_engine, "mount_at", lambda *_: Mount(kind, options="nolease"))
+    monkeypatch.setattr(system, "O_DIRECT", 0)  # /dev/shm has none
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_memory / "cache"))
+    one, other = (EventStore(in_memory / "shop", segment_size=1500) for _ in range(2))
+    fill(one)
+    assert len(list(other.read(JANE))) == 20
+    assert other.forget("person:7") == 20
+    for store in (one, other):
+        assert all(event.is_forgotten for event in store.read(JANE))
+        assert [event.position for event in store.read()] == list(range(1, 51))
+    assert one.append(Event("Moved", tags={"person:7"})) == 51 == other.head()
+    assert one.verify().ok and not (in_memory / "shop/ledger").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from functools import reduce
 from inspect import iscoroutine
 from operator import or_
@@ -43,17 +44,28 @@ def decide(store: EventStore, wanted: Sequence[Projection[Any]]) -> Decision:
         if not isinstance(projection, Projection):
             raise TypeError(f"decide takes projections, not {projection!r}")
     head = store.head()
-    states = [_state(store, projection, head) for projection in wanted]
+    states = [deepcopy(one.initial) if one.name is None else _kept(store, one, head) for one in wanted]
+    _read_all(store, [(at, one) for at, one in enumerate(wanted) if one.name is None], head, states)
     query = reduce(or_, (projection.query for projection in wanted))
     return Decision(states[0] if len(states) == 1 else tuple(states), AppendCondition(query, head))
 
 
-def _state(store: EventStore, projection: Projection[Any], head: int) -> Any:
+def _read_all(store: EventStore, wanted: list[tuple[int, Projection[Any]]], head: int, states: list[Any]) -> None:
+    """Make the states of projections that are not kept, with one reading for all of them."""
+    if wanted:
+        query = reduce(or_, (projection.query for _, projection in wanted))
+        for event in store._between(query, 0, head):
+            for at, projection in wanted:
+                if projection.query.matches(event):
+                    states[at] = projection.apply(states[at], event)
+
+
+def _kept(store: EventStore, projection: Projection[Any], head: int) -> Any:
     """What was kept is only a shortcut. If it is damaged, or of another history, it is made again."""
     try:
         return projections.state_at(store, projection, head, save_after=_SAVE_AFTER, rebuild=False)
     except CorruptStore as error:
-        if projection.name is None or error.position is not None:  # of the log
+        if error.position is not None:  # the log is damaged
             raise
         return projections.state_at(store, projection, head, save_after=_SAVE_AFTER, rebuild=True)
 

@@ -161,7 +161,7 @@ _ALONE = f"""with old as materialized (select head from {{p}}event_store where i
     terms as (insert into {{p}}event_term (tag, type, position) {_TERMS.format(new="new")}),
     counted as (select count(*) as number from new),
     moved as (update {{p}}event_store set head = head + number from counted where id = %(id)s and number > 0)
-    select number from counted"""
+    select number, pg_notify(%(channel)s, '') from counted"""
 _ALL = """select {columns}, null::bigint from {p}event where position > %(after)s and position <= %(head)s
     order by position {order} limit %(each)s"""
 
@@ -196,14 +196,14 @@ def look_ahead(p: str, id: str, query: Query, after: int) -> tuple[str, dict[str
 
 
 def append_alone(
-    p: str, id: str, rows: str, conditions: Sequence[tuple[Query, int]], least: int
+    p: str, id: str, channel: str, rows: str, conditions: Sequence[tuple[Query, int]], least: int
 ) -> tuple[str, dict[str, Any]]:
     """The statement that appends, with positions that count from the head, unless an event matches one of the queries
     behind its position, or the head is below `least`. It returns the number of events that it added."""
     terms = terms_of(*((query, after) for query, after in conditions if not query.matches_all))
     most = min((after for query, after in conditions if query.matches_all), default=_NO_END)
     arms = " union all ".join(_ARMS[kind] for kind in terms) or "select where false"
-    words = {"id": id, "rows": rows, "least": least, "most": most, "head": _NO_END, "each": 1}
+    words = {"id": id, "channel": channel, "rows": rows, "least": least, "most": most, "head": _NO_END, "each": 1}
     return _ALONE.replace("{arms}", arms).format(p=p, **_BACKWARDS), {**_as_json(terms), **words}
 
 

@@ -44,24 +44,24 @@ class Projection(msgspec.Struct, Generic[State], frozen=True):
 
 
 def state_at(store: EventStore, projection: Projection[Any], head: int, *, save_after: int, rebuild: bool) -> Any:
-    """The state up to `head`. It is saved if it has seen at least so many new events.
+    """The state up to `head`, of a projection with a name. It is saved if it has seen at least so many new events.
 
     rebuild: do not use what was saved
     """
-    name, query = projection.name, projection.query
-    position, state, document = 0, deepcopy(projection.initial), None
-    if name is not None:
-        document = store._engine.load(name)
-        if not rebuild and document.content is not None:
-            position, state = _load(store, document, query)
+    if projection.name is None:
+        raise TypeError("a projection that is kept has a name")
+    query, document = projection.query, store._engine.load(projection.name)
+    position, state = 0, deepcopy(projection.initial)
+    if not rebuild and document.content is not None:
+        position, state = _load(store, document, query)
     begin, saved, unsaved = position, monotonic(), 0
     for event in store._between(query, position, head):
         state = projection.apply(state, event)
         unsaved += 1
-        if document is not None and unsaved % _LOOKED_EVERY == 0 and monotonic() - saved > _SAVED_EVERY:
+        if unsaved % _LOOKED_EVERY == 0 and monotonic() - saved > _SAVED_EVERY:
             _save(store, document, event.position, state, query)
             saved, unsaved = monotonic(), 0
-    if document is not None and ((begin < head and unsaved >= save_after) or rebuild):
+    if (begin < head and unsaved >= save_after) or rebuild:
         _save(store, document, head, state, query)
     return state
 

@@ -299,8 +299,6 @@ class EventStore:
         rebuild: bool = False,
     ) -> State:
         """Bring a projection up to date, from where it was left, and give its state, which has to be JSON."""
-        if name is None:
-            raise TypeError("a projection that is kept has a name")
         projection: Projection[Any] = Projection(query, fn, initial, name)
         return projections.state_at(self, projection, self.head(), save_after=0, rebuild=rebuild)  # type: ignore[no-any-return]
 
