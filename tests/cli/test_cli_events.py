@@ -171,3 +171,11 @@ def test_subscriptions_are_listed_and_forgotten(shop: Path) -> None:
     assert call("subscriptions", shop) == "mailer: at 1 of 2, 1 event behind; no process consumes\n"
     assert call("unsubscribe", shop, "mailer") == "" and call("subscriptions", shop) == ""
     assert "has no subscription 'mailer'" in call("unsubscribe", shop, "mailer", status=1)
+
+
+def test_forget_erases_the_data_of_a_tag(shop: Path) -> None:
+    EventStore(shop).append([Event("T", "secret", {"person:7"}), Event("T", "other")])
+    assert call("forget", shop, "person:7") == "1\n"
+    assert [row["data"] for row in rows(call("read", shop))] == [None, "other"]
+    assert call("forget", shop, "person:7", "--json") == '{"forgotten": 0}\n'
+    assert "there is no event store here" in call("forget", shop / "none", "person:7", status=3)

@@ -392,8 +392,7 @@ def _two(events: Iterator[Any]) -> Iterator[Any]:
         yield next(events)
 
 
-def test_a_document_has_one_owner_at_a_time(place: Any) -> None:
-    """Four processes project the same name: each event counts once."""
+def test_processes_that_project_one_name_at_once_count_each_event_once(place: Any) -> None:
     store = place.store()
     for number in range(40):
         store.append(Event("T", number))

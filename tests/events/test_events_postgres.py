@@ -102,7 +102,7 @@ def test_queries_are_index_scans(analyzed: bool, store: EventStore, sql: psycopg
         found = [plan(sql, statements.last_match(PREFIX, query, 0, NUMBER))]
         for backwards in (False, True):
             found.append(plan(sql, statements.page(PREFIX, query, 0, NUMBER, 32, backwards=backwards)))
-        alone = statements.append_alone(PREFIX, store.id, "[]", [(query, 0)], 0)
+        alone = statements.append_alone(PREFIX, store.id, "channel", "[]", [(query, 0)], 0)
         found.append(plan(sql, alone))
         for text in found:
             assert "Seq Scan" not in text, (name, text)
@@ -473,16 +473,17 @@ def test_what_became_of_a_commit_is_not_known_if_no_connection_can_be_had(
 
 def test_a_server_that_is_away_is_an_error_within_the_timeout(postgres: str, postgres_server: servers.Postgres) -> None:
     store = EventStore(postgres, lock_timeout=0.2)
-    store.append(Event("T", 0))
+    store.append([Event("T", 0)] * 60)  # so that a condition is checked before the lock
     postgres_server.shut_down()
-    with pytest.raises(ConnectionFailed, match="Nothing was appended") as caught:
-        store.append(Event("T", 1))
-    assert servers.PASSWORD not in str(caught.value)
+    for condition in (None, AppendCondition(Query.of(tags={"new"}))):
+        with pytest.raises(ConnectionFailed, match="Nothing was appended") as caught:
+            store.append(Event("T", 1), condition)
+        assert servers.PASSWORD not in str(caught.value)
     for work in (store.head, lambda: list(store.read()), lambda: list(store.follow()), lambda: EventStore(postgres)):
         with pytest.raises(ConnectionFailed, match="Cannot connect"):
             work()
     postgres_server.restart()
-    assert store.append(Event("T", 1)) == 2 and datas(store) == [0, 1]
+    assert store.append(Event("T", 1)) == 61 and datas(store) == [0] * 60 + [1]
 
 
 def test_a_wrong_password_is_refused_and_not_shown(postgres: str) -> None:
@@ -688,17 +689,3 @@ def test_tables_that_were_made_again_are_another_store(postgres: str, store: Eve
     EventStore(postgres).append(Event("T"))
     with pytest.raises(CorruptStore, match="another store is in these tables"):
         store.append(Event("T"))
-
-
-def test_a_document_whose_session_is_lost_is_not_saved(store: EventStore, sql: Any) -> None:
-    with store._engine.document("sum") as document:
-        sql.execute("select pg_terminate_backend(pid, 30000) from pg_locks where locktype = 'advisory' and granted")
-        with pytest.raises(ConnectionFailed):
-            document.save(b"late")
-    with store._engine.document("sum") as document:
-        assert document.content is None
-        with (
-            pytest.raises(holdfast.Timeout, match="projection 'sum'"),
-            EventStore(store._given, lock_timeout=0)._engine.document("sum"),
-        ):
-            pass

@@ -264,6 +264,7 @@ def test_a_backup_during_appends_is_good(shop: Path, tmp_path: Path) -> None:
     thread = threading.Thread(target=append)
     thread.start()
     try:
+        until(lambda: store.head() > 0)
         for turn in range(10):
             before = store.project("count", lambda count, _: count + 1, 0)
             copied = EventStore(shop).backup(tmp_path / f"{turn}")

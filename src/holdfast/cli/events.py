@@ -26,6 +26,7 @@ ACTIONS = {
     "head": "print the position of the last event",
     "subscriptions": "list the subscriptions: how far they are, and the process that consumes",
     "unsubscribe": "forget a subscription and its checkpoint",
+    "forget": "erase the data of all events with TAG, and print how many",
     "verify": "check every line of the log",
     "rebuild": "make the index again from the log",
     "backup": "copy the store to TARGET, a new directory, while others append",
@@ -37,6 +38,10 @@ MORE = {
     "append": """\
 An event has a type, and data, tags, metadata and id as you like. --unless-type and --unless-tag: append only if there
 is no event of one of the types with all of the tags. With --after N: none after position N.
+""",
+    "forget": """\
+The events stay, with their types and tags, and without their data and metadata. That cannot be undone. Backups, copies
+and exports still have the data.
 """,
     "copy": "It goes on where an earlier copy was killed, and refuses a TARGET with other events.\n",
 }
@@ -52,6 +57,7 @@ EXAMPLES = {
 """,
     "read": "  holdfast events read /tmp/shop --tag order:7\n",
     "tail": "  holdfast events tail /tmp/shop --after 0 --limit 1\n",
+    "forget": "  holdfast events forget /tmp/shop person:7\n",
     "verify": "  holdfast events verify /tmp/shop\n",
     "copy": "  holdfast events copy /tmp/shop postgresql://user@host/database\n",
 }
@@ -77,8 +83,8 @@ def _configure(action: str, parser: arguments.Parser) -> None:
         parser.add_argument("--limit", metavar="N", type=arguments.position, help="the maximum number of events")
     if action == "read":
         parser.add_argument("--backwards", action="store_true", help="the last ones first")
-    if action in ("append", "import", "copy", "rebuild", "unsubscribe"):
-        if action not in ("rebuild", "unsubscribe"):
+    if action in ("append", "import", "copy", "forget", "rebuild", "unsubscribe"):
+        if action in ("append", "import", "copy"):
             parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
         arguments.add_wait(parser, _LOCK_TIMEOUT_S)
     arguments.add_json(parser)
@@ -88,6 +94,8 @@ def _configure(action: str, parser: arguments.Parser) -> None:
 def _add_operands(action: str, parser: arguments.Parser) -> None:
     if action in ("backup", "copy"):
         parser.add_argument("file", metavar="TARGET", help="the directory of the new store, or its URL (copy)")
+    elif action == "forget":
+        parser.add_argument("tag", metavar="TAG", help="a tag, such as person:7")
     elif action == "unsubscribe":
         parser.add_argument("name", metavar="NAME", help="the name of the subscription")
     elif action in ("append", "export", "import"):
@@ -253,6 +261,10 @@ def _good_or_not(report: Report) -> str:
     return "good" if report.ok else output.many(len(report.problems), "problem")
 
 
+def _forget(store: EventStore, options: argparse.Namespace) -> int:
+    return _say_number("forgotten", store.forget(options.tag), options)
+
+
 def _rebuild(store: EventStore, options: argparse.Namespace) -> int:
     store.rebuild_index()
     return _done("rebuilt", options)
@@ -295,6 +307,7 @@ _CALLS: dict[str, Callable[[EventStore, argparse.Namespace], int]] = {
     "head": _head,
     "subscriptions": _subscriptions,
     "unsubscribe": _unsubscribe,
+    "forget": _forget,
     "verify": _verify,
     "rebuild": _rebuild,
     "backup": _backup,

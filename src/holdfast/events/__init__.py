@@ -11,10 +11,12 @@ except ImportError:
     raise ImportError("holdfast.events needs msgspec: pip install 'holdfast[events]'", name="msgspec") from None
 
 from ..errors import ConditionFailed, CorruptStore
-from .decisions import Decision, Projection
+from .decisions import Decision
 from .engine import Problem, Report
 from .model import AppendCondition, Event, Query, QueryItem, StoredEvent
+from .projections import Projection
 from .reading import Reading
+from .schemas import Upcast, upcast
 from .store import EventStore
 from .subscriptions import Subscription, SubscriptionStatus
 
@@ -34,4 +36,6 @@ __all__ = [
     "StoredEvent",
     "Subscription",
     "SubscriptionStatus",
+    "Upcast",
+    "upcast",
 ]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .store import EventStore
 
 _AT_ONCE = 1000
+_ALL = Query()
 
 Said = TypeVar("Said", bound="_New")
 
@@ -55,7 +56,7 @@ def export(store: EventStore, target: Any, query: Query, after: int) -> int:
 
 def _export(store: EventStore, target: Any, query: Query, after: int) -> int:
     count = 0
-    for event in store.read(query, after):
+    for event in _raw(store, after, store.head(), query):
         target.write(as_line(event))
         count += 1
     return count
@@ -189,9 +190,9 @@ def _copy_checkpoints(source: EventStore, target: EventStore) -> None:
                 theirs.save(position)
 
 
-def _raw(store: EventStore, after: int, head: int) -> Iterator[StoredEvent]:
-    """As they are stored, without the classes of the store."""
-    return store._engine.read(Query(), after, head, backwards=False, limit=None)
+def _raw(store: EventStore, after: int, head: int, query: Query = _ALL) -> Iterator[StoredEvent]:
+    """As they are stored, without the classes and upcasts of the store."""
+    return store._engine.read(query, max(0, after), head, backwards=False, limit=None)
 
 
 def _check_beginning(source: EventStore, target: EventStore) -> None:

@@ -9,27 +9,21 @@ from inspect import iscoroutine
 from operator import or_
 from random import uniform
 from time import sleep
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import ConditionFailed
-from .model import AppendCondition, Event, Query, StoredEvent
+from ..errors import ConditionFailed, CorruptStore
+from . import projections
+from .model import AppendCondition, Event
+from .projections import Projection
 
 if TYPE_CHECKING:
     from .store import EventStore
 
-State = TypeVar("State")
-
 Decide = Callable[..., Any]
 
-
-class Projection(msgspec.Struct, Generic[State], frozen=True):
-    """A state that is made of the events that match a query: `state = apply(state, event)`, from `initial` on."""
-
-    query: Query
-    apply: Callable[[State, StoredEvent], State]
-    initial: State
+_SAVE_AFTER = 64  # events. To read as many costs no more than to save
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -49,15 +43,31 @@ def decide(store: EventStore, wanted: Sequence[Projection[Any]]) -> Decision:
     for projection in wanted:
         if not isinstance(projection, Projection):
             raise TypeError(f"decide takes projections, not {projection!r}")
+    head = store.head()
+    states = [deepcopy(one.initial) if one.name is None else _kept(store, one, head) for one in wanted]
+    _read_all(store, [(at, one) for at, one in enumerate(wanted) if one.name is None], head, states)
     query = reduce(or_, (projection.query for projection in wanted))
-    states = [deepcopy(projection.initial) for projection in wanted]
-    reading = store.read(query)
-    for event in reading:
-        for at, projection in enumerate(wanted):
-            if projection.query.matches(event):
-                states[at] = projection.apply(states[at], event)
-    state = states[0] if len(states) == 1 else tuple(states)
-    return Decision(state, AppendCondition(query, reading.head))
+    return Decision(states[0] if len(states) == 1 else tuple(states), AppendCondition(query, head))
+
+
+def _read_all(store: EventStore, wanted: list[tuple[int, Projection[Any]]], head: int, states: list[Any]) -> None:
+    """Make the states of projections that are not kept, with one reading for all of them."""
+    if wanted:
+        query = reduce(or_, (projection.query for _, projection in wanted))
+        for event in store._between(query, 0, head):
+            for at, projection in wanted:
+                if projection.query.matches(event):
+                    states[at] = projection.apply(states[at], event)
+
+
+def _kept(store: EventStore, projection: Projection[Any], head: int) -> Any:
+    """What was kept is only a shortcut. If it is damaged, or of another history, it is made again."""
+    try:
+        return projections.state_at(store, projection, head, save_after=_SAVE_AFTER, rebuild=False)
+    except CorruptStore as error:
+        if error.position is not None:  # the log is damaged
+            raise
+        return projections.state_at(store, projection, head, save_after=_SAVE_AFTER, rebuild=True)
 
 
 def execute(store: EventStore, decide_fn: Callable[[Decide], Iterable[Event] | None], attempts: int) -> int:

@@ -8,8 +8,8 @@ queries, decisions, projections, following, copies. An engine implements four op
     read      the events that match a query, between two positions
     wait      the steps of a wait until the head changes
 
-and a few more: `document`, `checkpoint`, `verify`, `rebuild`, `close`. Any number of threads and processes call them
-at once.
+and a few more: `load`, `save`, `forget`, `checkpoint`, `verify`, `rebuild`, `close`. Any number of
+threads and processes call them at once.
 
 What every engine promises (tests/events/test_engines.py):
 
@@ -38,7 +38,6 @@ from ..errors import Unsupported
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
     from typing import Any
 
     from .. import wait
@@ -86,18 +85,13 @@ class Report(msgspec.Struct, frozen=True):
         return not self.problems
 
 
-class Document(ABC):
-    """A small text that the store keeps under a name, such as the state of a projection.
+class Document(msgspec.Struct, frozen=True):
+    """A small text that the store keeps under a name: the state of a projection."""
 
-    Its owner has it to itself until it leaves the `with` block of `Engine.document`.
-    """
-
+    name: str
     where: str  # for messages: a path, or the name of a row
     content: bytes | None  # None: it was never saved
-
-    @abstractmethod
-    def save(self, content: bytes) -> None:
-        """Replace all of it. If the process is killed here, the old content or the new one is there."""
+    era: bytes | None  # another one after each `forget`
 
 
 class Checkpoint(ABC):
@@ -176,8 +170,23 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def document(self, name: str) -> AbstractContextManager[Document]:
-        """The document with this name. One caller of all processes has it at a time; the others wait for it."""
+    def load(self, name: str) -> Document:
+        """The document with this name."""
+
+    @abstractmethod
+    def save(self, document: Document, content: bytes) -> None:
+        """Replace all of a document that was loaded. A process that is killed here leaves the old or the new content.
+
+        After a `forget` this does nothing: the content may have been made of what is forgotten.
+        """
+
+    @abstractmethod
+    def forget(self, tag: str) -> int:
+        """Erase the data of all events with this tag, and remove all documents. Returns the number of events.
+
+        The metadata keeps the notes of Holdfast. Positions, ids, times, types and tags stay. A process that is killed
+        here leaves each event as it was, or erased. The next call does the rest.
+        """
 
     @abstractmethod
     def checkpoint(self, name: str) -> Checkpoint:

@@ -10,7 +10,36 @@ import msgspec
 
 _set = msgspec.structs.force_setattr
 
-__all__ = ["AppendCondition", "Event", "Query", "QueryItem", "StoredEvent"]
+__all__ = [
+    "NOTES",
+    "AppendCondition",
+    "Event",
+    "Query",
+    "QueryItem",
+    "StoredEvent",
+    "forgotten",
+    "notes_of",
+    "with_notes",
+]
+
+
+NOTES = "holdfast"  # the key of the metadata under which Holdfast keeps notes of its own. `forget` leaves them
+
+
+def notes_of(metadata: Any) -> dict[str, Any]:
+    """The notes of Holdfast in the metadata of an event."""
+    found = metadata.get(NOTES) if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def with_notes(metadata: Any, **notes: Any) -> dict[str, Any]:
+    """The metadata of an event, with more notes."""
+    return {**metadata, NOTES: {**notes_of(metadata), **notes}}
+
+
+def forgotten(metadata: Any) -> dict[str, Any]:
+    """The metadata of an event when its data is erased."""
+    return {NOTES: {**notes_of(metadata), "forgotten": True}}
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -51,6 +80,11 @@ class StoredEvent(msgspec.Struct, frozen=True):
     data: Any
     metadata: Any
     batch: tuple[int, int, int]  # first and last position of what was appended together, and what was on disk then
+
+    @property
+    def is_forgotten(self) -> bool:
+        """`EventStore.forget` has erased the data."""
+        return bool(notes_of(self.metadata).get("forgotten"))
 
 
 class Described(Protocol):

@@ -12,8 +12,8 @@ are committed later than greater ones, and a reader that follows would miss them
 Readers take no lock. They ask for one page after the other, and hold no transaction between two pages: events up to a
 head that was visible once never change. `postgres_listener` wakes those who wait.
 
-A document of `project` is a row. Its owner holds an advisory lock of its own session, not the lock of the row: `save`
-commits, and must not end the ownership. If that session is lost, the next `save` fails, because it uses the session.
+A document of `project` is a row, which is replaced under an advisory lock. The row with the empty name is their era:
+`forget` changes it, and what was loaded before is not saved.
 
 Forks: a child opens sessions of its own. Clock: the server's.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timezone
 from random import uniform
 from time import monotonic, sleep
@@ -34,10 +34,11 @@ import msgspec
 from .. import postgres, process, wait
 from ..errors import ConnectionFailed, CorruptStore, UnsafePath, Unsupported
 from . import postgres_statements as statements
+from .draft import encode
 from .engine import Checkpoint, Document, Engine, Options, Problem, Report
-from .model import Query, StoredEvent
+from .model import Query, StoredEvent, forgotten
 from .postgres_append import RECONNECT_S, Appender
-from .postgres_documents import Row, RowCheckpoint
+from .postgres_checkpoint import RowCheckpoint
 from .postgres_listener import Listener
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
@@ -290,16 +291,39 @@ class PostgresEngine(Engine):
 
     # Documents.
 
-    @contextmanager
-    def document(self, name: str) -> Iterator[Document]:
+    def load(self, name: str) -> Document:
         self._check_name(name)
-        session = self.here().pool.open(self.options.lock_timeout)
-        document = Row(self, session, name)
-        try:
-            document.begin()
-            yield document
-        finally:
-            session.close()  # releases the lock
+        content, era = self.look(lambda run: run(self.sql["load"], {"name": name}).fetchone())
+        return Document(name, f"the projection {name!r} of {self.name}", content, era)
+
+    def save(self, document: Document, content: bytes) -> None:
+        values = {"name": document.name, "content": content, "era": document.era}
+        self._with_documents(lambda run: run(self.sql["save"], values))
+
+    def _with_documents(self, work: Callable[[Any], object]) -> None:
+        """In a transaction with the lock of the documents."""
+
+        def locked(session: postgres.Session) -> None:
+            run = session.connection.execute
+            with session.connection.transaction():
+                run("select pg_advisory_xact_lock(hashtextextended(%s, 1))", [f"{self.id} documents"])
+                work(run)
+
+        self._run(locked)
+
+    def forget(self, tag: str) -> int:
+        found = self.read(Query.of(tags=(tag,)), 0, self.head(), backwards=False, limit=None)
+        rows = [
+            {"position": event.position, "metadata": encode(forgotten(event.metadata)).decode()}
+            for event in found
+            if not event.is_forgotten
+        ]
+        for begin in range(0, len(rows), MAX_PAGE):
+            some = encode(rows[begin : begin + MAX_PAGE]).decode()
+            self.look(lambda run: run(self.sql["forget"], [some]))  # noqa: B023
+        era = os.urandom(8).hex().encode()
+        self._with_documents(lambda run: (run(self.sql["forget_documents"]), run(self.sql["new_era"], [era])))
+        return len(rows)
 
     def checkpoint(self, name: str) -> Checkpoint:
         self._check_name(name)

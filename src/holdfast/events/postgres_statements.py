@@ -4,7 +4,7 @@
     {p}event            the events. `first` and `last`: what was appended together. `mark`: a random number of the
                         transaction that added them, so that the next connection can see whether it was committed
     {p}event_term       what events are found by: (tag, type, position), with '' for any tag and for any type
-    {p}event_document   the state of projections
+    {p}event_document   the state of projections. The row with the empty name is their era
     {p}event_subscription   the position up to which the consumers of a subscription have handled all events
 
 An event with the type T and the tags a, b has the terms ('', T), (a, ''), (a, T), (b, '') and (b, T). So each choice of
@@ -80,9 +80,15 @@ STATEMENTS = {
     "is_there": "select min(position) from {p}event where position > %s and mark = %s",
     "forget_terms": "delete from {p}event_term",
     "make_terms": f"insert into {{p}}event_term (tag, type, position) {_TERMS.format(new='{p}event')}",
-    "load": "select content from {p}event_document where name = %s",
-    "save": """insert into {p}event_document (name, content) values (%s, %s)
+    "load": """select (select content from {p}event_document where name = %(name)s),
+        (select content from {p}event_document where name = '')""",
+    "save": """insert into {p}event_document (name, content) select %(name)s, %(content)s
+        where (select content from {p}event_document where name = '') is not distinct from %(era)s::bytea
         on conflict (name) do update set content = excluded.content""",
+    "forget": """update {p}event as event set data = 'null', metadata = new.metadata
+        from json_to_recordset(%s::json) as new (position bigint, metadata text) where event.position = new.position""",
+    "forget_documents": "delete from {p}event_document",
+    "new_era": "insert into {p}event_document (name, content) values ('', %s)",
     "checkpoints": "select name from {p}event_subscription order by name",
     "checkpoint": "select position from {p}event_subscription where name = %s",
     "create_checkpoint": "insert into {p}event_subscription (name, position) values (%s, %s) on conflict do nothing",
@@ -155,7 +161,7 @@ _ALONE = f"""with old as materialized (select head from {{p}}event_store where i
     terms as (insert into {{p}}event_term (tag, type, position) {_TERMS.format(new="new")}),
     counted as (select count(*) as number from new),
     moved as (update {{p}}event_store set head = head + number from counted where id = %(id)s and number > 0)
-    select number from counted"""
+    select number, pg_notify(%(channel)s, '') from counted"""
 _ALL = """select {columns}, null::bigint from {p}event where position > %(after)s and position <= %(head)s
     order by position {order} limit %(each)s"""
 
@@ -190,14 +196,14 @@ def look_ahead(p: str, id: str, query: Query, after: int) -> tuple[str, dict[str
 
 
 def append_alone(
-    p: str, id: str, rows: str, conditions: Sequence[tuple[Query, int]], least: int
+    p: str, id: str, channel: str, rows: str, conditions: Sequence[tuple[Query, int]], least: int
 ) -> tuple[str, dict[str, Any]]:
     """The statement that appends, with positions that count from the head, unless an event matches one of the queries
     behind its position, or the head is below `least`. It returns the number of events that it added."""
     terms = terms_of(*((query, after) for query, after in conditions if not query.matches_all))
     most = min((after for query, after in conditions if query.matches_all), default=_NO_END)
     arms = " union all ".join(_ARMS[kind] for kind in terms) or "select where false"
-    words = {"id": id, "rows": rows, "least": least, "most": most, "head": _NO_END, "each": 1}
+    words = {"id": id, "channel": channel, "rows": rows, "least": least, "most": most, "head": _NO_END, "each": 1}
     return _ALONE.replace("{arms}", arms).format(p=p, **_BACKWARDS), {**_as_json(terms), **words}
 
 

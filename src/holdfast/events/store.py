@@ -18,12 +18,14 @@ from .. import wait
 from ..errors import CorruptStore
 from ..locks import base
 from . import copies, decisions, projections, subscriptions
-from .decisions import Decide, Decision, Projection
+from .decisions import Decide, Decision
 from .draft import Draft
 from .engine import Options, Report, open_engine
 from .model import AppendCondition, Event, Query, StoredEvent
+from .projections import Projection
 from .reading import AsyncReading, AsyncTail, Reading, in_thread
 from .requests import Request
+from .schemas import Schemas, Upcast
 from .subscriptions import Subscription, SubscriptionStatus
 
 State = TypeVar("State")
@@ -39,6 +41,7 @@ class EventStore:
     lock_timeout: how long an append waits for the others: None for ever, 0 one try, else seconds
     durable: what was appended survives a power failure, and readers see nothing that might not
     types: classes (msgspec Structs, dataclasses) by the type of the event whose data they are, or just the classes
+    upcasts: what makes data of earlier versions to data of the latest one: [upcast("OrderPlaced", 1, function), …]
     segment_size: when to begin a new file of the log, in bytes. What is in the last one may be read when it is opened
     mode: permissions of the files
     """
@@ -50,15 +53,13 @@ class EventStore:
         lock_timeout: float | None = 5,
         durable: bool = True,
         types: Mapping[str, type] | Iterable[type] = (),
+        upcasts: Iterable[Upcast] = (),
         segment_size: int = SEGMENT_SIZE,
         mode: int = 0o644,
     ) -> None:
         if not isinstance(segment_size, int) or not 1 <= segment_size < 1 << 31:
             raise ValueError(f"segment_size is a number of bytes below 2 GiB, not {segment_size!r}")
-        self.types = dict(types) if isinstance(types, Mapping) else {kind.__name__: kind for kind in types}
-        for kind in self.types.values():
-            if not isinstance(kind, type):
-                raise TypeError(f"types are classes, not {kind!r}")
+        self.schemas = Schemas(types, upcasts)
         self._given = path
         self._options = Options(base.check_timeout(lock_timeout), durable, segment_size, mode)
         self._engine = open_engine(path, self._options)
@@ -138,18 +139,7 @@ class EventStore:
         if condition is not None and not isinstance(condition, AppendCondition):
             hint = "; several events are a list" if isinstance(condition, Event) else ""
             raise TypeError(f"the condition of an append is an AppendCondition, not {condition!r}{hint}")
-        return Request(list(map(self._draft, events)), condition, self.lock_timeout)
-
-    def _draft(self, event: Event) -> Draft:
-        if not isinstance(event, Event):
-            raise TypeError(f"what is appended are Events, not {event!r}")
-        kind = self.types.get(event.type) if self.types else None
-        if kind is not None:  # what cannot be read again must not be written
-            try:
-                msgspec.convert(msgspec.to_builtins(event.data), kind)
-            except msgspec.ValidationError as error:
-                raise TypeError(f"the data of {event.type!r} is no {kind.__name__}: {error}") from None
-        return Draft(event)
+        return Request(list(map(self.schemas.draft, events)), condition, self.lock_timeout)
 
     def _append_drafts(self, batches: Iterable[list[Draft]], condition: AppendCondition | None = None) -> None:
         """Several appends under one lock, each whole. The condition is that of the first one, and none is appended
@@ -176,19 +166,12 @@ class EventStore:
             raise ValueError(f"limit is a number of events, or None for all, not {limit!r}")
         head = self.head()
         found = self._engine.read(query, max(0, after), head, backwards=backwards, limit=limit)
-        return Reading(map(self._with_types, found) if self.types else found, head, limit)
+        return Reading(map(self.schemas.read, found) if self.schemas else found, head, limit)
 
-    def _with_types(self, event: StoredEvent) -> StoredEvent:
-        kind = self.types.get(event.type)
-        if kind is None:
-            return event
-        try:
-            return msgspec.structs.replace(event, data=msgspec.convert(event.data, kind))
-        except msgspec.ValidationError as error:
-            raise TypeError(
-                f"event {event.position}: the data of {event.type!r} is no {kind.__name__}: {error}. (Without types=… "
-                "it can be read as it is.)"
-            ) from None
+    def _between(self, query: Query, after: int, head: int) -> Iterator[StoredEvent]:
+        """The events that match, up to a head that was visible."""
+        found = self._engine.read(query, after, head, backwards=False, limit=None)
+        return map(self.schemas.read, found) if self.schemas else found
 
     def read_last(self, query: Query = _ALL) -> StoredEvent | None:
         """The last event that matches."""
@@ -277,6 +260,22 @@ class EventStore:
     async def aunsubscribe(self, name: str) -> bool:
         return await in_thread(lambda: self.unsubscribe(name))
 
+    # Forgetting.
+
+    def forget(self, tag: str) -> int:
+        """Erase the data and the metadata of all events that have this tag. Returns the number of events.
+
+        The events keep their positions, ids, times, types and tags, so conditions and positions stay as they are. Their
+        data is None from then on, and `event.is_forgotten` is true. Kept projections are removed, and are made again.
+        What else remains: docs/events.md. If this is killed, call it again.
+        """
+        if not isinstance(tag, str) or not tag:
+            raise TypeError(f"forget takes one tag, which is a text, not {tag!r}")
+        return self._engine.forget(tag)
+
+    async def aforget(self, tag: str) -> int:
+        return await _to_its_end(lambda: self.forget(tag))
+
     # Deciding.
 
     def decide(self, *wanted: Projection[Any]) -> Decision:
@@ -300,7 +299,8 @@ class EventStore:
         rebuild: bool = False,
     ) -> State:
         """Bring a projection up to date, from where it was left, and give its state, which has to be JSON."""
-        return projections.project(self, name, fn, initial, query, rebuild=rebuild)
+        projection: Projection[Any] = Projection(query, fn, initial, name)
+        return projections.state_at(self, projection, self.head(), save_after=0, rebuild=rebuild)  # type: ignore[no-any-return]
 
     async def adecide(self, *wanted: Projection[Any]) -> Decision:
         return await in_thread(lambda: self.decide(*wanted))
@@ -368,7 +368,12 @@ class EventStore:
         return await _to_its_end(lambda: self.import_(source))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _open_again, (self._given, self.types, *msgspec.structs.astuple(self._options))
+        return _open_again, (
+            self._given,
+            self.schemas.types,
+            self.schemas.upcasts,
+            *msgspec.structs.astuple(self._options),
+        )
 
 
 def _check_selection(query: Query, after: int) -> None:
@@ -387,9 +392,17 @@ def _answer(request: Request) -> int:
     return request.position
 
 
-def _open_again(path: Any, types: Any, lock_timeout: Any, durable: bool, segment_size: int, mode: int) -> EventStore:
+def _open_again(
+    path: Any, types: Any, upcasts: Any, lock_timeout: Any, durable: bool, segment_size: int, mode: int
+) -> EventStore:
     return EventStore(
-        path, lock_timeout=lock_timeout, durable=durable, types=types, segment_size=segment_size, mode=mode
+        path,
+        lock_timeout=lock_timeout,
+        durable=durable,
+        types=types,
+        upcasts=upcasts,
+        segment_size=segment_size,
+        mode=mode,
     )
 
 

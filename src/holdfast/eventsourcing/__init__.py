@@ -4,7 +4,7 @@
     HOLDFAST_STORE=/var/lib/shop          a directory, or postgresql://user@host/database
 
 The classes implement the recorders of `eventsourcing.persistence` and of `eventsourcing.dcb`. See
-docs/eventsourcing.md.
+docs/from-eventsourcing.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The recorder for dynamic consistency boundaries (`eventsourcing.dcb`).
 
 Both packages mean the same by a query and a condition, so nothing is decided here. An event has one entry in the
-metadata, and only if its tags are not in order or not unique: `tags`, as they were given.
+metadata, and only if its tags are not in order or not unique: `tags`, as they were given. Events that were forgotten
+(`EventStore.forget`) are not given to applications.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class HoldfastReadResponse(DCBReadResponse):
 
     def __next__(self) -> DCBSequencedEvent:
         with translated():
-            event = next(self._found, None)
+            event = next((event for event in self._found if not event.is_forgotten), None)
             if event is not None:
                 return _sequenced(event)
         raise StopIteration
@@ -87,7 +88,9 @@ class HoldfastDCBSubscription(DCBSubscription[HoldfastDCBRecorder]):
         self._follower.stop()
 
     def __next__(self) -> DCBSequencedEvent:
-        return _sequenced(self._follower.next())
+        while (event := self._follower.next()).is_forgotten:
+            pass
+        return _sequenced(event)
 
 
 def _query(query: DCBQuery | None) -> Query:

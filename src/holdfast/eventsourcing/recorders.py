@@ -5,7 +5,8 @@ An event of an aggregate is an event of the store:
     type        the topic
     data        the state
     tags        "id:" and the id of the aggregate, which makes its stream
-    metadata    version: in the stream
+    metadata    in the notes of Holdfast (`events.model.notes_of`), which `forget` leaves:
+                version: in the stream
                 top: the greatest version so far, in a stream that is not in order (see below)
                 tracking: the notification that was processed, with a tag "tracking:" and the name of its application
 
@@ -19,6 +20,8 @@ So an append to a stream that was read before is one operation, and no event nee
 Versions ascend in a stream. So a range of versions is read from one end of the stream, or from a position that is found
 by halving. A version that is added behind a greater one, such as a snapshot of an earlier version, has `top`, and so
 has every later event of its stream. A stream whose last event has `top` is sorted when it is read.
+
+An event that was forgotten (`EventStore.forget`) is not given to applications. Its version counts as recorded.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from eventsourcing.persistence import (
 
 from .. import events
 from ..events import AppendCondition, ConditionFailed, Event, EventStore, Query
+from ..events.model import NOTES, notes_of
 from .following import Follower
 from .translation import bytes_of, json_of, translated
 
@@ -145,7 +149,8 @@ class _Recorder:
         stream = _Stream(None, True, head)
         if last is not None:
             key = "tracking" if tag.startswith(_TRACKING) else "version"
-            stream = _Stream(last.metadata.get("top", last.metadata[key]), "top" not in last.metadata, head)
+            notes = notes_of(last.metadata)
+            stream = _Stream(notes.get("top", notes[key]), "top" not in notes, head)
         self._remember(tag, stream)
         return stream
 
@@ -204,7 +209,7 @@ class _Recorder:
 
 
 def _version(event: events.StoredEvent) -> int:
-    return int(event.metadata["version"])
+    return int(notes_of(event.metadata)["version"])
 
 
 def _is_within(event: events.StoredEvent, gt: int | None, lte: int | None) -> bool:
@@ -217,17 +222,17 @@ def _batch(grown: dict[str, _Stream], stored: Sequence[StoredEvent], tracking: T
     batch = []
     for number, event in enumerate(stored, 1):
         tag = _ID + str(event.originator_id)
-        metadata: dict[str, Any] = {"version": event.originator_version}
+        notes: dict[str, Any] = {"version": event.originator_version}
         tags = {tag}
         if not grown[tag].is_sorted:
-            metadata["top"] = grown[tag].last
+            notes["top"] = grown[tag].last
         if tracking is not None and number == len(stored):
             tags.add(_TRACKING + tracking.application_name)
-            metadata["tracking"] = tracking.notification_id
-        batch.append(Event(event.topic, json_of(event.state), tags, metadata))
+            notes["tracking"] = tracking.notification_id
+        batch.append(Event(event.topic, json_of(event.state), tags, {NOTES: notes}))
     if tracking is not None and not stored:
         tag = _TRACKING + tracking.application_name
-        batch.append(Event(TRACKED, None, {tag}, {"tracking": tracking.notification_id}))
+        batch.append(Event(TRACKED, None, {tag}, {NOTES: {"tracking": tracking.notification_id}}))
     return batch
 
 
@@ -250,7 +255,8 @@ class HoldfastAggregateRecorder(_Recorder, AggregateRecorder):
         limit: int | None = None,
     ) -> Sequence[StoredEvent]:
         with translated():
-            return list(map(self._stored, self._select(f"{_ID}{originator_id}", gt, lte, desc, limit)))
+            found = self._select(f"{_ID}{originator_id}", gt, lte, desc, limit)
+            return [self._stored(event) for event in found if not event.is_forgotten]
 
 
 class HoldfastApplicationRecorder(HoldfastAggregateRecorder, ApplicationRecorder):
@@ -339,5 +345,6 @@ class HoldfastSubscription(Subscription[HoldfastApplicationRecorder]):
 
 
 def is_notification(event: events.StoredEvent) -> bool:
-    """Does it belong to an aggregate? Not if it only says what was processed, or if another program appended it."""
-    return "version" in event.metadata
+    """Does it belong to an aggregate, and is its state there? Not if it only says what was processed, if another
+    program appended it, or if it was forgotten."""
+    return "version" in notes_of(event.metadata) and not event.is_forgotten

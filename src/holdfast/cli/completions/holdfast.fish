@@ -50,7 +50,7 @@ function _shtab_holdfast_using
   test "$_shtab_holdfast_cmdpath" = "$argv"
 end
 
-set -g _shtab_holdfast_commands run fd status wait ls top break clean doctor lockfile 'lockfile try' 'lockfile acquire' 'lockfile release' 'lockfile status' 'lockfile wait' 'lockfile clean' sema 'sema try' 'sema acquire' 'sema release' 'sema status' 'sema wait' 'sema clean' dir 'dir replace' 'dir edit' 'dir versions' 'dir rollback' 'dir recover' events 'events append' 'events read' 'events tail' 'events head' 'events subscriptions' 'events unsubscribe' 'events verify' 'events rebuild' 'events backup' 'events export' 'events import' 'events copy' tasks 'tasks put' 'tasks work' 'tasks ls' 'tasks show' 'tasks watch' 'tasks stats' 'tasks retry' 'tasks cancel' 'tasks purge' 'tasks pause' 'tasks resume' 'tasks schedule' 'tasks unschedule' web completion
+set -g _shtab_holdfast_commands run fd status wait ls top break clean doctor lockfile 'lockfile try' 'lockfile acquire' 'lockfile release' 'lockfile status' 'lockfile wait' 'lockfile clean' sema 'sema try' 'sema acquire' 'sema release' 'sema status' 'sema wait' 'sema clean' dir 'dir replace' 'dir edit' 'dir versions' 'dir rollback' 'dir recover' events 'events append' 'events read' 'events tail' 'events head' 'events subscriptions' 'events unsubscribe' 'events forget' 'events verify' 'events rebuild' 'events backup' 'events export' 'events import' 'events copy' tasks 'tasks put' 'tasks work' 'tasks ls' 'tasks show' 'tasks watch' 'tasks stats' 'tasks retry' 'tasks cancel' 'tasks purge' 'tasks pause' 'tasks resume' 'tasks schedule' 'tasks unschedule' web completion
 set -g _shtab_holdfast_opts_with_value --address --after --allow-host --app --attempts --audit-log --busy-code --cron --delay --every --grace --id --jobs --json-line --keep --key --kind --limit --max-pending --older-than --password-file --permits --pid --policy --port --priority --python --rate --redact --retry-after --stale --state --tag --time-limit --timeout --to --ttl --type --tz --unless-tag --unless-type --user --wait -E -c -j -t -w
 
 complete -c holdfast -e
@@ -344,6 +344,11 @@ complete -c holdfast -n '_shtab_holdfast_using events unsubscribe' -s h -l help 
 complete -c holdfast -n '_shtab_holdfast_using events unsubscribe' -s n -l no-wait -l nonblock -d 'do not wait'
 complete -c holdfast -n '_shtab_holdfast_using events unsubscribe' -s w -l wait -l timeout -x -d 'wait at most so long (5s)'
 complete -c holdfast -n '_shtab_holdfast_using events unsubscribe' -l json -d 'print JSON, also for an error'
+complete -c holdfast -n '_shtab_holdfast_using events; and test $_shtab_holdfast_npos -eq 0' -a forget -d 'Erase the data of all events with TAG, and print how many.'
+complete -c holdfast -n '_shtab_holdfast_using events forget' -s h -l help -d 'show this help message and exit'
+complete -c holdfast -n '_shtab_holdfast_using events forget' -s n -l no-wait -l nonblock -d 'do not wait'
+complete -c holdfast -n '_shtab_holdfast_using events forget' -s w -l wait -l timeout -x -d 'wait at most so long (5s)'
+complete -c holdfast -n '_shtab_holdfast_using events forget' -l json -d 'print JSON, also for an error'
 complete -c holdfast -n '_shtab_holdfast_using events; and test $_shtab_holdfast_npos -eq 0' -a verify -d 'Check every line of the log.'
 complete -c holdfast -n '_shtab_holdfast_using events verify' -s h -l help -d 'show this help message and exit'
 complete -c holdfast -n '_shtab_holdfast_using events verify' -l json -d 'print JSON, also for an error'

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...locks.base import StrPath
 
 FORMAT = 1
-_OURS = ("events", "index", "projections", "subscriptions", "ledger", ".store.lock", "store.json")
+_OURS = ("events", "index", "projections", "subscriptions", "ledger", ".store.lock", ".forget.lock", "store.json")
 
 
 def absolute(path: StrPath) -> str:

@@ -118,7 +118,7 @@ class Builder:
                     self._add(mark, until)
                     if not is_needed and not main_thread().is_alive():
                         break  # the process ends; but each adds something
-                except Damaged:
+                except (Damaged, TakenBack):  # TakenBack: a segment was written again meanwhile
                     failures += 1
                     self.index.replace()
 

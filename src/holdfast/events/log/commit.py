@@ -280,6 +280,18 @@ class Committer(GroupCommit):
         self.view.forget()
         return self.view.tail
 
+    def begin_segment(self) -> None:
+        """Begin a new segment, so that those that are there do not grow any more."""
+        work = Work()
+        with self.lock.acquire(), self.view.mutex:
+            try:
+                tail, head, end = self._find_end(work)
+                if end:
+                    self._roll(work, tail, head, end)
+            except BaseException:
+                self.view.forget()
+                raise
+
     def _roll(self, work: Work, tail: Tail, head: int, end: int) -> None:
         """Begin a new segment."""
         ledger = work.ledger

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from ... import process, system, wait
 from ...errors import ConditionFailed, CorruptStore, UnsafePath
-from ...files import remove, replace_file
-from ...locks.lock import Lock
 from ...paths import mount_at
 from ...watch import Waiting
 from ..conditions import look_ahead
@@ -22,6 +18,8 @@ from . import about, verify
 from .backup import backup
 from .checkpoint import FileCheckpoint
 from .commit import Committer
+from .documents import Documents
+from .forgetting import forget
 from .view import NoSegment, View
 
 if TYPE_CHECKING:
@@ -33,16 +31,16 @@ if TYPE_CHECKING:
 class LogEngine(Engine):
     def __init__(self, path: StrPath, options: Options) -> None:
         self.name = about.absolute(path)
-        self._options = options
+        self.options = options
         self.id = about.open_directory(self.name, options.mode)
         self.tag = about.tag_of(self.id)
         mount = mount_at(system.stat(self.name).st_dev, self.name)
         self.view = View(self.name, self.tag, options.mode, shared=not mount.is_ours, anew=mount.reads_old)
         self.committer = Committer(self.name, self.view, self.tag, options)
+        self.documents = Documents(f"{self.name}/projections", options)
         _engines.add(self)
 
     def commit(self, *requests: Request) -> None:
-        self._check_thread()
         if not self._look_ahead(requests):
             return
         self.committer.submit(*requests)
@@ -56,7 +54,10 @@ class LogEngine(Engine):
     def _look_ahead(self, requests: tuple[Request, ...]) -> bool:
         """Check the conditions as far as that is possible without the lock."""
         conditional = [request for request in requests if request.condition is not None]
-        if not conditional or not (head := self.head()):
+        if not conditional:
+            return True  # `submit` checks the thread
+        self._check_thread()
+        if not (head := self.head()):
             return True
         self.view.catch_up(head)
         for request in conditional:
@@ -136,20 +137,18 @@ class LogEngine(Engine):
             raise UnsafePath(text, path=self.name)
         return file
 
-    @contextmanager
-    def document(self, name: str) -> Iterator[Document]:
-        file = self._file_of(name)
-        folder = f"{self.name}/projections"
-        os.makedirs(folder, exist_ok=True)
-        path = f"{folder}/{file}.json"
-        with Lock(path + ".lock", timeout=self._options.lock_timeout):
-            for left in system.listdir(folder):
-                if left.startswith(f"{file}.json.") and left.endswith(".tmp"):  # by a process that was killed
-                    remove(f"{folder}/{left}")
-            yield _File(path, durable=self._options.durable)
+    def load(self, name: str) -> Document:
+        return self.documents.load(name, self._file_of(name))
+
+    def save(self, document: Document, content: bytes) -> None:
+        self.documents.save(document, content)
+
+    def forget(self, tag: str) -> int:
+        self._check_thread()
+        return forget(self, tag)
 
     def checkpoint(self, name: str) -> Checkpoint:
-        return FileCheckpoint(f"{self.name}/subscriptions/{self._file_of(name)}.json", self.tag, self._options)
+        return FileCheckpoint(f"{self.name}/subscriptions/{self._file_of(name)}.json", self.tag, self.options)
 
     def checkpoints(self) -> list[str]:
         try:
@@ -179,22 +178,6 @@ class LogEngine(Engine):
             self.view.forget()
         self.view.builder.index.close()
         self.committer.close()
-
-
-class _File(Document):
-    """A document in a file, which is replaced as a whole."""
-
-    def __init__(self, path: str, *, durable: bool) -> None:
-        self.where = path
-        self._durable = durable
-        try:
-            with open(path, "rb") as file:
-                self.content = file.read()
-        except FileNotFoundError:
-            self.content = None
-
-    def save(self, content: bytes) -> None:
-        replace_file(self.where, content, 0o644, sync=self._durable)
 
 
 def _inode_of(path: str) -> int | None:

@@ -13,13 +13,14 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import count
+from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from ... import process
 from ..draft import Draft, encode
-from ..model import StoredEvent
+from ..model import StoredEvent, forgotten
 
 NEWLINE = 10
 _SUM = b',"sum":"'
@@ -37,6 +38,36 @@ class _Head(msgspec.Struct):
 
 decode = msgspec.json.Decoder(StoredEvent).decode
 decode_head = msgspec.json.Decoder(_Head).decode
+
+
+class _Line(msgspec.Struct):
+    """All parts of a line, but for its data."""
+
+    id: msgspec.Raw
+    time: msgspec.Raw
+    type: msgspec.Raw
+    tags: msgspec.Raw
+    metadata: Any
+    position: int
+    batch: msgspec.Raw
+
+
+def without_data(line: bytes, tag: bytes) -> bytes:
+    """A good line, without its newline, as the line of the same event without its data."""
+    event = _decode_line(line)
+    text = b'{"position":%d,"id":%s,"time":%s,"type":%s,"tags":%s,"data":null,"metadata":%s,"batch":%s' % (
+        event.position,
+        bytes(event.id),
+        bytes(event.time),
+        bytes(event.type),
+        bytes(event.tags),
+        encode(forgotten(event.metadata)),
+        bytes(event.batch),
+    )
+    return b'%s,"sum":"%s%08x"}' % (text, tag, crc32(text))
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
 
 
 def compose(drafts: Sequence[Draft], first: int, safe: int, tag: bytes, now: datetime) -> list[bytes]:

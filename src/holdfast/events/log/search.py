@@ -66,6 +66,10 @@ class Block:
         else:
             found.append(position)
 
+    def may_have(self, query: Query) -> bool:
+        """False: no event here has all tags of an item. To look at that first is the cheapest."""
+        return any(all(tag in self._tags for tag in item.tags) for item in query.items)
+
     def kinds(self, tag: str) -> Collection[str]:
         return list(self._tags.get(tag, ()))
 

@@ -21,7 +21,7 @@ from bisect import bisect_right
 
 from ... import system
 from ...errors import CorruptStore
-from ...files import InheritedFd, OwnedFd, create_file, replace_file, sync_directory, write_at
+from ...files import InheritedFd, OwnedFd, create_file, inode_of, named, replace_file, sync_directory, write_at
 from . import lines
 from .index import Mark
 
@@ -257,6 +257,11 @@ class Segment(InheritedFd):
         self.path = segment_path(folder, first)
         self.first = first
         super().__init__(open_segment(self.path, writable=False, anew=anew))
+
+    @property
+    def is_replaced(self) -> bool:
+        """Was it written again (`forgetting`)? Its path names another file then."""
+        return named(self.path, inode_of(system.fstat(self.fd))) is None
 
     def find(self, position: int, last: int, end: int) -> int:
         """Where the line of an event begins, or should begin. `last` is the last event, and ends at byte `end`.

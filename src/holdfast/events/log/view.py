@@ -203,8 +203,8 @@ class View:
             if self.tail.head < position:
                 raise self.ends_too_soon(position)
 
-    def _sources(self, after: int, until: int) -> list[tuple[Source, int, int]]:
-        """What knows of the events behind `after` up to `until`, in order, and from where to where."""
+    def _sources(self, query: Query, after: int, until: int) -> list[tuple[Source, int, int]]:
+        """What may know of events that match, behind `after` up to `until`, in order, and from where to where."""
         found: list[tuple[Source, int, int]] = []
         with self.mutex:
             self._know(until)
@@ -212,12 +212,13 @@ class View:
         if after < base:
             self.builder.build(base)
             found.append((self.builder, after + 1, min(base, until)))
-        found += [(block, block.first, until) for block in blocks if block.last > after and block.first <= until]
+        blocks = [block for block in blocks if block.last > after and block.first <= until and block.may_have(query)]
+        found += [(block, block.first, until) for block in blocks]
         return [(source, max(low, after + 1), high) for source, low, high in found]
 
     def candidates(self, query: Query, after: int, until: int, *, backwards: bool) -> Iterator[int]:
         """Positions of events that match, in order. The caller reads them, and compares: an index may be damaged."""
-        sources = self._sources(after, until)
+        sources = self._sources(query, after, until)
         for source, low, high in reversed(sources) if backwards else sources:
             yield from search(source, query, low, high, backwards=backwards)
 
@@ -237,7 +238,8 @@ class View:
         """The segment in which an event is, open."""
         first = self.firsts[segments.segment_of(self.firsts, position)]
         file = self._files.get(first)
-        if file is None:
+        # The last one is never written again, and to look at it would make the next sync slower (`system.is_removed`).
+        if file is None or (first != self.firsts[-1] and file.is_replaced):
             if len(self._files) >= _OPEN_FILES:
                 self._files.clear()
             try:
