@@ -97,6 +97,9 @@ def test_any_text_can_be_an_id_and_a_key(queue: TaskQueue, id: str) -> None:
         (None, {"delay": -1}, ValueError),
         (None, {"delay": "5"}, TypeError),
         (None, {"delay": float("inf")}, ValueError),
+        (None, {"delay": 10**400}, ValueError),
+        (None, {"wait": "x"}, TypeError),
+        (None, {"wait": -1}, ValueError),
         (None, {"timeout": 0}, ValueError),
         (None, {"timeout": float("nan")}, ValueError),
         (None, {"key": ""}, ValueError),
@@ -570,6 +573,9 @@ def test_a_registered_function_is_put_and_called(queue: TaskQueue) -> None:
         queue.task(name="resize")(resize.function)
     with pytest.raises(TypeError):
         resize.put(object())
+    with pytest.raises(TypeError, match="options"):  # else each attempt of the task would fail
+        resize.put("a.png", id="a")
+    assert queue.stats()["pending"] == 2
     with pytest.raises(ValueError, match="attempts"):
         queue.task(attempts=0)(lambda: None)
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,26 @@ def test_a_damaged_database_is_reported_and_left(where: str) -> None:
     with pytest.raises(CorruptStore, match="damaged"):
         list(SqliteStore(where, durable=False).tasks())
     assert Path(f"{where}/queue.db").read_bytes() == damaged
+
+
+def test_a_database_without_a_table_is_reported_as_damaged(where: str) -> None:
+    SqliteStore(where).close()
+    with closing(sqlite3.connect(f"{where}/queue.db")) as raw:
+        raw.execute("drop table task")
+    with pytest.raises(CorruptStore, match="damaged"):
+        SqliteStore(where).add(tasks(1))
+
+
+def test_a_payload_that_is_too_large_for_sqlite_is_refused_as_such(store: SqliteStore) -> None:
+    store.count()  # opens the connection
+    raw = store._connection().raw
+    assert raw is not None
+    if not hasattr(raw, "setlimit"):
+        pytest.skip("this Python cannot lower the limit of 1 GB")
+    raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+    with pytest.raises(ValueError, match="too big"):
+        store.add([NewTask("7" * 20_000)])
+    assert store.count()["ready"] == 0
 
 
 def test_a_network_file_system_is_refused_with_the_way_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,6 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic, sleep, time
 from typing import Any
 
@@ -305,7 +304,7 @@ class PostgresStore(Store):
         self.retried(self.here().home)  # acquires the locks of the workers again, if it was lost
 
     def settle(self, endings: Sequence[Ending]) -> list[bool]:
-        if len(endings) == 1 and endings[0].state in ENDED and self._end_alone(_printable(endings[0])):
+        if len(endings) == 1 and endings[0].state in ENDED and self._end_alone(endings[0]):
             return [True]
         return super().settle(endings)
 
@@ -328,9 +327,6 @@ class PostgresStore(Store):
             return found > 0 or (row is not None and (row[8], row[21]) == (ending.token, moment))
 
         return self._attempt(work)
-
-    def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
-        return super().settle_in(tx, [_printable(ending) for ending in endings])
 
     def open_attempts(self, tx: Transaction, endings: Sequence[Ending]) -> list[Any]:
         """Lock the tasks, and then read them. In two statements: while the first one waits for a lock, a task may be
@@ -393,10 +389,3 @@ class PostgresStore(Store):
 def _to_json(columns: list[str], rows: list[tuple[Any, ...]]) -> str:
     """For json_populate_recordset."""
     return json.dumps([dict(zip(columns, row, strict=True)) for row in rows])
-
-
-def _printable(ending: Ending) -> Ending:
-    """PostgreSQL has no text with a NUL character."""
-    texts = {name: getattr(ending, name) for name in ("error", "traceback", "output")}
-    changed = {name: text.replace("\0", "\\x00") for name, text in texts.items() if text and "\0" in text}
-    return replace(ending, **changed) if changed else ending

@@ -140,6 +140,8 @@ class TaskQueue:
         return ids
 
     def _add(self, tasks: list[NewTask], wait: float | None, connection: Any = None) -> list[str]:
+        if wait:
+            check_seconds("wait", wait)
         if self.max_pending is None:
             return [id for id, _ in self.store.add(tasks, connection=connection)]
         self._write()
