@@ -41,10 +41,10 @@ from typing import Any
 from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError, Unsupported
 from .reading import Result, Run, Transaction
-from .server import LOOK_S, InProcess, ServerChanges, Worker
+from .server import InProcess, ServerChanges, Worker
 from .sql import Store
-from .statements import COLUMNS, NUMBERS, OPEN_ATTEMPT, SCHEMA, UPDATES, filled, number_of
-from .store import ENDED, NEVER, Attempt, Changes, Ending, Registration, Woken
+from .statements import COLUMNS, NUMBERS, OPEN_ATTEMPT, SCHEMA, UPDATES, by_name, filled, number_of
+from .store import ENDED, NEVER, Attempt, Changes, Ending, Registration
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg
@@ -324,7 +324,8 @@ class PostgresStore(Store):
             if found == 2:
                 run(self.sql["wake"], (0,))
             row = run(*self.by("stored", ending.id)).fetchone() if may_be_done and not found else None
-            return found > 0 or (row is not None and (row[8], row[21]) == (ending.token, moment))
+            stored = {} if row is None else by_name(row)
+            return found > 0 or (stored.get("token"), stored.get("ended_at")) == (ending.token, moment)
 
         return self._attempt(work)
 
@@ -358,25 +359,11 @@ class PostgresStore(Store):
         self.here().unregister_collected()
         return self.read(work)
 
-    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
-        assert isinstance(worker, Worker)
-        deadline = monotonic() + seconds
-        while True:
-            left = min(deadline - monotonic(), LOOK_S, max(0.0, worker.until - self.now()))
-            ready = worker.wait(left, *others)
-            if ready.intersection(others):
-                return Woken.OTHER
-            if ready or self.now() >= worker.until:
-                return Woken.TASK
-            if monotonic() >= deadline:
-                return Woken.TIME
-            if self.read(self.has_task):
-                return Woken.TASK
-            began = monotonic()
-            is_dead, clock = self.read(lambda run: run(self.sql["any_dead"]).fetchone())
-            self._set_clock((clock,), began)  # it was set, or this machine has slept
-            if is_dead:
-                return Woken.DEATH
+    def may_have_died(self, worker: Registration, ready: set[int]) -> bool:
+        began = monotonic()
+        is_dead, clock = self.read(lambda run: run(self.sql["any_dead"]).fetchone())
+        self._set_clock((clock,), began)  # it was set, or this machine has slept
+        return bool(is_dead)
 
     def changes(self) -> Changes:
         return ServerChanges(self, self.retried(lambda: Worker(self)))

@@ -32,7 +32,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from time import monotonic
 from typing import Any, TypeVar
 
 from .. import owner, process, system
@@ -40,7 +39,7 @@ from ..errors import CorruptStore, Unsupported, WouldDeadlock
 from ..files import OwnedFd, inode_of, named, remove, sync_directory, try_lock
 from ..locks.lock import Lock
 from ..sqlite import inside_sqlite
-from ..wait import RECHECK_S, poll
+from ..wait import RECHECK_S
 from .connection import (
     BUSY_WAIT_S,
     MAX_WAL_BYTES,
@@ -54,7 +53,7 @@ from .reading import Result, Run, Transaction
 from .sql import Store
 from .sqlite_worker import Worker, ring
 from .statements import READY, SCHEMA
-from .store import Attempt, Changes, NewTask, Registration, Woken
+from .store import Attempt, Changes, NewTask, Registration
 
 VERSION = 2
 _APPLICATION = 0x48467471  # "HFtq", in the header of the database
@@ -371,34 +370,24 @@ class SqliteStore(Store):
         with file:
             return not try_lock(file.fd, system.EX_NB)
 
-    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
-        assert isinstance(worker, Worker)
-        deadline = monotonic() + seconds
-        here, bell = self._here(), worker.bell.fd
-        with here.watching, suppress(OSError):  # too many watches: the waiter looks again every second
+    def watch(self, worker: Worker) -> system.Watch | None:
+        """Watches for dead workers. None: there are too many watches, so the waiter looks again every second."""
+        here = self._here()
+        with here.watching, suppress(OSError):
             if here.watch is None:
                 here.watch = system.Watch(f"{self.path}/workers", OwnedFd, system.WATCH_CLOSING)
                 worker.look = SOON_S  # a worker may have died before
-        watch = here.watch
-        while True:
-            left = min(deadline - monotonic(), worker.look, max(0.0, worker.until - self.now()))
-            ready = poll([bell, *others, *([watch.fd] if watch is not None else [])], left)
-            if ready.intersection(others):
-                return Woken.OTHER
-            if bell in ready:
-                with suppress(BlockingIOError):
-                    system.read(bell, 4096)
-                return Woken.TASK
-            if watch is not None and watch.fd in ready and watch.drain():  # one of the threads drains it
-                worker.look = SOON_S  # the kernel reports the close before it drops the lock
-                return Woken.DEATH
-            if not ready and (worker.look < RECHECK_S or watch is None):
-                worker.look = min(worker.look * 10, RECHECK_S)
-                return Woken.DEATH
-            if monotonic() >= deadline:
-                return Woken.TIME
-            if self.read(self.has_task):  # the worker that was woken for it may be stopped
-                return Woken.TASK
+        return here.watch
+
+    def may_have_died(self, worker: Registration, ready: set[int]) -> bool:
+        watch = self._here().watch
+        if watch is not None and watch.fd in ready and watch.drain():  # one of the threads drains it
+            worker.look = SOON_S  # the kernel reports the close before it drops the lock
+            return True
+        if not ready and (worker.look < RECHECK_S or watch is None):
+            worker.look = min(worker.look * 10, RECHECK_S)
+            return True
+        return False
 
     def changes(self) -> Changes:
         self.read(lambda run: None)  # opens the connection, which keeps the log

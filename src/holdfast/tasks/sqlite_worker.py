@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import system
 from ..files import OwnedFd, inode_of, named, remove, try_lock
-from ..wait import RECHECK_S
+from ..wait import RECHECK_S, poll
 from .store import Registration, process_name
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class Worker(Registration):
                 system.mkfifo(bell, 0o622)
                 self.bell = OwnedFd(system.open_fd(bell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
                 return
+
+    def wait(self, seconds: float, *others: int) -> set[int]:
+        watch = self._store.watch(self)
+        return poll([self.bell.fd, *others, *([] if watch is None else [watch.fd])], min(seconds, self.look))
 
     def fileno(self) -> int:
         return self._file.fd
