@@ -230,16 +230,16 @@ def test_a_copy_under_the_lock_of_the_writers_is_a_whole_queue(jobs: Path, in_me
 # A worker that is killed.
 
 WAIT_FOR_AN_EVENT = """
-from holdfast.tasks import TaskQueue, claimer, sqlite
+from holdfast.tasks import TaskQueue, claimer, sqlite_worker
 queue = TaskQueue(jobs)
 events = []
-wait = sqlite.poll
+wait = sqlite_worker.poll
 def poll(fds, seconds):
     # No wait ends because its time is over, until the kernel has reported a death.
     ready = wait(fds, seconds if events else None)
     events.extend(fd for fd in ready if fd == queue.store._in_process.watch.fd)
     return ready
-sqlite.poll = poll
+sqlite_worker.poll = poll
 claimer._RECOVER_EVERY_S = 1e9
 """
 

@@ -256,7 +256,7 @@ class TaskQueue:
         with queue.claim() as task:         # completes the task, or fails it if the block raises
             print(task.payload)
         """
-        return self.store.within(timeout, lambda: self.claimer().claim(timeout))
+        return self.store.within(timeout, lambda: self.claimer().wait(timeout))
 
     async def aclaim(self, timeout: float | None = 0) -> Claim | None:
         """`claim` for asyncio and trio. A cancelled call claims nothing."""

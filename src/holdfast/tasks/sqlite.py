@@ -169,22 +169,19 @@ class SqliteStore(Store):
             row = run(self.sql["meta"], ("boot",)).fetchone()
             return ["", 0.0, -1] if row is None else json.loads(row[0])
 
-        def following(known: list[Any]) -> list[Any]:
-            return [boot, time.time() - time.clock_gettime(_clock), known[2] + 1]
-
         def work(tx: Transaction) -> list[Any]:
-            known = stored(tx.run)
-            if known[0] != boot:
-                known = following(known)
-                tx.run(self.sql["set_meta"], ("boot", json.dumps(known)))
-            return known
+            known = stored(tx.run)  # another process may be the first
+            if known[0] == boot:
+                return known
+            tx.run(self.sql["set_meta"], ("boot", json.dumps(following)))
+            return following
 
         known = self.read(stored)
         if known[0] != boot:
-            try:
+            following = [boot, time.time() - time.clock_gettime(_clock), known[2] + 1]
+            known = following
+            with suppress(PermissionError):  # a user who may only read
                 known = self.transact(work)
-            except PermissionError:  # a user who may only read
-                known = following(known)
         self._offset, self.least_token = known[1], known[2] * _TOKENS_OF_A_BOOT
 
     def now(self) -> float:
