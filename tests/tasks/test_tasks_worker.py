@@ -931,7 +931,7 @@ def test_a_command_that_prints_ten_gigabytes_has_failed_once(queue: TaskQueue, i
     summary = Worker(queue, ["sh", "-c", script, "-", "{}"], **hooks).run(drain=True)
     assert (summary.failed, summary.done, summary.deaths) == (1, 1, 0)
     task = queue.get(id)
-    assert task.error.startswith("sh ended with status 3") and task.output == "\0" * (1 << 16)
+    assert task.error.startswith("sh ended with status 3") and task.output == r"\x00" * (1 << 16)
     assert queue.get(other).state == "done"
     before, after, *_ = map(int, noted(peaks))
     assert after < before + 8000, "kilobytes"
