@@ -51,7 +51,7 @@ from .connection import (
 )
 from .reading import Result, Run, Transaction
 from .sql import Store
-from .sqlite_worker import Worker, ring
+from .sqlite_worker import Worker, is_name, ring
 from .statements import READY, SCHEMA
 from .store import Attempt, Changes, NewTask, Registration
 
@@ -347,11 +347,11 @@ class SqliteStore(Store):
             ]
         )
         try:
-            names = set(system.listdir(f"{self.path}/workers"))
+            names = set(filter(is_name, system.listdir(f"{self.path}/workers")))
         except FileNotFoundError:
             names = set()
         dead = {name for name in names | idle | workers if not self._is_alive(name)}
-        for name in dead - workers:
+        for name in filter(is_name, dead - workers):
             remove(f"{self.path}/workers/{name}")
             remove(f"{self.path}/bells/{name}")
         if not idle.isdisjoint(dead):
@@ -359,6 +359,8 @@ class SqliteStore(Store):
         return self.read(lambda run: [one for name in sorted(dead & workers) for one in self.running(run, name)])
 
     def _is_alive(self, name: str) -> bool:
+        if not is_name(name):
+            return False
         try:
             # Read-only: closing a file that could be written wakes all idle workers.
             file = OwnedFd(system.open_fd(f"{self.path}/workers/{name}", system.O_READ))
