@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -511,6 +512,24 @@ def test_wait_returns_when_all_tasks_have_ended(queue: TaskQueue, jobs: Path) ->
     assert queue.wait(ids[0])[0].payload == 0
     with pytest.raises(NoSuchTask):
         queue.wait(["nobody"])
+
+
+def test_a_wait_for_many_tasks_does_not_read_all_of_them_at_each_change(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, read, get = 30, [], queue.store.get
+    ids = queue.put_all(range(number))
+
+    def changes(_: object) -> Iterator[None]:
+        for _ in ids:
+            yield
+            claimed(queue).complete()
+        yield
+
+    monkeypatch.setattr(queue, "_changes", changes)
+    monkeypatch.setattr(queue.store, "get", lambda some: (read.extend(some), get(some))[1])
+    assert [task.id for task in queue.wait(ids)] == ids
+    assert len(read) < 5 * number
 
 
 def test_a_paused_queue_begins_nothing(queue: TaskQueue) -> None:

@@ -337,13 +337,18 @@ class TaskQueue:
         return self.store.within(timeout, lambda: self._wait(wanted, timeout, cancelled))
 
     def _wait(self, wanted: list[str], timeout: float | None, cancelled: threading.Event | None) -> list[Task]:
-        tasks: list[Task] = []
+        waiting: list[str] = []  # ids of tasks that have not ended. One is looked at until it has
         with closing(self._changes(timeout)) as changes:
             for _ in changes:
-                tasks = self._get(wanted)
-                if all(task.state in ENDED for task in tasks) or (cancelled is not None and cancelled.is_set()):
-                    return tasks
-        first = next(task for task in tasks if task.state not in ENDED)
+                is_cancelled = cancelled is not None and cancelled.is_set()
+                while waiting and self.get(waiting[-1]).state in ENDED:
+                    waiting.pop()
+                if not waiting or is_cancelled:
+                    tasks = self._get(wanted)
+                    waiting = [task.id for task in tasks if task.state not in ENDED]
+                    if not waiting or is_cancelled:
+                        return tasks
+        first = self.get(waiting[-1])
         raise Timeout(
             f"{self.name}: task {first.id!r} is still {first.state}. Wait longer with timeout=…", path=self.name
         )
