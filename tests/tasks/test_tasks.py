@@ -47,6 +47,15 @@ def test_two_queues_of_one_directory_are_one_queue(queue: TaskQueue, jobs: Path)
     assert {queue.get(id).state for id in ids} == {"done"}
 
 
+@pytest.mark.parametrize("name", [b"not UTF-8: \xff", b"a?b#c%20 d", b"file:x"])
+def test_any_name_of_a_directory_can_be_used(in_memory: Path, name: bytes) -> None:
+    path = os.path.join(os.fsencode(in_memory), name)
+    queue = TaskQueue(path)
+    queue.put("x")
+    assert claim_all(TaskQueue(path)) == ["x"] and b"queue.db" in os.listdir(path)
+    queue.close()
+
+
 def test_a_task_is_put_once_by_its_id(queue: TaskQueue) -> None:
     assert queue.put(1, id="a") == "a"
     assert queue.put(2, id="a") == "a"
