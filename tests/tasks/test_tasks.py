@@ -604,6 +604,9 @@ def test_a_registered_function_is_put_and_called(queue: TaskQueue) -> None:
     with pytest.raises(TypeError, match="options"):  # else each attempt of the task would fail
         resize.put("a.png", id="a")
     assert queue.stats()["pending"] == 2
+    assert queue.get(queue.task(max).put(1, 2)).function == "builtins.max"  # its signature is not known
+    with pytest.raises(TypeError, match="colour"):
+        resize.options(colour="red")
     with pytest.raises(ValueError, match="attempts"):
         queue.task(attempts=0)(lambda: None)
 

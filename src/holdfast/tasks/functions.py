@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .model import new_task
@@ -24,7 +25,9 @@ class TaskFunction:
         self.function = function
         self._queue = queue
         self.defaults = options  # of `put`
-        self._signature = inspect.signature(function)
+        self._signature = None
+        with suppress(ValueError):  # some functions in C have none
+            self._signature = inspect.signature(function)
         functools.update_wrapper(self, function)
         new_task(None, **options)  # wrong options are reported here, and not at the first put
 
@@ -51,14 +54,18 @@ class TaskFunction:
 
     def _call(self, *arguments: Any, **named: Any) -> dict[str, Any]:
         try:
-            self._signature.bind(*arguments, **named)
+            if self._signature is not None:
+                self._signature.bind(*arguments, **named)
         except TypeError as error:
             raise TypeError(f"{self.name}: {error}. Options of the task: options(…).put(…)") from None
         return call_of(*arguments, **named)
 
     def options(self, **options: Any) -> TaskFunction:
         """The same function with other options of `put`: `resize.options(delay=60, id="a").put("a.png")`."""
-        return TaskFunction(self._queue, self.function, {**self.defaults, **options, "name": self.name})
+        other = TaskFunction.__new__(TaskFunction)
+        vars(other).update(vars(self), defaults={**self.defaults, **options})
+        new_task(None, **other.defaults)
+        return other
 
 
 def _module_of(function: Callable[..., Any]) -> str:
