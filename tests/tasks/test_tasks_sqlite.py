@@ -20,7 +20,7 @@ import pytest
 from support import PATIENCE, in_child, survives, until
 
 from holdfast import CorruptStore, Lock, Unsupported, WouldDeadlock, owner, paths, system
-from holdfast.tasks import TaskQueue, connection, sqlite
+from holdfast.tasks import TaskQueue, connection, sqlite, sqlite_worker
 from holdfast.tasks.reading import Transaction
 from holdfast.tasks.sqlite import SqliteStore
 from holdfast.tasks.store import NEVER, Attempt, Ending, NewTask, Woken
@@ -524,6 +524,39 @@ def test_rows_of_dead_idle_workers_are_removed(store: SqliteStore) -> None:
     store.transact(lambda tx: tx.run("insert into idle values ('1@here.dead', 0)"))
     assert store.orphans() == []
     assert store.read(lambda run: run("select count(*) from idle").fetchone()[0]) == 0
+
+
+def test_a_worker_that_registers_while_others_look_for_dead_ones_is_alive(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file exists, is not locked yet, and so counts as that of a dead worker."""
+    created, judged, registered = threading.Event(), threading.Event(), threading.Event()
+    lock, remove, found = sqlite_worker.try_lock, sqlite.remove, []
+
+    def try_lock(*what: Any) -> bool:
+        created.set()
+        assert judged.wait(PATIENCE)
+        return lock(*what)
+
+    def remove_later(path: str) -> None:
+        judged.set()
+        assert registered.wait(PATIENCE)
+        remove(path)
+
+    def register() -> None:
+        found.append(store.register())
+        registered.set()
+
+    store.add(tasks(1))
+    monkeypatch.setattr(sqlite_worker, "try_lock", try_lock)
+    monkeypatch.setattr(sqlite, "remove", remove_later)
+    thread = threading.Thread(target=register)
+    thread.start()
+    assert created.wait(PATIENCE)
+    assert store.orphans() == []
+    thread.join()
+    assert len(store.claim(found[0], 1)) == 1 and store.orphans() == []
+    found[0].close()
 
 
 def test_without_inotify_a_waiter_still_looks_for_dead_workers(

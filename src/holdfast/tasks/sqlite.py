@@ -350,24 +350,29 @@ class SqliteStore(Store):
             names = set(filter(is_name, system.listdir(f"{self.path}/workers")))
         except FileNotFoundError:
             names = set()
-        dead = {name for name in names | idle | workers if not self._is_alive(name)}
-        for name in filter(is_name, dead - workers):
-            remove(f"{self.path}/workers/{name}")
-            remove(f"{self.path}/bells/{name}")
+        dead = {name for name in names | idle | workers if not self._is_alive(name, has_tasks=name in workers)}
         if not idle.isdisjoint(dead):
             self.forget_idle(*idle & dead)
         return self.read(lambda run: [one for name in sorted(dead & workers) for one in self.running(run, name)])
 
-    def _is_alive(self, name: str) -> bool:
+    def _is_alive(self, name: str, *, has_tasks: bool) -> bool:
+        """Is its kernel lock held? The files of a dead worker without tasks are removed under that lock: a process that
+        is about to register as this worker finds that it cannot lock its file, and chooses another name."""
         if not is_name(name):
             return False
+        path = f"{self.path}/workers/{name}"
         try:
             # Read-only: closing a file that could be written wakes all idle workers.
-            file = OwnedFd(system.open_fd(f"{self.path}/workers/{name}", system.O_READ))
+            file = OwnedFd(system.open_fd(path, system.O_READ))
         except FileNotFoundError:
             return False
         with file:
-            return not try_lock(file.fd, system.EX_NB)
+            if not try_lock(file.fd, system.EX_NB):
+                return True
+            if not has_tasks and named(path, inode_of(system.fstat(file.fd))):
+                remove(f"{self.path}/bells/{name}")
+                remove(path)
+            return False
 
     def watch(self, worker: Worker) -> system.Watch | None:
         """Watches for dead workers. None: there are too many watches, so the waiter looks again every second."""
