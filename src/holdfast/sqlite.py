@@ -9,12 +9,13 @@ For the same reason nothing else in a process may open and close the file of a d
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 from _thread import RLock
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
-from urllib.request import pathname2url
 from weakref import WeakSet
 
 from . import process
@@ -66,7 +67,7 @@ def opened(file: str, *statements: str, mode: str = "rw", **options: Any) -> sql
 
     One thread at a time uses the connection. SQLite's own check would also forbid that another thread closes it.
     """
-    uri = f"file:{pathname2url(file)}?mode={mode}" if file else ""
+    uri = f"{PurePath(os.path.abspath(file)).as_uri()}?mode={mode}" if file else ""
     raw: sqlite3.Connection = sqlite3.connect(
         uri, uri=bool(file), isolation_level=None, check_same_thread=False, **options
     )

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,15 @@ def test_two_queues_of_one_directory_are_one_queue(queue: TaskQueue, jobs: Path)
     ids = queue.put_all(range(5))
     assert claim_all(TaskQueue(jobs)) == [0, 1, 2, 3, 4]
     assert {queue.get(id).state for id in ids} == {"done"}
+
+
+@pytest.mark.parametrize("name", [b"not UTF-8: \xff", b"a?b#c%20 d", b"file:x"])
+def test_any_name_of_a_directory_can_be_used(in_memory: Path, name: bytes) -> None:
+    path = os.path.join(os.fsencode(in_memory), name)
+    queue = TaskQueue(path)
+    queue.put("x")
+    assert claim_all(TaskQueue(path)) == ["x"] and b"queue.db" in os.listdir(path)
+    queue.close()
 
 
 def test_a_task_is_put_once_by_its_id(queue: TaskQueue) -> None:
@@ -97,6 +107,9 @@ def test_any_text_can_be_an_id_and_a_key(queue: TaskQueue, id: str) -> None:
         (None, {"delay": -1}, ValueError),
         (None, {"delay": "5"}, TypeError),
         (None, {"delay": float("inf")}, ValueError),
+        (None, {"delay": 10**400}, ValueError),
+        (None, {"wait": "x"}, TypeError),
+        (None, {"wait": -1}, ValueError),
         (None, {"timeout": 0}, ValueError),
         (None, {"timeout": float("nan")}, ValueError),
         (None, {"key": ""}, ValueError),
@@ -510,6 +523,24 @@ def test_wait_returns_when_all_tasks_have_ended(queue: TaskQueue, jobs: Path) ->
         queue.wait(["nobody"])
 
 
+def test_a_wait_for_many_tasks_does_not_read_all_of_them_at_each_change(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, read, get = 30, [], queue.store.get
+    ids = queue.put_all(range(number))
+
+    def changes(_: object) -> Iterator[None]:
+        for _ in ids:
+            yield
+            claimed(queue).complete()
+        yield
+
+    monkeypatch.setattr(queue, "_changes", changes)
+    monkeypatch.setattr(queue.store, "get", lambda some: (read.extend(some), get(some))[1])
+    assert [task.id for task in queue.wait(ids)] == ids
+    assert len(read) < 5 * number
+
+
 def test_a_paused_queue_begins_nothing(queue: TaskQueue) -> None:
     queue.put(1)
     queue.pause()
@@ -570,6 +601,12 @@ def test_a_registered_function_is_put_and_called(queue: TaskQueue) -> None:
         queue.task(name="resize")(resize.function)
     with pytest.raises(TypeError):
         resize.put(object())
+    with pytest.raises(TypeError, match="options"):  # else each attempt of the task would fail
+        resize.put("a.png", id="a")
+    assert queue.stats()["pending"] == 2
+    assert queue.get(queue.task(max).put(1, 2)).function == "builtins.max"  # its signature is not known
+    with pytest.raises(TypeError, match="colour"):
+        resize.options(colour="red")
     with pytest.raises(ValueError, match="attempts"):
         queue.task(attempts=0)(lambda: None)
 

@@ -227,19 +227,48 @@ def test_a_copy_under_the_lock_of_the_writers_is_a_whole_queue(jobs: Path, in_me
         assert in_child(check) == ["ok", True, True]
 
 
+# Another user may write into a directory that is shared with a group.
+
+
+@pytest.mark.parametrize("name", ["../../mine", "1@here.00000000"])
+def test_no_file_is_written_or_removed_in_the_name_of_a_worker(jobs: Path, in_memory: Path, name: str) -> None:
+    mine = in_memory / "mine"
+    mine.write_text("data")
+    queue = TaskQueue(jobs, durable=False)
+    queue.put("x")
+    claimed(queue).complete()
+    (jobs / "bells" / "1@here.00000000").symlink_to(mine)
+    queue.store.transact(lambda tx: tx.run("insert into idle values (?, 0)", (name,)))
+    queue.put("y")  # wakes an idle worker
+    assert mine.read_text() == "data"
+    queue.store.transact(lambda tx: tx.run("insert into idle values (?, 0)", (name,)))
+    assert queue.store.orphans() == [] and mine.read_text() == "data"
+
+
+def test_files_that_are_no_workers_stay(jobs: Path, in_memory: Path) -> None:
+    other = in_memory / "other"
+    other.mkdir()
+    (other / "mine").touch()
+    queue = TaskQueue(jobs)
+    (jobs / "workers").symlink_to(other)
+    assert queue.store.orphans() == [] and queue.claim() is None
+    assert (other / "mine").exists()
+    queue.close()
+
+
 # A worker that is killed.
 
 WAIT_FOR_AN_EVENT = """
-from holdfast.tasks import TaskQueue, claimer, sqlite
+from holdfast.tasks import TaskQueue, claimer, sqlite_worker
 queue = TaskQueue(jobs)
 events = []
-wait = sqlite.poll
+wait = sqlite_worker.poll
 def poll(fds, seconds):
     # No wait ends because its time is over, until the kernel has reported a death.
     ready = wait(fds, seconds if events else None)
     events.extend(fd for fd in ready if fd == queue.store._in_process.watch.fd)
     return ready
-sqlite.poll = poll
+sqlite_worker.poll = poll
 claimer._RECOVER_EVERY_S = 1e9
 """
 

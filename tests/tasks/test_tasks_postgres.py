@@ -790,19 +790,6 @@ def test_a_user_without_rights_gets_an_error_with_the_remedy(postgres: str, post
             connection.execute("drop role visitor")
 
 
-def test_a_text_with_a_nul_character_is_stored(store: PostgresStore) -> None:
-    store.add(tasks(2))
-    worker = store.register()
-    one, other = store.claim(worker, 2)
-    store.settle(
-        [Ending(one.id, one.token, "failed", error="a\0b"), Ending(other.id, other.token, "delayed", error="\0")]
-    )
-    assert [task.error for task in store.get([one.id, other.id]) if task] == ["a\\x00b", "\\x00"]
-    with pytest.raises(ValueError, match="u0000"):
-        store.add([NewTask("{}", id="a\0")])
-    worker.close()
-
-
 # Forks and threads.
 
 

@@ -219,6 +219,7 @@ def test_a_moment_in_the_hour_that_comes_twice_is_made_up_for_in_that_hour(queue
         ("a", {}, ValueError),
         ("a", {"every": 5, "cron": "* * * * *"}, ValueError),
         ("a", {"every": 0}, ValueError),
+        ("a", {"every": True}, TypeError),
         ("a", {"every": 10**400}, ValueError),
         ("a", {"every": float("inf")}, ValueError),
         ("a", {"every": 5, "tz": "Europe/Berlin"}, ValueError),

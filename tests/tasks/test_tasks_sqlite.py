@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from support import PATIENCE, in_child, survives, until
 
 from holdfast import CorruptStore, Lock, Unsupported, WouldDeadlock, owner, paths, system
-from holdfast.tasks import TaskQueue, connection, sqlite
+from holdfast.tasks import TaskQueue, connection, sqlite, sqlite_worker
 from holdfast.tasks.reading import Transaction
 from holdfast.tasks.sqlite import SqliteStore
 from holdfast.tasks.store import NEVER, Attempt, Ending, NewTask, Woken
@@ -118,6 +119,26 @@ def test_a_damaged_database_is_reported_and_left(where: str) -> None:
     with pytest.raises(CorruptStore, match="damaged"):
         list(SqliteStore(where, durable=False).tasks())
     assert Path(f"{where}/queue.db").read_bytes() == damaged
+
+
+def test_a_database_without_a_table_is_reported_as_damaged(where: str) -> None:
+    SqliteStore(where).close()
+    with closing(sqlite3.connect(f"{where}/queue.db")) as raw:
+        raw.execute("drop table task")
+    with pytest.raises(CorruptStore, match="damaged"):
+        SqliteStore(where).add(tasks(1))
+
+
+def test_a_payload_that_is_too_large_for_sqlite_is_refused_as_such(store: SqliteStore) -> None:
+    store.count()  # opens the connection
+    raw = store._connection().raw
+    assert raw is not None
+    if not hasattr(raw, "setlimit"):
+        pytest.skip("this Python cannot lower the limit of 1 GB")
+    raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+    with pytest.raises(ValueError, match="too big"):
+        store.add([NewTask("7" * 20_000)])
+    assert store.count()["ready"] == 0
 
 
 def test_a_network_file_system_is_refused_with_the_way_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,6 +524,39 @@ def test_rows_of_dead_idle_workers_are_removed(store: SqliteStore) -> None:
     store.transact(lambda tx: tx.run("insert into idle values ('1@here.dead', 0)"))
     assert store.orphans() == []
     assert store.read(lambda run: run("select count(*) from idle").fetchone()[0]) == 0
+
+
+def test_a_worker_that_registers_while_others_look_for_dead_ones_is_alive(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file exists, is not locked yet, and so counts as that of a dead worker."""
+    created, judged, registered = threading.Event(), threading.Event(), threading.Event()
+    lock, remove, found = sqlite_worker.try_lock, sqlite.remove, []
+
+    def try_lock(*what: Any) -> bool:
+        created.set()
+        assert judged.wait(PATIENCE)
+        return lock(*what)
+
+    def remove_later(path: str) -> None:
+        judged.set()
+        assert registered.wait(PATIENCE)
+        remove(path)
+
+    def register() -> None:
+        found.append(store.register())
+        registered.set()
+
+    store.add(tasks(1))
+    monkeypatch.setattr(sqlite_worker, "try_lock", try_lock)
+    monkeypatch.setattr(sqlite, "remove", remove_later)
+    thread = threading.Thread(target=register)
+    thread.start()
+    assert created.wait(PATIENCE)
+    assert store.orphans() == []
+    thread.join()
+    assert len(store.claim(found[0], 1)) == 1 and store.orphans() == []
+    found[0].close()
 
 
 def test_without_inotify_a_waiter_still_looks_for_dead_workers(

@@ -25,6 +25,7 @@ from support import Child, in_child, is_alive, processor_ticks, state_of, unpack
 from holdfast import Lock, NotLocked
 from holdfast.tasks import Claim, TaskQueue, Worker, WorkerFailed, child, sqlite, supervised
 from holdfast.tasks import worker as supervisor
+from holdfast.tasks.handler import Command
 from holdfast.tasks.sqlite import SqliteStore
 
 
@@ -117,6 +118,24 @@ def test_a_coroutine_handler_runs_tasks_and_is_timed_out(queue: TaskQueue) -> No
     assert queue.get(slow).state == "failed" and "not done within 0.05 s" in queue.get(slow).error
 
 
+def test_an_error_that_cannot_be_printed_or_stored_is_a_failed_attempt(each_queue: TaskQueue) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def handle(task: Claim) -> None:
+        if task.payload == "command":
+            Command(["sh", "-c", r"printf 'a\0b'; exit 1"])(task)
+        raise ValueError("a\0b \ud800") if task.payload == "text" else Unprintable
+
+    queue = each_queue
+    ids = [queue.put(kind, attempts=1) for kind in ("text", "error", "command")]
+    assert Worker(queue, handle).run(drain=True).deaths == 0
+    text, error, command = map(queue.get, ids)
+    assert text.error == r"ValueError: a\x00b \ud800" and (text.traceback or "").endswith(text.error + "\n")
+    assert "Unprintable" in str(error.error) and command.output == r"a\x00b"
+
+
 def test_a_command_runs_once_for_each_task(queue: TaskQueue) -> None:
     good = queue.put("hello world")
     thing = queue.put({"n": 1})
@@ -157,6 +176,30 @@ def test_a_handler_that_never_returns_is_killed(each_queue: TaskQueue, in_memory
     assert queue.get(stuck).state == "failed" and queue.get(stuck).error == "not done within 2 s"
     assert queue.get(stuck).tried == 2 and noted(in_memory / "out").count("stuck") == 2
     assert [queue.get(id).state for id in others] == ["done"] * 3 and summary.deaths == 0
+
+
+def test_a_late_task_has_failed_also_if_the_transaction_that_ends_it_is_repeated(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL repeats a transaction after a deadlock or a lost connection. Then the child is already dead."""
+
+    class Lost(Exception):
+        pass
+
+    def end_twice(self: SqliteStore, workers: Any, choose: Any) -> Any:
+        def lost(attempts: Any) -> Any:
+            choose(attempts)
+            raise Lost
+
+        with suppress(Lost):
+            end(self, workers, lost)
+        return end(self, workers, choose)
+
+    end = SqliteStore.end
+    monkeypatch.setattr(SqliteStore, "end", end_twice)
+    id = queue.put("x", timeout=0.2, attempts=1)
+    summary = Worker(queue, lambda task: time.sleep(60)).run(drain=True)
+    assert queue.get(id).error == "not done within 0.2 s" and (summary.failed, summary.deaths) == (1, 0)
 
 
 def test_cancel_kills_a_running_task(each_queue: TaskQueue, in_memory: Path) -> None:
@@ -888,7 +931,7 @@ def test_a_command_that_prints_ten_gigabytes_has_failed_once(queue: TaskQueue, i
     summary = Worker(queue, ["sh", "-c", script, "-", "{}"], **hooks).run(drain=True)
     assert (summary.failed, summary.done, summary.deaths) == (1, 1, 0)
     task = queue.get(id)
-    assert task.error.startswith("sh ended with status 3") and task.output == "\0" * (1 << 16)
+    assert task.error.startswith("sh ended with status 3") and task.output == r"\x00" * (1 << 16)
     assert queue.get(other).state == "done"
     before, after, *_ = map(int, noted(peaks))
     assert after < before + 8000, "kilobytes"

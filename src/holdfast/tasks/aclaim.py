@@ -25,7 +25,7 @@ async def aclaim(queue: TaskQueue, timeout: float | None) -> Claim | None:
     if claimer is None or claimer.registry is not process.registry:
         claimer = Claimer(queue.store, queue.retries, buffered=False, reserves=False)
     reader, writer = pipe()
-    step = Run(lambda: queue.store.within(timeout, lambda: claimer.claim(timeout, reader.fd)), Claim.give_back)
+    step = Run(lambda: queue.store.within(timeout, lambda: claimer.wait(timeout, reader.fd)), Claim.give_back)
     try:
         async with anyio.create_task_group() as group:
 

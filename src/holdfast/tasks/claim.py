@@ -10,7 +10,7 @@ from typing import Any
 from .. import process
 from ..errors import HoldfastError, LockLost, NotLocked
 from .errors import TaskError
-from .model import to_json
+from .model import storable, to_json
 from .policy import given_back, outcome_of
 from .store import Attempt, Ending, Task
 
@@ -133,15 +133,16 @@ class Claim:
     def fail(self, error: BaseException | str, *, delay: float | None = None) -> bool:
         """The attempt failed. True: the task is tried again, after `delay` seconds."""
         more = {}
-        text = str(error)
         if isinstance(error, TaskError):
-            more["output"] = error.output or None
-        elif not isinstance(error, str):
+            text, more["output"] = str(error), storable(error.output) or None
+        elif isinstance(error, str):
+            text = error
+        else:
             from traceback import format_exception, format_exception_only
 
             text = "".join(format_exception_only(type(error), error)).strip()
-            more["traceback"] = "".join(format_exception(type(error), error, error.__traceback__))
-        ending = self._claimer.retries.failed(self.attempt, text, delay, **more)
+            more["traceback"] = storable("".join(format_exception(type(error), error, error.__traceback__)))
+        ending = self._claimer.retries.failed(self.attempt, storable(text), delay, **more)
         self._settle(ending)
         return ending.state != "failed"
 

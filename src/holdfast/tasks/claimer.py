@@ -74,12 +74,6 @@ class Claimer:
                 _guard(self)  # now: if a task uses up the memory, a thread that starts later may never begin
         return self._worker
 
-    def claim(self, timeout: float | None, *others: int) -> Claim | None:
-        """`next`, or `wait` with a timeout."""
-        if timeout == 0:
-            return self.next()
-        return self.wait(None if timeout is None else monotonic() + timeout, *others)
-
     def next(self, *, idle: bool = False) -> Claim | None:
         """The next task. None: no task is ready. idle: `wait` is called then."""
         with self.mutex:
@@ -107,11 +101,12 @@ class Claimer:
         self._open[attempt.id] = attempt.token
         return Claim(self, attempt)
 
-    def wait(self, deadline: float | None, *others: int) -> Claim | None:
-        """The next task. None: the deadline has passed, or one of the descriptors `others` is readable."""
+    def wait(self, timeout: float | None, *others: int) -> Claim | None:
+        """The next task. None: the time is over, or one of the descriptors `others` is readable."""
+        deadline = None if timeout is None else monotonic() + timeout
         while True:
-            claim = self.next(idle=True)
-            if claim is not None:
+            claim = self.next(idle=timeout != 0)
+            if claim is not None or timeout == 0:
                 return claim
             left = _LONG_S if deadline is None else deadline - monotonic()
             woken = self.store.wait(self.worker, left, *others) if left > 0 else Woken.OTHER

@@ -188,7 +188,9 @@ def check_directory(path: str) -> None:
 def explain(error: sqlite3.Error, path: str) -> Exception:
     """The error of this package or of the operating system that an SQLite error stands for."""
     text, file = str(error), f"{path}/queue.db"
-    if not isinstance(error, sqlite3.OperationalError):
+    if isinstance(error, sqlite3.DataError):
+        return ValueError(f"{path}: SQLite cannot store this ({text}). Store it in a file, and its path in the task.")
+    if not isinstance(error, sqlite3.OperationalError) or "no such" in text:  # a table or a column
         return CorruptStore(
             f"{file} is damaged ({text}). It was left as it is. Restore it from a backup, or read what is left with "
             "the command sqlite3 and .recover.",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .model import new_task
@@ -23,6 +25,9 @@ class TaskFunction:
         self.function = function
         self._queue = queue
         self.defaults = options  # of `put`
+        self._signature = None
+        with suppress(ValueError):  # some functions in C have none
+            self._signature = inspect.signature(function)
         functools.update_wrapper(self, function)
         new_task(None, **options)  # wrong options are reported here, and not at the first put
 
@@ -37,16 +42,30 @@ class TaskFunction:
         return self.function.__qualname__
 
     def put(self, *arguments: Any, **named: Any) -> str:
-        """Let a worker call the function with these arguments. Return the id of the task."""
-        return self._queue.put(call_of(*arguments, **named), function=self.name, **self.defaults)
+        """Let a worker call the function with these arguments. Return the id of the task.
+
+        Raises TypeError if the function does not accept them.
+        """
+        return self._queue.put(self._call(*arguments, **named), function=self.name, **self.defaults)
 
     async def aput(self, *arguments: Any, **named: Any) -> str:
         """`put` for asyncio and trio."""
-        return await self._queue.aput(call_of(*arguments, **named), function=self.name, **self.defaults)
+        return await self._queue.aput(self._call(*arguments, **named), function=self.name, **self.defaults)
+
+    def _call(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        try:
+            if self._signature is not None:
+                self._signature.bind(*arguments, **named)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}. Options of the task: options(…).put(…)") from None
+        return call_of(*arguments, **named)
 
     def options(self, **options: Any) -> TaskFunction:
         """The same function with other options of `put`: `resize.options(delay=60, id="a").put("a.png")`."""
-        return TaskFunction(self._queue, self.function, {**self.defaults, **options, "name": self.name})
+        other = TaskFunction.__new__(TaskFunction)
+        vars(other).update(vars(self), defaults={**self.defaults, **options})
+        new_task(None, **other.defaults)
+        return other
 
 
 def _module_of(function: Callable[..., Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from math import isfinite
 from typing import Any
 
 from ..json_text import depth_of
@@ -46,6 +45,11 @@ def to_json(value: object, what: str = "payload") -> str:
     if depth_of(raw) > MAX_DEPTH:
         raise ValueError(f"the {what} is nested more than {MAX_DEPTH} levels deep")
     return text
+
+
+def storable(text: str) -> str:
+    """The text with escapes for what a database does not store."""
+    return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
 
 
 def new_task(
@@ -109,12 +113,12 @@ def check_id(id: str) -> None:
         raise ValueError(f"{id!r}: ids of an underscore and a number are chosen by the queue")
 
 
-def check_seconds(name: str, value: float | None, *, positive: bool = False) -> None:
+def check_seconds(name: str, value: float | None, *, positive: bool = False, least: float = 0) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-    if not isfinite(value) or not (value > 0 if positive else value >= 0) or value >= MAX_SECONDS:
-        least = "more than 0" if positive else "at least 0"
-        raise ValueError(f"{name} must be a number of seconds, {least}, not {value!r}")
+    if not least <= value < MAX_SECONDS or (positive and not value):  # also NaN
+        limit = "more than 0" if positive else f"at least {least}"
+        raise ValueError(f"{name} must be a number of seconds, {limit}, not {value!r}")
 
 
 def _interval_of(rate: str) -> float:

@@ -35,17 +35,16 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic, sleep, time
 from typing import Any
 
 from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError, Unsupported
 from .reading import Result, Run, Transaction
-from .server import LOOK_S, InProcess, ServerChanges, Worker
+from .server import InProcess, ServerChanges, Worker
 from .sql import Store
-from .statements import COLUMNS, NUMBERS, OPEN_ATTEMPT, SCHEMA, UPDATES, filled, number_of
-from .store import ENDED, NEVER, Attempt, Changes, Ending, Registration, Woken
+from .statements import COLUMNS, NUMBERS, OPEN_ATTEMPT, SCHEMA, UPDATES, by_name, filled, number_of
+from .store import ENDED, NEVER, Attempt, Changes, Ending, Registration
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     import psycopg
@@ -305,7 +304,7 @@ class PostgresStore(Store):
         self.retried(self.here().home)  # acquires the locks of the workers again, if it was lost
 
     def settle(self, endings: Sequence[Ending]) -> list[bool]:
-        if len(endings) == 1 and endings[0].state in ENDED and self._end_alone(_printable(endings[0])):
+        if len(endings) == 1 and endings[0].state in ENDED and self._end_alone(endings[0]):
             return [True]
         return super().settle(endings)
 
@@ -325,12 +324,10 @@ class PostgresStore(Store):
             if found == 2:
                 run(self.sql["wake"], (0,))
             row = run(*self.by("stored", ending.id)).fetchone() if may_be_done and not found else None
-            return found > 0 or (row is not None and (row[8], row[21]) == (ending.token, moment))
+            stored = {} if row is None else by_name(row)
+            return found > 0 or (stored.get("token"), stored.get("ended_at")) == (ending.token, moment)
 
         return self._attempt(work)
-
-    def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
-        return super().settle_in(tx, [_printable(ending) for ending in endings])
 
     def open_attempts(self, tx: Transaction, endings: Sequence[Ending]) -> list[Any]:
         """Lock the tasks, and then read them. In two statements: while the first one waits for a lock, a task may be
@@ -362,25 +359,11 @@ class PostgresStore(Store):
         self.here().unregister_collected()
         return self.read(work)
 
-    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
-        assert isinstance(worker, Worker)
-        deadline = monotonic() + seconds
-        while True:
-            left = min(deadline - monotonic(), LOOK_S, max(0.0, worker.until - self.now()))
-            ready = worker.wait(left, *others)
-            if ready.intersection(others):
-                return Woken.OTHER
-            if ready or self.now() >= worker.until:
-                return Woken.TASK
-            if monotonic() >= deadline:
-                return Woken.TIME
-            if self.read(self.has_task):
-                return Woken.TASK
-            began = monotonic()
-            is_dead, clock = self.read(lambda run: run(self.sql["any_dead"]).fetchone())
-            self._set_clock((clock,), began)  # it was set, or this machine has slept
-            if is_dead:
-                return Woken.DEATH
+    def may_have_died(self, worker: Registration, ready: set[int]) -> bool:
+        began = monotonic()
+        is_dead, clock = self.read(lambda run: run(self.sql["any_dead"]).fetchone())
+        self._set_clock((clock,), began)  # it was set, or this machine has slept
+        return bool(is_dead)
 
     def changes(self) -> Changes:
         return ServerChanges(self, self.retried(lambda: Worker(self)))
@@ -393,10 +376,3 @@ class PostgresStore(Store):
 def _to_json(columns: list[str], rows: list[tuple[Any, ...]]) -> str:
     """For json_populate_recordset."""
     return json.dumps([dict(zip(columns, row, strict=True)) for row in rows])
-
-
-def _printable(ending: Ending) -> Ending:
-    """PostgreSQL has no text with a NUL character."""
-    texts = {name: getattr(ending, name) for name in ("error", "traceback", "output")}
-    changed = {name: text.replace("\0", "\\x00") for name, text in texts.items() if text and "\0" in text}
-    return replace(ending, **changed) if changed else ending

@@ -140,6 +140,8 @@ class TaskQueue:
         return ids
 
     def _add(self, tasks: list[NewTask], wait: float | None, connection: Any = None) -> list[str]:
+        if wait:
+            check_seconds("wait", wait)
         if self.max_pending is None:
             return [id for id, _ in self.store.add(tasks, connection=connection)]
         self._write()
@@ -254,7 +256,7 @@ class TaskQueue:
         with queue.claim() as task:         # completes the task, or fails it if the block raises
             print(task.payload)
         """
-        return self.store.within(timeout, lambda: self.claimer().claim(timeout))
+        return self.store.within(timeout, lambda: self.claimer().wait(timeout))
 
     async def aclaim(self, timeout: float | None = 0) -> Claim | None:
         """`claim` for asyncio and trio. A cancelled call claims nothing."""
@@ -335,13 +337,18 @@ class TaskQueue:
         return self.store.within(timeout, lambda: self._wait(wanted, timeout, cancelled))
 
     def _wait(self, wanted: list[str], timeout: float | None, cancelled: threading.Event | None) -> list[Task]:
-        tasks: list[Task] = []
+        waiting: list[str] = []  # ids of tasks that have not ended. One is looked at until it has
         with closing(self._changes(timeout)) as changes:
             for _ in changes:
-                tasks = self._get(wanted)
-                if all(task.state in ENDED for task in tasks) or (cancelled is not None and cancelled.is_set()):
-                    return tasks
-        first = next(task for task in tasks if task.state not in ENDED)
+                is_cancelled = cancelled is not None and cancelled.is_set()
+                while waiting and self.get(waiting[-1]).state in ENDED:
+                    waiting.pop()
+                if not waiting or is_cancelled:
+                    tasks = self._get(wanted)
+                    waiting = [task.id for task in tasks if task.state not in ENDED]
+                    if not waiting or is_cancelled:
+                        return tasks
+        first = self.get(waiting[-1])
         raise Timeout(
             f"{self.name}: task {first.id!r} is still {first.state}. Wait longer with timeout=…", path=self.name
         )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from heapq import merge
 from operator import itemgetter
+from time import monotonic
 from typing import Any, TypeVar
 
+from .. import system
 from ..errors import Unsupported
 from .statements import DELAYED, NUMBERS, PARKED, READY, STATEMENTS, attempt_of, filled, id_of, number_of, task_of
 from .store import NEVER, STATES, Attempt, Changes, Ending, NewTask, Registration, Task, Woken
@@ -73,11 +76,6 @@ class Reader(ABC):
         """The running tasks of all dead workers."""
 
     @abstractmethod
-    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
-        """Wait until there may be a task for this worker, a worker may have died, or one of the descriptors `others`
-        is readable. Call `claim(idle=True)` before."""
-
-    @abstractmethod
     def changes(self) -> Changes:
         """Begin to watch for tasks that end."""
 
@@ -96,6 +94,10 @@ class Reader(ABC):
     @abstractmethod
     def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
         """Insert tasks and return their numbers. None: another transaction has added a task with that id."""
+
+    @abstractmethod
+    def may_have_died(self, worker: Registration, ready: set[int]) -> bool:
+        """May a worker have died? ready: what `worker.wait` returned"""
 
     def lock(self, tx: Transaction, name: str) -> None:  # noqa: B027
         """Keep out other transactions that call this. A no-op where transactions run one by one."""
@@ -125,6 +127,26 @@ class Reader(ABC):
         return (
             (self.sql[f"{statement}_id"], (id, *more)) if seq is None else (self.sql[f"{statement}_seq"], (seq, *more))
         )
+
+    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
+        """Wait until there may be a task for this worker, a worker may have died, or one of the descriptors `others`
+        is readable. Call `claim(idle=True)` before."""
+        deadline = monotonic() + seconds
+        while True:
+            left = min(deadline - monotonic(), worker.look, max(0.0, worker.until - self.now()))
+            ready = worker.wait(left, *others)
+            if ready.intersection(others):
+                return Woken.OTHER
+            if worker.bell.fd in ready:
+                with suppress(BlockingIOError):
+                    system.read(worker.bell.fd, 4096)
+                return Woken.TASK
+            if monotonic() >= deadline:
+                return Woken.TIME
+            if self.read(self.has_task):  # one is due, or the worker that was woken for it may be stopped
+                return Woken.TASK
+            if self.may_have_died(worker, ready):
+                return Woken.DEATH
 
     # Look.
 

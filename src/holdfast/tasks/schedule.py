@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone, tzinfo
 from typing import Any
 
-from .model import MAX_SECONDS, check_id, new_task
+from .model import check_id, check_seconds, new_task
 from .store import NewTask
 
 _ALIASES = {
@@ -55,8 +55,8 @@ class Schedule:
             raise ValueError("a schedule needs either cron='… five fields …' or every=seconds")
         if self.cron is None and self.tz is not None:
             raise ValueError("tz needs cron")
-        if self.every is not None and (not isinstance(self.every, int | float) or not 1 <= self.every < MAX_SECONDS):
-            raise ValueError(f"every must be a number of seconds, at least 1, not {self.every!r}")
+        if self.every is not None:
+            check_seconds("every", self.every, least=1)
         self.next_after(0.0)
         self.task(0.0)
 

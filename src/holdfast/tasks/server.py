@@ -155,12 +155,13 @@ class Worker(Registration):
     """A worker of this process, and a pipe that wakes it."""
 
     number = 0
+    look = LOOK_S
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self._here = store.here()
-        self._reader, self._writer = pipe()
-        for end in (self._reader, self._writer):
+        self.bell, self._writer = pipe()
+        for end in (self.bell, self._writer):
             os.set_blocking(end.fd, False)
         self.number, boot = self._here.register(self)
         self.name = f"{process_name()}.{boot}.{self.number}"
@@ -168,7 +169,7 @@ class Worker(Registration):
     @property
     def is_open(self) -> bool:
         """False after `close`, and in a forked child."""
-        return self._reader.is_open
+        return self.bell.is_open
 
     def fileno(self) -> int:
         return self._here.home().fileno()
@@ -178,9 +179,8 @@ class Worker(Registration):
             system.write(self._writer.fd, b"!")
 
     def wait(self, seconds: float, *others: int) -> set[int]:
-        """Wait until it is woken or another descriptor is readable. Return which: nothing if the time is over."""
         deadline = monotonic() + seconds
-        mine = [self._reader.fd, *others]
+        mine = [self.bell.fd, *others]
         pause = 0.05
         while True:
             left = deadline - monotonic()
@@ -191,8 +191,6 @@ class Worker(Registration):
                 session, left, pause = [], min(left, pause), min(2 * pause, LOOK_S)
             ready = poll([*mine, *session], left).intersection(mine)
             if ready or monotonic() >= deadline:
-                if self._reader.fd in ready:
-                    system.read(self._reader.fd, 4096)
                 return ready
 
     def close(self) -> None:
@@ -202,7 +200,7 @@ class Worker(Registration):
             self.leave()
         finally:
             self._here.unregister(self.number)
-            self._reader.close()
+            self.bell.close()
             self._writer.close()
 
     def __del__(self) -> None:
@@ -224,6 +222,7 @@ class ServerChanges(Changes):
     def wait(self, seconds: float) -> None:
         is_woken = self._worker.wait(min(seconds, self._pause))
         if is_woken:
+            system.read(self._worker.bell.fd, 4096)
             sleep(_BETWEEN_CHANGES_S)
         if is_woken or self._pause == LOOK_S:
             self._ask()

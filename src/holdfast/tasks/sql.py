@@ -24,6 +24,7 @@ from .statements import (
     READY,
     RUNNING,
     attempt_of,
+    by_name,
     id_of,
     with_attempt,
 )
@@ -105,23 +106,10 @@ class Store(Reader):
         if state == READY:
             state = BLOCKED if blockers else tx.waiting_state(task.key, due)
         now = time()
-        values = (
-            task.id,
-            state,
-            task.priority,
-            due,
-            task.payload_json,
-            task.function,
-            task.attempts,
-            task.timeout,
-            task.key,
-            task.limit,
-            task.interval,
-            now,
-            error,
-            now if state == CANCELLED else None,
-        )
-        return values, blockers if state == BLOCKED else []
+        # In the order of `COLUMNS`.
+        first = (task.id, state, task.priority, due, task.payload_json, task.function, task.attempts, task.timeout)
+        more = (task.key, task.limit, task.interval, now, error, now if state == CANCELLED else None)
+        return (*first, *more), blockers if state == BLOCKED else []
 
     def set_schedule(self, name: str, text: str | None) -> bool:
         """Store a schedule as JSON text, or remove it. Return whether there was one."""
@@ -286,7 +274,8 @@ class Store(Reader):
                 tx.ready += 1
             else:
                 due = tx.now + ending.delay if ending.delay > 0 else None
-                past = with_attempt(history, ending.token, worker, started_at, time(), "retried", ending.error)
+                last = {"token": ending.token, "worker": worker, "started_at": started_at, "ended_at": time()}
+                past = with_attempt(history, **last, state="retried", error=ending.error)
                 waiting = (tx.waiting_state(key, due), due, self.newest(tx) + 1, tried)
                 tx.run(self.sql["again"], (*waiting, ending.error, ending.traceback, ending.output, past, seq))
         self.update_all(tx, "end", ended)
@@ -346,18 +335,17 @@ class Store(Reader):
     def cancel(self, which: Selection) -> int:
         """Cancel tasks that have not ended. A running one is only marked, and its worker ends it. Return how many."""
 
-        def change(tx: Transaction, row: Any) -> bool:
-            seq, id, state, key = row[0], row[1], row[2], row[10]
-            if state == RUNNING:
+        def change(tx: Transaction, row: dict[str, Any]) -> None:
+            seq = row["seq"]
+            if row["state"] == RUNNING:
                 tx.run(self.sql["mark_cancelling"], (seq,))
-                return True
-            if key is not None:
-                tx.keys.add(key)
+                return
+            if row["key"] is not None:
+                tx.keys.add(row["key"])
             tx.ended = True
             tx.run(self.sql["cut_task"], (seq,))
             tx.run(self.sql["cancel"], (time(), "cancelled", seq))
-            self._release_dependents(tx, seq, id_of(seq, id), CANCELLED)
-            return True
+            self._release_dependents(tx, seq, id_of(seq, row["id"]), CANCELLED)
 
         # In the order of a task's life, so that a task that becomes ready meanwhile is not missed.
         return self._change(which, [BLOCKED, DELAYED, PARKED, READY, RUNNING], change)
@@ -365,34 +353,38 @@ class Store(Reader):
     def retry(self, which: Selection) -> int:
         """Make ended tasks wait again, with all their attempts. Return how many."""
 
-        def change(tx: Transaction, row: Any) -> bool:
-            seq, state, tried, token, key, worker, error = (row[at] for at in (0, 2, 7, 8, 10, 13, 15))
-            started, ended, history = row[20], row[21], row[23]
-            if tried:
-                history = with_attempt(history, token, worker, started, ended, NAMES[state], error)
-            tx.run(self.sql["reset"], (tx.waiting_state(key), self.newest(tx) + 1, history, seq))
-            return True
+        def change(tx: Transaction, row: dict[str, Any]) -> None:
+            history = row["history"]
+            if row["tried"]:
+                last = {name: row[name] for name in ("token", "worker", "started_at", "ended_at", "error")}
+                history = with_attempt(history, **last, state=NAMES[row["state"]])
+            tx.run(self.sql["reset"], (tx.waiting_state(row["key"]), self.newest(tx) + 1, history, row["seq"]))
 
         return self._change(which, [DONE, FAILED, CANCELLED], change)
 
     def delete(self, which: Selection) -> int:
         """Delete ended tasks. Return how many. The newest task stays, because its number must not be used again."""
 
-        def change(tx: Transaction, row: Any) -> bool:
-            if row[0] == self.newest(tx):
-                return False
-            tx.run(self.sql["delete"], (row[0],))
-            return True
+        def change(tx: Transaction, row: dict[str, Any]) -> bool:
+            is_newest = bool(row["seq"] == self.newest(tx))
+            if not is_newest:
+                tx.run(self.sql["delete"], (row["seq"],))
+            return not is_newest
 
         return self._change(which, [DONE, FAILED, CANCELLED], change)
 
-    def _change(self, which: Selection, states: list[int], change: Callable[[Transaction, Any], bool]) -> int:
-        """Call `change` for each selected task that is in one of the states, a page in each transaction."""
+    def _change(
+        self, which: Selection, states: list[int], change: Callable[[Transaction, dict[str, Any]], bool | None]
+    ) -> int:
+        """Call `change` for each selected task that is in one of the states, a page in each transaction. Return how
+        often it did not return False."""
         wanted = [state for state in states if NAMES[state] in which.states]
         before = NEVER if which.ended_before is None else which.ended_before
 
         def change_all(tx: Transaction, rows: Iterable[Any]) -> int:
-            return sum(change(tx, row) for row in rows if row and row[2] in wanted and (row[21] or 0.0) < before)
+            found = (by_name(row) for row in rows if row is not None)  # each is read when the one before is changed
+            fitting = (row for row in found if row["state"] in wanted and (row["ended_at"] or 0.0) < before)
+            return sum(change(tx, row) is not False for row in fitting)
 
         changed = 0
         if which.ids is not None:

@@ -32,7 +32,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from time import monotonic
 from typing import Any, TypeVar
 
 from .. import owner, process, system
@@ -40,7 +39,7 @@ from ..errors import CorruptStore, Unsupported, WouldDeadlock
 from ..files import OwnedFd, inode_of, named, remove, sync_directory, try_lock
 from ..locks.lock import Lock
 from ..sqlite import inside_sqlite
-from ..wait import RECHECK_S, poll
+from ..wait import RECHECK_S
 from .connection import (
     BUSY_WAIT_S,
     MAX_WAL_BYTES,
@@ -52,9 +51,9 @@ from .connection import (
 )
 from .reading import Result, Run, Transaction
 from .sql import Store
-from .sqlite_worker import Worker, ring
+from .sqlite_worker import Worker, is_name, ring
 from .statements import READY, SCHEMA
-from .store import Attempt, Changes, NewTask, Registration, Woken
+from .store import Attempt, Changes, NewTask, Registration
 
 VERSION = 2
 _APPLICATION = 0x48467471  # "HFtq", in the header of the database
@@ -170,22 +169,19 @@ class SqliteStore(Store):
             row = run(self.sql["meta"], ("boot",)).fetchone()
             return ["", 0.0, -1] if row is None else json.loads(row[0])
 
-        def following(known: list[Any]) -> list[Any]:
-            return [boot, time.time() - time.clock_gettime(_clock), known[2] + 1]
-
         def work(tx: Transaction) -> list[Any]:
-            known = stored(tx.run)
-            if known[0] != boot:
-                known = following(known)
-                tx.run(self.sql["set_meta"], ("boot", json.dumps(known)))
-            return known
+            known = stored(tx.run)  # another process may be the first
+            if known[0] == boot:
+                return known
+            tx.run(self.sql["set_meta"], ("boot", json.dumps(following)))
+            return following
 
         known = self.read(stored)
         if known[0] != boot:
-            try:
+            following = [boot, time.time() - time.clock_gettime(_clock), known[2] + 1]
+            known = following
+            with suppress(PermissionError):  # a user who may only read
                 known = self.transact(work)
-            except PermissionError:  # a user who may only read
-                known = following(known)
         self._offset, self.least_token = known[1], known[2] * _TOKENS_OF_A_BOOT
 
     def now(self) -> float:
@@ -351,54 +347,51 @@ class SqliteStore(Store):
             ]
         )
         try:
-            names = set(system.listdir(f"{self.path}/workers"))
+            names = set(filter(is_name, system.listdir(f"{self.path}/workers")))
         except FileNotFoundError:
             names = set()
-        dead = {name for name in names | idle | workers if not self._is_alive(name)}
-        for name in dead - workers:
-            remove(f"{self.path}/workers/{name}")
-            remove(f"{self.path}/bells/{name}")
+        dead = {name for name in names | idle | workers if not self._is_alive(name, has_tasks=name in workers)}
         if not idle.isdisjoint(dead):
             self.forget_idle(*idle & dead)
         return self.read(lambda run: [one for name in sorted(dead & workers) for one in self.running(run, name)])
 
-    def _is_alive(self, name: str) -> bool:
+    def _is_alive(self, name: str, *, has_tasks: bool) -> bool:
+        """Is its kernel lock held? The files of a dead worker without tasks are removed under that lock: a process that
+        is about to register as this worker finds that it cannot lock its file, and chooses another name."""
+        if not is_name(name):
+            return False
+        path = f"{self.path}/workers/{name}"
         try:
             # Read-only: closing a file that could be written wakes all idle workers.
-            file = OwnedFd(system.open_fd(f"{self.path}/workers/{name}", system.O_READ))
+            file = OwnedFd(system.open_fd(path, system.O_READ))
         except FileNotFoundError:
             return False
         with file:
-            return not try_lock(file.fd, system.EX_NB)
+            if not try_lock(file.fd, system.EX_NB):
+                return True
+            if not has_tasks and named(path, inode_of(system.fstat(file.fd))):
+                remove(f"{self.path}/bells/{name}")
+                remove(path)
+            return False
 
-    def wait(self, worker: Registration, seconds: float, *others: int) -> Woken:
-        assert isinstance(worker, Worker)
-        deadline = monotonic() + seconds
-        here, bell = self._here(), worker.bell.fd
-        with here.watching, suppress(OSError):  # too many watches: the waiter looks again every second
+    def watch(self, worker: Worker) -> system.Watch | None:
+        """Watches for dead workers. None: there are too many watches, so the waiter looks again every second."""
+        here = self._here()
+        with here.watching, suppress(OSError):
             if here.watch is None:
                 here.watch = system.Watch(f"{self.path}/workers", OwnedFd, system.WATCH_CLOSING)
                 worker.look = SOON_S  # a worker may have died before
-        watch = here.watch
-        while True:
-            left = min(deadline - monotonic(), worker.look, max(0.0, worker.until - self.now()))
-            ready = poll([bell, *others, *([watch.fd] if watch is not None else [])], left)
-            if ready.intersection(others):
-                return Woken.OTHER
-            if bell in ready:
-                with suppress(BlockingIOError):
-                    system.read(bell, 4096)
-                return Woken.TASK
-            if watch is not None and watch.fd in ready and watch.drain():  # one of the threads drains it
-                worker.look = SOON_S  # the kernel reports the close before it drops the lock
-                return Woken.DEATH
-            if not ready and (worker.look < RECHECK_S or watch is None):
-                worker.look = min(worker.look * 10, RECHECK_S)
-                return Woken.DEATH
-            if monotonic() >= deadline:
-                return Woken.TIME
-            if self.read(self.has_task):  # the worker that was woken for it may be stopped
-                return Woken.TASK
+        return here.watch
+
+    def may_have_died(self, worker: Registration, ready: set[int]) -> bool:
+        watch = self._here().watch
+        if watch is not None and watch.fd in ready and watch.drain():  # one of the threads drains it
+            worker.look = SOON_S  # the kernel reports the close before it drops the lock
+            return True
+        if not ready and (worker.look < RECHECK_S or watch is None):
+            worker.look = min(worker.look * 10, RECHECK_S)
+            return True
+        return False
 
     def changes(self) -> Changes:
         self.read(lambda run: None)  # opens the connection, which keeps the log

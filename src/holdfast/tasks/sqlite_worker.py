@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .. import system
 from ..files import OwnedFd, inode_of, named, remove, try_lock
-from ..wait import RECHECK_S
+from ..wait import RECHECK_S, poll
 from .store import Registration, process_name
 
 if TYPE_CHECKING:
     from .sqlite import SqliteStore
+
+
+_NAME = re.compile(r"[0-9]+@[\w.-]+\.[0-9a-f]{8}")
+
+
+def is_name(text: str) -> bool:
+    """Can this be the name of a worker? Other users may share the directory, and write what they like into the table
+    `idle` and the folders. No file with another name is opened or removed."""
+    return _NAME.fullmatch(text) is not None
 
 
 class Worker(Registration):
@@ -34,6 +45,10 @@ class Worker(Registration):
                 self.bell = OwnedFd(system.open_fd(bell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
                 return
 
+    def wait(self, seconds: float, *others: int) -> set[int]:
+        watch = self._store.watch(self)
+        return poll([self.bell.fd, *others, *([] if watch is None else [watch.fd])], min(seconds, self.look))
+
     def fileno(self) -> int:
         return self._file.fd
 
@@ -51,13 +66,14 @@ class Worker(Registration):
 
 def ring(bells: str, workers: list[str]) -> int:
     """Wake workers. Return how many are dead."""
-    missed = 0
-    for name in workers:
-        try:
-            with OwnedFd(system.open_fd(f"{bells}/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as bell:
-                system.write(bell.fd, b"!")
-        except BlockingIOError:
-            pass  # the pipe is full of earlier rings
-        except OSError:
-            missed += 1
-    return missed
+    return sum(not (is_name(name) and _ring(f"{bells}/{name}")) for name in workers)
+
+
+def _ring(bell: str) -> bool:
+    try:
+        with OwnedFd(system.open_fd(bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
+            return stat.S_ISFIFO(system.fstat(file.fd).st_mode) and system.write(file.fd, b"!") == 1
+    except BlockingIOError:  # the pipe is full of earlier rings
+        return True
+    except OSError:
+        return False

@@ -68,11 +68,12 @@ create {unlogged} table {p}idle (worker text primary key, until double precision
 create table {p}meta (name text primary key, value text not null);
 """
 
-_ATTEMPT = "seq, id, token, payload, function, priority, attempts, tried, timeout, key_name"
+_ATTEMPT = "seq, id, token, payload, function, attempts, tried, timeout, key_name"
 _STORED = (
     "seq, id, state, payload, function, priority, attempts, tried, token, timeout, key_name, key_limit, due, worker, "
     "result, error, traceback, output, progress, put_at, started_at, ended_at, cancelling, history"
 )
+_STORED_NAMES = _STORED.replace("key_name", "key").replace("key_limit", "limit").split(", ")
 COLUMNS = (
     "id, state, priority, due, payload, function, attempts, timeout, key_name, key_limit, key_interval, put_at, error, "
     "ended_at"
@@ -199,44 +200,36 @@ def id_of(seq: int, id: str | None) -> str:
 
 
 def attempt_of(row: Sequence[Any]) -> Attempt:
-    return Attempt(id_of(row[0], row[1]), *row[2:10])
+    return Attempt(id_of(row[0], row[1]), *row[2:9])
+
+
+def by_name(row: Sequence[Any]) -> dict[str, Any]:
+    """A row of `_STORED`. Columns that are fields of `Task`, too, have their names."""
+    return dict(zip(_STORED_NAMES, row, strict=True))
 
 
 def task_of(row: Sequence[Any], now: float) -> Task:
-    state, result, progress, history = NAMES[row[2]], row[14], row[18], row[23]
+    fields = by_name(row)
+    seq, id, number, due = (fields.pop(name) for name in ("seq", "id", "state", "due"))
+    state = NAMES[number]
     is_waiting = state in WAITING
+    for name in ("payload", "result", "progress", "history"):
+        fields[name] = None if fields[name] is None else json.loads(fields[name])
+    for name in ("put_at", "started_at", "ended_at"):
+        fields[name] = None if fields[name] is None else datetime.fromtimestamp(fields[name], timezone.utc)
+    fields["progress"] = fields["progress"] and tuple(fields["progress"])
+    fields["history"] = tuple(fields["history"] or ())
     return Task(
-        id=id_of(row[0], row[1]),
-        payload=json.loads(row[3]),
+        id=id_of(seq, id),
         state="pending" if is_waiting else state,
         waits=state if is_waiting and state != "ready" else None,
-        due_in=max(0.0, row[12] - now) if state == "delayed" else None,
-        function=row[4],
-        priority=row[5],
-        attempts=row[6],
-        tried=row[7],
-        timeout=row[9],
-        key=row[10],
-        limit=row[11],
-        token=row[8],
-        worker=row[13],
-        cancelling=bool(row[22]),
-        result=None if result is None else json.loads(result),
-        error=row[15],
-        traceback=row[16],
-        output=row[17],
-        progress=None if progress is None else tuple(json.loads(progress)),
-        put_at=datetime.fromtimestamp(row[19], timezone.utc),
-        started_at=None if row[20] is None else datetime.fromtimestamp(row[20], timezone.utc),
-        ended_at=None if row[21] is None else datetime.fromtimestamp(row[21], timezone.utc),
-        history=() if history is None else tuple(json.loads(history)),
+        due_in=max(0.0, due - now) if state == "delayed" else None,
+        cancelling=bool(fields.pop("cancelling")),
+        **fields,
     )
 
 
-def with_attempt(history: str | None, token: int, worker: str, started: Any, ended: Any, state: str, error: Any) -> str:
+def with_attempt(history: str | None, **attempt: Any) -> str:
     """The history of a task with one more attempt."""
     past = [] if history is None else json.loads(history)
-    past.append(
-        {"token": token, "worker": worker, "started_at": started, "ended_at": ended, "state": state, "error": error}
-    )
-    return json.dumps(past[-_MAX_HISTORY:])
+    return json.dumps([*past, attempt][-_MAX_HISTORY:])

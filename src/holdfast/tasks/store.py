@@ -32,6 +32,7 @@ from enum import Enum
 from typing import Any
 
 from .. import owner
+from ..files import OwnedFd
 
 WAITING = ("ready", "delayed", "parked", "blocked")
 ENDED = ("done", "failed", "cancelled")
@@ -66,7 +67,6 @@ class Attempt:
     token: int
     payload_json: str
     function: str | None
-    priority: int
     attempts: int
     tried: int  # including this attempt
     timeout: float | None
@@ -158,10 +158,16 @@ class Registration(ABC):
     refused = 0  # endings that were settled by `claim`, and whose token was old
     is_idle = False  # its last claim found no task, and asked to be woken
     until = NEVER  # an idle worker wakes at this moment of the engine's clock
+    look: float  # and looks around after so many seconds
+    bell: OwnedFd  # readable when it was woken
 
     @abstractmethod
     def fileno(self) -> int:
         """A descriptor for a command to inherit. The worker counts as alive as long as the command runs."""
+
+    @abstractmethod
+    def wait(self, seconds: float, *others: int) -> set[int]:
+        """Wait until it is woken, or one of the descriptors is readable. Return which. The bell is not drained."""
 
     def leave(self) -> None:
         """The worker does not wait any more, and calls neither `wait` nor `claim` soon."""

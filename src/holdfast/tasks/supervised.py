@@ -31,6 +31,7 @@ class Child:
         self.was_killed = False
         self.is_settled = False  # all its tasks were settled after it was killed
         self._deadlines: dict[tuple[str, int], float] = {}
+        self._late: set[tuple[str, int]] = set()
         self._rest = b""
         self._code: int | None = None
         self._process = context.Process(target=work.run, args=(theirs, self._counters))  # type: ignore[attr-defined]
@@ -70,14 +71,14 @@ class Child:
         self.read_messages()
         return self._workers
 
-    def take_late(self) -> set[tuple[str, int]]:
-        """The id and token of tasks whose deadline has passed. Each is returned once."""
+    def late(self) -> set[tuple[str, int]]:
+        """The id and token of tasks whose deadline has passed, and that have not ended."""
         self.read_messages()
         now = monotonic()
-        late = {key for key, deadline in self._deadlines.items() if deadline <= now}
-        for key in late:
+        for key in [key for key, deadline in self._deadlines.items() if deadline <= now]:
             del self._deadlines[key]
-        return late
+            self._late.add(key)
+        return self._late
 
     def read_messages(self) -> None:
         """Read all messages. A closed socket means nothing: the handler may have closed it."""
@@ -101,6 +102,7 @@ class Child:
             self._deadlines[rest[0], rest[1]] = monotonic() + rest[2]
         else:
             self._deadlines.pop((rest[0], rest[1]), None)
+            self._late.discard((rest[0], rest[1]))
 
     def exit_code(self) -> int | None:
         """None: it is alive. If it is dead, all processes that it started are killed, too."""

@@ -277,9 +277,9 @@ class Worker:
         """End the tasks of a child that are late or cancelled, by killing it. Its other tasks are given back."""
         is_dead = False
 
-        def choose(attempts: list[Attempt]) -> list[Ending]:
+        def choose(attempts: list[Attempt]) -> list[Ending]:  # again, if the transaction must be repeated
             nonlocal is_dead
-            late = child.take_late()
+            late = child.late()
             endings = []
             for attempt in attempts:
                 key = (attempt.id, attempt.token)
