@@ -327,6 +327,22 @@ def test_the_end_of_a_session_that_was_idle_before_the_lock_is_noticed(
         hold.release()
 
 
+@only("postgresql")
+def test_answers_do_not_wake_the_thread_that_watches_for_a_loss(
+    target: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would compete with the thread that waits for them, and acquire and release would take three times as long."""
+    looks: list[Renewer] = []
+    in_use = Renewer._in_use
+    monkeypatch.setattr(Renewer, "_in_use", lambda self: looks.append(self) or in_use(self))
+    monkeypatch.setattr("holdfast.locks.postgres_sessions._QUIET_S", LONG_S)
+    with target.lock(f"{target.name}-kept", timeout=PATIENCE):
+        for _ in range(300):
+            target.lock().acquire(timeout=PATIENCE).release()
+    assert len(looks) < 100  # some, because the thread also renews
+
+
 def test_a_lease_is_renewed_although_a_thread_could_not_be_started_before(monkeypatch: pytest.MonkeyPatch) -> None:
     lease = CountedLease("nowhere at all", 1.0, clock())
     lease.forgets = False

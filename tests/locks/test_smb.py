@@ -17,7 +17,7 @@ import pytest
 import servers
 from faces import Caller
 from smbprotocol.open import CreateDisposition, FilePipePrinterAccessMask, ImpersonationLevel
-from support import Raised, auntil, descriptors, in_child, until
+from support import Raised, Waited, auntil, descriptors, in_child, until
 
 import holdfast
 from holdfast.errors import (
@@ -255,13 +255,13 @@ def test_only_the_holder_of_the_token_deletes_what_a_crash_left_over(url: str, s
         assert (samba.share / name).read_text().startswith(f"{os.getpid()}@")
 
 
-def test_a_waiter_polls_while_no_file_tells_the_holder(url: str, name: str) -> None:
+def test_a_waiter_polls_while_no_file_tells_the_holder(url: str, name: str, waits: list[Waited]) -> None:
     """The holder of the token has not created it yet, or the server has closed it first: there will be no event."""
     session = session_of(url)
     token = session.file(f"{name}.token".replace("/", "\\"))
     session.ask([smb_file.open_lock(token)], 10, token)
     waiting = Caller(holdfast.lock(url).acquire, timeout=smb._LOOK_S - 1)
-    until(lambda: waiters() == 1)
+    until(lambda: waits)  # its attempt has failed
     session.close_files(10, token)
     waiting.result().release()
 

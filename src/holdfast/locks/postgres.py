@@ -16,9 +16,9 @@ the row with the key 0 missing. It moves the sequence on by `_JUMP`, or to the t
 waits until that is on the disk. No lock is granted before: a grant needs the row of its name. A clean restart keeps the
 table, and loses nothing.
 
-Loss: the sockets are watched, so that the end of a session is noticed at once, or half a second after an acquire on a
-session that was idle. A network that is cut is noticed after
-`TTL_S`: the session is not renewed in time, and that is sooner than the server's keepalive ends it (`postgres`).
+Loss: the sockets are watched, so that the end of a session is noticed at once, or up to half a second after an acquire.
+A network that is cut is noticed after `TTL_S`: the session is not renewed in time, and that is sooner than the server's
+keepalive ends it (`postgres`).
 
 Semaphore: the waiters queue for the exclusive lock on its queue key. The first of them tries the permits, and waits for
 a notification. A holder that releases a permit notifies if there is a first waiter. A holder that dies does not notify,
@@ -95,6 +95,11 @@ class PostgresEngine(ServerEngine):
         self.queue = key_of(f"{self.lock_name}\0queue")
         self.slots = [key_of(f"{self.lock_name}\0{permit}") for permit in range(permits)]
         self.key = ("postgresql", self.url, self.lock_name)
+        self._try = (
+            f"select case when pg_try_advisory_lock{self._suffix}($1) then {TOKEN} end"
+            " from holdfast_lock where key = $1 and permits = $2"
+        )
+        self._release = f"select pg_advisory_unlock{self._suffix}($1)"
 
     @property
     def sessions(self) -> Sessions:
@@ -103,13 +108,16 @@ class PostgresEngine(ServerEngine):
     # One attempt.
 
     def attempt(self, timeout: float) -> ServerGrant | Outcome:
-        until = monotonic() + timeout
-        self._know(timeout)  # first: the session of this process may have the key for another name
-        if not self.shared and self.sessions.holds(self.number):
-            return BUSY
+        sessions, until = self.sessions, monotonic() + timeout
         failure: HoldfastError = self._other_number(0)
         for _ in range(3):  # a session that has ended, and a name that a crash has deleted
-            session = self._borrow(max(0.001, until - monotonic()))
+            # First: the session of this process may have the key for another name.
+            self._know(max(0.001, until - monotonic()))
+            if not self.shared and sessions.holds(self.number):
+                return BUSY
+            # That of a semaphore may have other permits of it.
+            key = None if self.permits else self.number
+            session = sessions.borrow(max(0.001, until - monotonic()), key, exclusive=not self.shared)
             try:
                 found = self._attempt(session, max(0.001, until - monotonic()))
             except ConnectionFailed as error:
@@ -119,18 +127,11 @@ class PostgresEngine(ServerEngine):
                 continue
             finally:
                 if self.permits:
-                    self.sessions.forget(session, None)
+                    sessions.forget(session, None)
             if found is not None:
                 return found
-            self.sessions.known.discard((self.lock_name, self.permits))
+            sessions.known.discard((self.lock_name, self.permits))
         raise failure
-
-    def _borrow(self, timeout: float) -> LockSession:
-        """A session for an attempt. That of a semaphore may have other permits of it."""
-        until = monotonic() + timeout
-        self._know(timeout)
-        left = max(0.001, until - monotonic())
-        return self.sessions.borrow(left, None if self.permits else self.number, exclusive=not self.shared)
 
     def _know(self, timeout: float) -> None:
         """Add the name to the table, unless this process knows that it is there."""
@@ -161,11 +162,7 @@ class PostgresEngine(ServerEngine):
             return self._attempt_permit(session, timeout)
         token = None
         try:
-            query = (
-                f"select case when pg_try_advisory_lock{self._suffix}($1) then {TOKEN} end"
-                " from holdfast_lock where key = $1 and permits = $2"
-            )
-            row = session.execute(query, (self.number, 0), timeout, lambda row: self._undo(session, row))
+            row = session.execute(self._try, (self.number, 0), timeout, lambda row: self._undo(session, row))
             if row is None:
                 return None
             token = row[0]
@@ -273,7 +270,7 @@ class PostgresEngine(ServerEngine):
                 wake = f"case when {is_first} then pg_notify('{self._channel}', '') end"
                 (row,) = session.ask(f"select {unlock}, {wake}", TTL_S)
             else:
-                row = session.execute(f"select pg_advisory_unlock{self._suffix}($1)", (self.number,), TTL_S)
+                row = session.execute(self._release, (self.number,), TTL_S)
             return row is not None and row[0] == "t"
         except ConnectionFailed:
             if not session.is_open:

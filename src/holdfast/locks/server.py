@@ -66,6 +66,7 @@ class Lease:
         self.registry = process.registry
         self._mutex = threading.RLock()
         self.deadline = self.next_renewal = 0.0
+        self.quiet_from = 0.0  # before, another thread uses the socket: `Renewer` does not watch it
         self.answered(sent)
 
     def answered(self, sent: float) -> None:
