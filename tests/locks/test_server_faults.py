@@ -191,6 +191,17 @@ def test_the_timeout_includes_the_first_attempt(target: Target, waits: list[Wait
     assert deadlines and max(deadlines) <= asked + PATIENCE
 
 
+@only("redis", "etcd")
+def test_a_release_does_not_wait_for_a_silent_server_as_long_as_a_long_lease(
+    target: Target,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.locks.server.CALL_TIMEOUT_S", 0.3)
+    hold = target.lock(ttl=LONG_S).acquire(timeout=PATIENCE)
+    with silent(target), pytest.raises(holdfast.ConnectionFailed):
+        Caller(hold.release).result()
+
+
 # Grants that are dropped.
 
 

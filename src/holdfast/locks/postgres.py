@@ -37,11 +37,16 @@ from typing import TYPE_CHECKING, Any
 from .. import postgres, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from .engine import BUSY, Outcome
-from .postgres_sessions import TTL_S, Denied, LockSession, Sessions, servers
+from .postgres_sessions import TTL_S, Denied, LockSession, NoTables, Sessions, servers
 from .server import STATUS_TIMEOUT_S, ServerEngine, ServerGrant, Waiter, holder_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
     from ..status import Holder, Status
+
+    Result = TypeVar("Result")
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     from psycopg import sql
@@ -53,6 +58,7 @@ _JUMP = 1 << 32  # more tokens than a server issues between two writes to its di
 _CREATE = """
 create unlogged table if not exists holdfast_lock (key bigint primary key, name text not null, permits int not null);
 create sequence if not exists holdfast_lock_token"""
+_BEGIN_TOKENS = "delete from holdfast_lock where key = 0"  # if only the sequence was deleted
 _GRANTS = (
     "grant select, insert, update on holdfast_lock to {user}",
     "grant usage, update on sequence holdfast_lock_token to {user}",
@@ -120,6 +126,8 @@ class PostgresEngine(ServerEngine):
             session = sessions.borrow(max(0.001, until - monotonic()), key, exclusive=not self.shared)
             try:
                 found = self._attempt(session, max(0.001, until - monotonic()))
+            except NoTables:
+                found = None
             except ConnectionFailed as error:
                 if session.is_open:
                     raise
@@ -230,7 +238,7 @@ class PostgresEngine(ServerEngine):
         try:
             (found,) = run(f"select count(*) from pg_class where relname in ({tables}) and pg_table_is_visible(oid)")
             if int(found) < len(_TABLES):  # one transaction
-                run(f"select pg_advisory_xact_lock({key_of('holdfast tables of locks')}); {_CREATE}")
+                run(f"select pg_advisory_xact_lock({key_of('holdfast tables of locks')}); {_CREATE}; {_BEGIN_TOKENS}")
             run(f"{_MOVE_ON}; insert into holdfast_lock (key, name, permits) values ({row}) on conflict do nothing")
         except Denied as error:
             user = sql.Identifier(session.session.connection.info.user).as_string(None)
@@ -341,10 +349,17 @@ class _LockWaiter(Waiter):
         rows = session.receive(0)
         return None if rows is None else self._granted(timeout)
 
+    def _if_known(self, ask: Callable[[], Result]) -> Result | None:
+        """None also if the tables were deleted."""
+        try:
+            return ask()
+        except NoTables:
+            return None
+
     def _granted(self, timeout: float) -> ServerGrant | None:
         engine, session, until = self._engine, self._session, monotonic() + timeout
         query = f"select {TOKEN} {engine._row}"  # and a proof that the connection still works
-        while (row := session.ask(query, max(0.001, until - monotonic()))[0]) is None:
+        while (row := self._if_known(lambda: session.ask(query, max(0.001, until - monotonic()))[0])) is None:
             engine._know_again(max(0.001, until - monotonic()))
         sessions = engine.sessions
         with sessions.mutex:
@@ -383,7 +398,11 @@ class _PermitWaiter(_LockWaiter):
         session.session.connection.pgconn.consume_input()
         while session.session.connection.pgconn.notifies():
             pass
-        while (grant := engine._attempt_permit(session, max(0.001, until - monotonic()), first=True)) is None:
+
+        def attempt() -> ServerGrant | Outcome | None:
+            return engine._attempt_permit(session, max(0.001, until - monotonic()), first=True)
+
+        while (grant := self._if_known(attempt)) is None:
             engine._know_again(max(0.001, until - monotonic()))
         if isinstance(grant, Outcome):
             return None

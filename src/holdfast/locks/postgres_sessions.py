@@ -25,7 +25,6 @@ _MAX_SPARE = 2
 # If the thread that watches for a loss also woke for each answer, acquire and release would take three times as long.
 _QUIET_S = 0.2
 _FRESH_S = 0.01
-_DENIED = b"42501"  # a code of SQL
 _SETTINGS = {
     "lock_timeout": "0",
     "statement_timeout": "0",
@@ -41,6 +40,13 @@ class Denied(ConnectionFailed):
     """The user may not do this. `reason` is the server's."""
 
     reason = ""
+
+
+class NoTables(Denied):
+    """The tables of locks were deleted, or never created."""
+
+
+_REFUSED = {b"42501": Denied, b"42P01": NoTables}  # by the code of SQL
 
 
 class LockSession(Lease):
@@ -93,7 +99,7 @@ class LockSession(Lease):
         connection = self.session.connection.pgconn
         until = monotonic() + timeout
         failed: psycopg.Error | None = None
-        denied = b""
+        refused: Denied | None = None
         try:
             while True:
                 while connection.is_busy():
@@ -106,8 +112,10 @@ class LockSession(Lease):
                     break
                 if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
                     failed = psycopg.OperationalError(result.error_message.decode(errors="replace"))
-                    if result.error_field(pq.DiagnosticField.SQLSTATE) == _DENIED:
-                        denied = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+                    kind = _REFUSED.get(result.error_field(pq.DiagnosticField.SQLSTATE) or b"")
+                    if kind is not None:
+                        refused = kind(str(failed))
+                        refused.reason = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
                     continue  # to the end of the answer
                 texts = [result.get_value(0, column) for column in range(result.nfields)] if result.ntuples else None
                 row = None if texts is None else tuple(None if text is None else text.decode() for text in texts)
@@ -115,9 +123,7 @@ class LockSession(Lease):
         except psycopg.Error as error:
             failed = error
         rows, self._rows = self._rows, []
-        if denied:
-            refused = Denied(str(failed))
-            refused.reason = denied.decode(errors="replace")
+        if refused is not None:
             raise refused
         if failed is not None:
             raise self.failed(failed)
