@@ -43,7 +43,7 @@ ODD_NAMES = (
     "a?b&name=c#d",
     "{brace}{",
     "ключ-鍵-🔑",
-    "n" * 1000,
+    "n" * 4000,
     "'\"\\;--",
 )
 DATABASE = "locks"

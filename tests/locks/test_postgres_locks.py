@@ -125,6 +125,26 @@ def test_tokens_grow_over_a_crash_that_lost_the_last_ones(
         assert hold.token == after + 1  # the sequence was moved on once
 
 
+@pytest.mark.parametrize("dropped", ["table holdfast_lock", "sequence holdfast_lock_token"])
+@pytest.mark.parametrize("take", [acquired, permitted, in_transaction, after_a_wait])
+def test_tables_that_were_deleted_are_created_again(
+    server: servers.Postgres, url: str, dropped: str, take: Callable[[servers.Postgres, str], int | None]
+) -> None:
+    """A lock that is held stays held, and tokens do not begin with 1 again."""
+    before = take(server, url)
+    with holdfast.lock(f"{url}-held", timeout=PATIENCE) as held:
+        with server.connect("locks") as connection:
+            connection.execute(f"drop {dropped}")
+        if take is in_transaction:  # the failure has spoiled it
+            with pytest.raises(holdfast.ConnectionFailed, match="Roll the transaction back"):
+                take(server, url)
+        after = take(server, url)
+        assert before is not None and after is not None
+        assert after > before if "table" in dropped else after > 1_000_000_000_000_000
+        assert holdfast.lock(f"{url}-held").try_acquire() is None
+        held.check()
+
+
 def test_tokens_are_not_moved_on_by_a_clean_restart(server: servers.Postgres, url: str) -> None:
     with holdfast.lock(url, timeout=PATIENCE) as hold:
         before = hold.token

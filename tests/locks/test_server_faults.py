@@ -191,6 +191,17 @@ def test_the_timeout_includes_the_first_attempt(target: Target, waits: list[Wait
     assert deadlines and max(deadlines) <= asked + PATIENCE
 
 
+@only("redis", "etcd")
+def test_a_release_does_not_wait_for_a_silent_server_as_long_as_a_long_lease(
+    target: Target,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.locks.server.CALL_TIMEOUT_S", 0.3)
+    hold = target.lock(ttl=LONG_S).acquire(timeout=PATIENCE)
+    with silent(target), pytest.raises(holdfast.ConnectionFailed):
+        Caller(hold.release).result()
+
+
 # Grants that are dropped.
 
 
@@ -325,6 +336,22 @@ def test_the_end_of_a_session_that_was_idle_before_the_lock_is_noticed(
     until(lambda: not session._socket.is_open)
     with pytest.raises(holdfast.LockLost):
         hold.release()
+
+
+@only("postgresql")
+def test_answers_do_not_wake_the_thread_that_watches_for_a_loss(
+    target: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would compete with the thread that waits for them, and acquire and release would take three times as long."""
+    looks: list[Renewer] = []
+    in_use = Renewer._in_use
+    monkeypatch.setattr(Renewer, "_in_use", lambda self: looks.append(self) or in_use(self))
+    monkeypatch.setattr("holdfast.locks.postgres_sessions._QUIET_S", LONG_S)
+    with target.lock(f"{target.name}-kept", timeout=PATIENCE):
+        for _ in range(300):
+            target.lock().acquire(timeout=PATIENCE).release()
+    assert len(looks) < 100  # some, because the thread also renews
 
 
 def test_a_lease_is_renewed_although_a_thread_could_not_be_started_before(monkeypatch: pytest.MonkeyPatch) -> None:

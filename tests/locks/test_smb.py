@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 import servers
+from faces import Caller
 from smbprotocol.open import CreateDisposition, FilePipePrinterAccessMask, ImpersonationLevel
-from support import Raised, auntil, descriptors, in_child, until
+from support import Raised, Waited, auntil, descriptors, in_child, until
 
 import holdfast
 from holdfast.errors import (
@@ -241,6 +242,30 @@ def test_a_lock_left_over_from_a_crash_of_the_server_is_free(
         assert lock.status().holders[0].pid == os.getpid()
 
 
+def test_only_the_holder_of_the_token_deletes_what_a_crash_left_over(url: str, samba: servers.Samba, name: str) -> None:
+    """Samba creates a file first, and enters it as open later. In between it seems to be left over."""
+    (samba.share / name).write_text("123@elsewhere")
+    session = session_of(url)
+    token = session.file(f"{name}.token".replace("/", "\\"))
+    session.ask([smb_file.open_lock(token)], 10, token)
+    assert holdfast.lock(url).try_acquire() is None
+    assert (samba.share / name).read_text() == "123@elsewhere"
+    session.close_files(10, token)
+    with holdfast.lock(url).acquire(timeout=0):
+        assert (samba.share / name).read_text().startswith(f"{os.getpid()}@")
+
+
+def test_a_waiter_polls_while_no_file_tells_the_holder(url: str, name: str, waits: list[Waited]) -> None:
+    """The holder of the token has not created it yet, or the server has closed it first: there will be no event."""
+    session = session_of(url)
+    token = session.file(f"{name}.token".replace("/", "\\"))
+    session.ask([smb_file.open_lock(token)], 10, token)
+    waiting = Caller(holdfast.lock(url).acquire, timeout=smb._LOOK_S - 1)
+    until(lambda: waits)  # its attempt has failed
+    session.close_files(10, token)
+    waiting.result().release()
+
+
 def test_a_file_that_another_program_has_open_alone_is_held(url: str, name: str) -> None:
     session = session_of(url)
     file = session.file(name.replace("/", "\\"))
@@ -258,7 +283,7 @@ def test_a_file_that_another_program_has_open_alone_is_held(url: str, name: str)
     assert lock.try_acquire() is None
     (holder,) = lock.status().holders
     assert holder.pid is None
-    session.close_file(file, 10)
+    session.close_files(10, file)
     assert not lock.status().held
 
 
@@ -326,17 +351,17 @@ def test_a_waiter_outlives_its_connection(url: str, samba: servers.Samba, start_
 
 def test_a_session_that_is_lost_during_an_attempt_does_not_grant(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, engine = holdfast.lock(url), smb.SmbEngine
-    next_token = engine._next_token
+    write_token = engine._write_token
     lost: list[Any] = []
 
-    def lose_once(self: smb.SmbEngine, session: smb_session.SmbSession, file: Any, until_: float) -> int:
-        token = next_token(self, session, file, until_)
+    def lose_once(self: smb.SmbEngine, session: smb_session.SmbSession, *rest: Any) -> int:
+        token = write_token(self, session, *rest)
         if not lost:
             lost.append(session)
             session.lose()
         return token
 
-    monkeypatch.setattr(engine, "_next_token", lose_once)
+    monkeypatch.setattr(engine, "_write_token", lose_once)
     with lock.acquire(timeout=10) as hold:
         assert hold._grant.lease is not lost[0]
         hold.check()

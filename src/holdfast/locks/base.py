@@ -109,11 +109,17 @@ class BaseLock(Generic[HoldType]):
         found: Any = self._engine.first_attempt(timeout)
         return self._hold_type(self, found) if found else self._wait(found, timeout, cancel_check)
 
-    def _wait(self, found: Outcome | None, timeout: float | None, cancel_check: Callable[[], bool] | None) -> HoldType:
+    def _wait(
+        self,
+        found: Outcome | None,
+        timeout: float | None,
+        cancel_check: Callable[[], bool] | None,
+        began: float | None = None,
+    ) -> HoldType:
         if cancel_check is None or timeout == 0:
-            return wait.drive(self._steps(found, timeout))
+            return wait.drive(self._steps(found, timeout, began=began))
         try:
-            return wait.drive(self._steps(found, timeout, never=_NEVER), cancel_check, _CANCEL_CHECK_S)
+            return wait.drive(self._steps(found, timeout, never=_NEVER, began=began), cancel_check, _CANCEL_CHECK_S)
         except wait.Stopped:
             name = self._engine.name
             raise Timeout(f"{name}: not acquired, because cancel_check ended the wait.", path=name) from None
@@ -138,13 +144,15 @@ class BaseLock(Generic[HoldType]):
         asynchronous: bool = False,
         explains: bool = True,
         never: float | None = None,
+        began: float | None = None,
     ) -> wait.Steps[HoldType]:
         """An acquire whose first attempt returned `found`, or None: it is not made yet.
 
         explains: raise Timeout or Busy, which name the holder; False: `wait.DeadlinePassed`
         never: the deadline of a wait without a timeout
+        began: the timeout counts from this moment (monotonic). None: from now on
         """
-        engine, began = self._engine, monotonic()
+        engine, began = self._engine, monotonic() if began is None else began
         grant: Any = found
         if found is None:
             grant = yield from attempt_step(engine, engine.first_attempt, timeout=timeout)

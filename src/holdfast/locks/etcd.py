@@ -36,6 +36,7 @@ from .server import (
     Waiter,
     client_name,
     holder_of,
+    release_timeout,
     unreachable,
 )
 
@@ -187,7 +188,7 @@ class EtcdEngine(ServerEngine):
 
     def release_grant(self, grant: ServerGrant) -> bool:
         lease: Any = grant.lease
-        return bool(lease.delete(grant.id, self.ttl))
+        return bool(lease.delete(grant.id, release_timeout(self.ttl)))
 
     def join(self, timeout: float) -> Waiter:
         return EtcdWaiter(self, self.add(timeout))

@@ -16,9 +16,9 @@ the row with the key 0 missing. It moves the sequence on by `_JUMP`, or to the t
 waits until that is on the disk. No lock is granted before: a grant needs the row of its name. A clean restart keeps the
 table, and loses nothing.
 
-Loss: the sockets are watched, so that the end of a session is noticed at once, or half a second after an acquire on a
-session that was idle. A network that is cut is noticed after
-`TTL_S`: the session is not renewed in time, and that is sooner than the server's keepalive ends it (`postgres`).
+Loss: the sockets are watched, so that the end of a session is noticed at once, or up to half a second after an acquire.
+A network that is cut is noticed after `TTL_S`: the session is not renewed in time, and that is sooner than the server's
+keepalive ends it (`postgres`).
 
 Semaphore: the waiters queue for the exclusive lock on its queue key. The first of them tries the permits, and waits for
 a notification. A holder that releases a permit notifies if there is a first waiter. A holder that dies does not notify,
@@ -37,11 +37,16 @@ from typing import TYPE_CHECKING, Any
 from .. import postgres, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from .engine import BUSY, Outcome
-from .postgres_sessions import TTL_S, Denied, LockSession, Sessions, servers
+from .postgres_sessions import TTL_S, Denied, LockSession, NoTables, Sessions, servers
 from .server import STATUS_TIMEOUT_S, ServerEngine, ServerGrant, Waiter, holder_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
     from ..status import Holder, Status
+
+    Result = TypeVar("Result")
 
 with suppress(ImportError):  # `postgres.connect` names the remedy
     from psycopg import sql
@@ -53,6 +58,7 @@ _JUMP = 1 << 32  # more tokens than a server issues between two writes to its di
 _CREATE = """
 create unlogged table if not exists holdfast_lock (key bigint primary key, name text not null, permits int not null);
 create sequence if not exists holdfast_lock_token"""
+_BEGIN_TOKENS = "delete from holdfast_lock where key = 0"  # if only the sequence was deleted
 _GRANTS = (
     "grant select, insert, update on holdfast_lock to {user}",
     "grant usage, update on sequence holdfast_lock_token to {user}",
@@ -95,6 +101,11 @@ class PostgresEngine(ServerEngine):
         self.queue = key_of(f"{self.lock_name}\0queue")
         self.slots = [key_of(f"{self.lock_name}\0{permit}") for permit in range(permits)]
         self.key = ("postgresql", self.url, self.lock_name)
+        self._try = (
+            f"select case when pg_try_advisory_lock{self._suffix}($1) then {TOKEN} end"
+            " from holdfast_lock where key = $1 and permits = $2"
+        )
+        self._release = f"select pg_advisory_unlock{self._suffix}($1)"
 
     @property
     def sessions(self) -> Sessions:
@@ -103,15 +114,20 @@ class PostgresEngine(ServerEngine):
     # One attempt.
 
     def attempt(self, timeout: float) -> ServerGrant | Outcome:
-        until = monotonic() + timeout
-        self._know(timeout)  # first: the session of this process may have the key for another name
-        if not self.shared and self.sessions.holds(self.number):
-            return BUSY
+        sessions, until = self.sessions, monotonic() + timeout
         failure: HoldfastError = self._other_number(0)
         for _ in range(3):  # a session that has ended, and a name that a crash has deleted
-            session = self._borrow(max(0.001, until - monotonic()))
+            # First: the session of this process may have the key for another name.
+            self._know(max(0.001, until - monotonic()))
+            if not self.shared and sessions.holds(self.number):
+                return BUSY
+            # That of a semaphore may have other permits of it.
+            key = None if self.permits else self.number
+            session = sessions.borrow(max(0.001, until - monotonic()), key, exclusive=not self.shared)
             try:
                 found = self._attempt(session, max(0.001, until - monotonic()))
+            except NoTables:
+                found = None
             except ConnectionFailed as error:
                 if session.is_open:
                     raise
@@ -119,18 +135,11 @@ class PostgresEngine(ServerEngine):
                 continue
             finally:
                 if self.permits:
-                    self.sessions.forget(session, None)
+                    sessions.forget(session, None)
             if found is not None:
                 return found
-            self.sessions.known.discard((self.lock_name, self.permits))
+            sessions.known.discard((self.lock_name, self.permits))
         raise failure
-
-    def _borrow(self, timeout: float) -> LockSession:
-        """A session for an attempt. That of a semaphore may have other permits of it."""
-        until = monotonic() + timeout
-        self._know(timeout)
-        left = max(0.001, until - monotonic())
-        return self.sessions.borrow(left, None if self.permits else self.number, exclusive=not self.shared)
 
     def _know(self, timeout: float) -> None:
         """Add the name to the table, unless this process knows that it is there."""
@@ -161,11 +170,7 @@ class PostgresEngine(ServerEngine):
             return self._attempt_permit(session, timeout)
         token = None
         try:
-            query = (
-                f"select case when pg_try_advisory_lock{self._suffix}($1) then {TOKEN} end"
-                " from holdfast_lock where key = $1 and permits = $2"
-            )
-            row = session.execute(query, (self.number, 0), timeout, lambda row: self._undo(session, row))
+            row = session.execute(self._try, (self.number, 0), timeout, lambda row: self._undo(session, row))
             if row is None:
                 return None
             token = row[0]
@@ -233,7 +238,7 @@ class PostgresEngine(ServerEngine):
         try:
             (found,) = run(f"select count(*) from pg_class where relname in ({tables}) and pg_table_is_visible(oid)")
             if int(found) < len(_TABLES):  # one transaction
-                run(f"select pg_advisory_xact_lock({key_of('holdfast tables of locks')}); {_CREATE}")
+                run(f"select pg_advisory_xact_lock({key_of('holdfast tables of locks')}); {_CREATE}; {_BEGIN_TOKENS}")
             run(f"{_MOVE_ON}; insert into holdfast_lock (key, name, permits) values ({row}) on conflict do nothing")
         except Denied as error:
             user = sql.Identifier(session.session.connection.info.user).as_string(None)
@@ -273,7 +278,7 @@ class PostgresEngine(ServerEngine):
                 wake = f"case when {is_first} then pg_notify('{self._channel}', '') end"
                 (row,) = session.ask(f"select {unlock}, {wake}", TTL_S)
             else:
-                row = session.execute(f"select pg_advisory_unlock{self._suffix}($1)", (self.number,), TTL_S)
+                row = session.execute(self._release, (self.number,), TTL_S)
             return row is not None and row[0] == "t"
         except ConnectionFailed:
             if not session.is_open:
@@ -344,10 +349,17 @@ class _LockWaiter(Waiter):
         rows = session.receive(0)
         return None if rows is None else self._granted(timeout)
 
+    def _if_known(self, ask: Callable[[], Result]) -> Result | None:
+        """None also if the tables were deleted."""
+        try:
+            return ask()
+        except NoTables:
+            return None
+
     def _granted(self, timeout: float) -> ServerGrant | None:
         engine, session, until = self._engine, self._session, monotonic() + timeout
         query = f"select {TOKEN} {engine._row}"  # and a proof that the connection still works
-        while (row := session.ask(query, max(0.001, until - monotonic()))[0]) is None:
+        while (row := self._if_known(lambda: session.ask(query, max(0.001, until - monotonic()))[0])) is None:
             engine._know_again(max(0.001, until - monotonic()))
         sessions = engine.sessions
         with sessions.mutex:
@@ -386,7 +398,11 @@ class _PermitWaiter(_LockWaiter):
         session.session.connection.pgconn.consume_input()
         while session.session.connection.pgconn.notifies():
             pass
-        while (grant := engine._attempt_permit(session, max(0.001, until - monotonic()), first=True)) is None:
+
+        def attempt() -> ServerGrant | Outcome | None:
+            return engine._attempt_permit(session, max(0.001, until - monotonic()), first=True)
+
+        while (grant := self._if_known(attempt)) is None:
             engine._know_again(max(0.001, until - monotonic()))
         if isinstance(grant, Outcome):
             return None

@@ -22,7 +22,9 @@ with suppress(ImportError):  # `postgres.connect` names the remedy
 
 TTL_S = 9.0  # the keepalive of the server needs at least 9.8 s to end a session
 _MAX_SPARE = 2
-_DENIED = b"42501"  # a code of SQL
+# If the thread that watches for a loss also woke for each answer, acquire and release would take three times as long.
+_QUIET_S = 0.2
+_FRESH_S = 0.01
 _SETTINGS = {
     "lock_timeout": "0",
     "statement_timeout": "0",
@@ -38,6 +40,13 @@ class Denied(ConnectionFailed):
     """The user may not do this. `reason` is the server's."""
 
     reason = ""
+
+
+class NoTables(Denied):
+    """The tables of locks were deleted, or never created."""
+
+
+_REFUSED = {b"42501": Denied, b"42P01": NoTables}  # by the code of SQL
 
 
 class LockSession(Lease):
@@ -70,9 +79,18 @@ class LockSession(Lease):
     def fileno(self) -> int:
         return self.session.fileno() if self.session.is_open else -1
 
-    def send(self, query: str) -> None:
+    def answered(self, sent: float) -> None:
+        super().answered(sent)
+        self.quiet_from = sent + _QUIET_S
+
+    def send(self, query: str, numbers: tuple[int, ...] | None = None) -> None:
+        """numbers: the parameters, if `query` is the name of a prepared statement."""
+        connection = self.session.connection.pgconn
         try:
-            self.session.connection.pgconn.send_query(query.encode())
+            if numbers is None:
+                connection.send_query(query.encode())
+            else:
+                connection.send_query_prepared(query.encode(), [b"%d" % number for number in numbers])
         except psycopg.Error as error:
             raise self.failed(error) from None
 
@@ -81,7 +99,7 @@ class LockSession(Lease):
         connection = self.session.connection.pgconn
         until = monotonic() + timeout
         failed: psycopg.Error | None = None
-        denied = b""
+        refused: Denied | None = None
         try:
             while True:
                 while connection.is_busy():
@@ -94,8 +112,10 @@ class LockSession(Lease):
                     break
                 if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
                     failed = psycopg.OperationalError(result.error_message.decode(errors="replace"))
-                    if result.error_field(pq.DiagnosticField.SQLSTATE) == _DENIED:
-                        denied = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+                    kind = _REFUSED.get(result.error_field(pq.DiagnosticField.SQLSTATE) or b"")
+                    if kind is not None:
+                        refused = kind(str(failed))
+                        refused.reason = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
                     continue  # to the end of the answer
                 texts = [result.get_value(0, column) for column in range(result.nfields)] if result.ntuples else None
                 row = None if texts is None else tuple(None if text is None else text.decode() for text in texts)
@@ -103,18 +123,23 @@ class LockSession(Lease):
         except psycopg.Error as error:
             failed = error
         rows, self._rows = self._rows, []
-        if denied:
-            refused = Denied(str(failed))
-            refused.reason = denied.decode(errors="replace")
+        if refused is not None:
             raise refused
         if failed is not None:
             raise self.failed(failed)
         return rows
 
-    def ask(self, query: str, timeout: float, owed: Callable[[list[Any]], object] = len) -> list[Any]:
-        """Run statements. If their answer comes too late, or after an interrupt, `owed` is called with it.
+    def ask(
+        self,
+        query: str,
+        timeout: float,
+        owed: Callable[[list[Any]], object] = len,
+        numbers: tuple[int, ...] | None = None,
+    ) -> list[Any]:
+        """Run statements, or a prepared one with these parameters.
 
-        The thread that renews this lease sees to that. It ends a session that does not answer.
+        If their answer comes too late, or after an interrupt, `owed` is called with it. The thread that renews this
+        lease sees to that. It ends a session that does not answer.
         """
         until = monotonic() + timeout
         if not self._mutex.acquire(timeout=timeout):  # another thread waits for its answer
@@ -124,7 +149,7 @@ class LockSession(Lease):
             sent = clock()
             self._owed = owed
             try:
-                self.send(query)
+                self.send(query, numbers)
                 rows = self.receive(max(0.0, until - monotonic()))
             except HoldfastError:
                 self._owed = None  # the server has answered, or the session has ended
@@ -145,14 +170,14 @@ class LockSession(Lease):
         self, query: str, numbers: tuple[int, ...], timeout: float, owed: Callable[[Any], object] = len
     ) -> tuple[Any, ...] | None:
         """Run a statement with parameters, and return its first row. The session parses and plans it only once."""
-        name, prepare = self._prepared.get(query), ""
+        until = monotonic() + timeout
+        name = self._prepared.get(query)
         if name is None:
             name = f"holdfast_{next(self._numbers)}"
-            prepare = f"prepare {name} as {query}; "
-        given = ",".join(map(str, numbers))
-        rows = self.ask(f"{prepare}execute {name}({given})", timeout, lambda rows: owed(rows[-1]))
-        self._prepared[query] = name
-        found: tuple[Any, ...] | None = rows[-1]
+            self.ask(f"prepare {name} as {query}", timeout)
+            self._prepared[query] = name
+        (row,) = self.ask(name, max(0.001, until - monotonic()), lambda rows: owed(rows[0]), numbers)
+        found: tuple[Any, ...] | None = row
         return found
 
     def finish(self, timeout: float) -> None:
@@ -270,17 +295,23 @@ class Sessions:
 
     def _find(self, key: int | None, exclusive: bool) -> LockSession | None:
         with self.mutex:
-            for session in self.open_ones():
-                if key is None or key not in session.keys:
+            for session in self.all:
+                if (key is None or key not in session.keys) and self._is_open(session):
                     self.note(session, key, exclusive)
                     return session
+            self.open_ones()
         return None
 
+    def _is_open(self, session: LockSession) -> bool:
+        quiet = clock() - session.quiet_from
+        if quiet > _FRESH_S - _QUIET_S and (
+            quiet < 0 or not session.grants
+        ):  # else it has just answered, or is watched
+            session.look()
+        return session.is_open
+
     def open_ones(self) -> list[LockSession]:
-        for session in self.all:
-            if not session.grants:  # else its socket is watched
-                session.look()
-        self.all = [session for session in self.all if session.is_open]
+        self.all = [session for session in self.all if self._is_open(session)]
         return self.all
 
     def holds(self, key: int) -> bool:

@@ -7,7 +7,7 @@ from time import monotonic, time
 from typing import Any
 
 from .. import postgres, wait
-from ..errors import Unsupported
+from ..errors import ConnectionFailed, Unsupported
 from .engine import BUSY, Grant, Outcome
 from .postgres import TOKEN, PostgresEngine
 from .postgres_sessions import TTL_S
@@ -55,7 +55,14 @@ class TransactionEngine(PostgresEngine):
         The transaction of the caller need not see the row that is then added to the table.
         """
         run = self.connection.execute
-        is_known, token = run(f"select exists (select {self._row}), {expression}").fetchone() or (True, None)
+        try:
+            is_known, token = run(f"select exists (select {self._row}), {expression}").fetchone() or (True, None)
+        except psycopg.errors.UndefinedTable:
+            self.sessions.known.clear()
+            raise ConnectionFailed(
+                f"{self.name}: the tables of locks were deleted. Roll the transaction back and begin it again.",
+                path=self.name,
+            ) from None
         if is_known or token is None:
             return token
         self._know_again(TTL_S)

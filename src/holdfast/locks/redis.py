@@ -45,6 +45,7 @@ from .server import (
     Waiter,
     client_name,
     holder_of,
+    release_timeout,
     unreachable,
 )
 
@@ -75,6 +76,7 @@ _REMEDIES = {
     "max number of clients": "Close other connections, or raise maxclients on the server.",
     "too many open files": "Raise the limit of open files of this process (ulimit -n).",
     "read only": "Connect to the primary server.",
+    "wrongtype": "Another program has a key of this name. Delete it, or choose another name for the lock.",
     "loading": "Try again when the server has started.",
 }
 
@@ -313,7 +315,7 @@ class RedisEngine(ServerEngine):
         return ServerGrant(self, self.lease(), id, int(value), sent), 0.0
 
     def release_grant(self, grant: ServerGrant) -> bool:
-        return bool(self.server.run(RELEASE, self, grant.id, timeout=self.ttl))
+        return bool(self.server.run(RELEASE, self, grant.id, timeout=release_timeout(self.ttl)))
 
     def join(self, timeout: float) -> Waiter:
         return _RedisWaiter(self, timeout)

@@ -68,8 +68,10 @@ class Renewer:
 
     def _run(self) -> None:
         while (leases := self._in_use()) is not None:
-            sockets = [fd for fd in (lease.fileno() for lease in leases) if fd != -1]
-            readable = wait.poll([self._woken.fd, *sockets], max(0.0, self._next - clock()))
+            now = clock()
+            sockets = [fd for fd in (lease.fileno() for lease in leases if lease.quiet_from <= now) if fd != -1]
+            until = min([self._next, *(lease.quiet_from for lease in leases if lease.quiet_from > now)])
+            readable = wait.poll([self._woken.fd, *sockets], max(0.0, until - now))
             if self._woken.fd in readable:
                 system.read(self._woken.fd, 4096)
             if self._dropped:  # in a thread of its own: the server may be silent

@@ -49,6 +49,11 @@ def seconds_left(deadline: float | None) -> float:
     return CALL_TIMEOUT_S if deadline is None else max(0.001, min(CALL_TIMEOUT_S, deadline - monotonic()))
 
 
+def release_timeout(ttl: float) -> float:
+    """How long a release may take: not as long as a lease of an hour, and less at the end of the program."""
+    return min(ttl, STATUS_TIMEOUT_S if sys.is_finalizing() else CALL_TIMEOUT_S)
+
+
 class LeaseGone(Exception):
     """The server does not know this lease any more: all its locks are lost."""
 
@@ -66,6 +71,7 @@ class Lease:
         self.registry = process.registry
         self._mutex = threading.RLock()
         self.deadline = self.next_renewal = 0.0
+        self.quiet_from = 0.0  # before, another thread uses the socket: `Renewer` does not watch it
         self.answered(sent)
 
     def answered(self, sent: float) -> None:

@@ -2,16 +2,23 @@
 
     smb://user:password@host:445/share/directory/name
 
-    name            the lock. Its holder has it open for writing and deleting, and lets others only read it. It contains
-                    `pid@host`. The server deletes it when it is closed, by its holder or by the end of the connection
-    name.token      the last token. It stays
+    name.token      the lock. Its holder has it open for writing, and lets others only read it. It contains the last
+                    token, and stays
+    name            who has the lock. Its holder has it open for writing and deleting, and lets others only read it. It
+                    contains `pid@host`. The server deletes it when it is closed, by its holder or by the end of the
+                    connection
 
-The holder reads the last token from `name.token`, and writes the next one. That is one more, or the time of its file in
-microseconds if that is greater. So tokens grow even if `name.token` was deleted. The time alone is not enough: its
-resolution is a tick of the server's kernel (4 ms), and several holders fit into that. This costs two round trips.
+Only the holder of `name.token` creates and deletes `name`. Otherwise two clients could hold the lock on Samba, which
+creates a file first and enters it as open a moment later. If another client finds the file in between, not open, and
+deletes it, its creator holds a file without a name. When that is closed, Samba deletes the file that has the name by
+then. Nothing deletes `name.token`, except `forget`.
 
-A server that crashes leaves the file behind, but not open. The next process that acquires the lock opens it alone,
-checks that it contains `pid@host`, and deletes it. Any other content is refused with NotALockFile.
+The holder reads the last token and writes the next one. That is one more, or the time of the files in microseconds if
+that is greater. So tokens grow even if `name.token` was deleted. The time alone is not enough: its resolution is a tick
+of the server's kernel (4 ms), and several holders fit into that.
+
+A server that crashes leaves `name` behind, but not open. The next holder opens it alone, checks that it contains
+`pid@host`, and deletes it. Any other content is refused with NotALockFile.
 
 The server notifies the waiters when the file is deleted (CHANGE_NOTIFY), and all of them try again, in no order.
 
@@ -62,13 +69,14 @@ if TYPE_CHECKING:
 
 _LOOK_S = 5.0  # until a waiter tries again without an event
 _POLL_S = 0.1  # the same, on a server that reports no changes, and for a file that is about to be deleted
-_MAX_ROUNDS = 5  # of an attempt that finds files without a holder
+_MAX_ROUNDS = 5  # of an attempt that finds a file without a holder
 _CLOSE_S = 0.5  # short: a caller whose timeout has passed waits for it, too
 _SHORT_S = 1.0  # a server that does not answer within a shorter time may be well
 _MAX_CONTENT, _MAX_DIGITS = 1024, 18
 _CLIENT = re.compile(rb"\d+@[^\0\r\n]*")  # the content of a lock
 _NOT_FOUND, _COLLISION = 0xC0000034, 0xC0000035
 _SHARING_VIOLATION, _DELETE_PENDING = 0xC0000043, 0xC0000056
+_BUSY = {_SHARING_VIOLATION, _DELETE_PENDING}
 
 
 class SmbEngine(ServerEngine):
@@ -104,7 +112,7 @@ class SmbEngine(ServerEngine):
         share, until = self._share, monotonic() + timeout
         session = share.session(timeout)
         if not share.is_proven:
-            self._prove(session, max(0.001, until - monotonic()))
+            self._prove(session, left(until))
             share.is_proven = True
         return session
 
@@ -118,7 +126,7 @@ class SmbEngine(ServerEngine):
             except ConnectionFailed:
                 if session.is_open:
                     raise
-            return work(self.session(max(0.001, until - monotonic())), until)
+            return work(self.session(left(until)), until)
         except Refused as error:
             raise explain(self.name, error) from None
         except ConnectionFailed as error:
@@ -152,84 +160,94 @@ class SmbEngine(ServerEngine):
         return self.on_session(self.take, timeout)[0]
 
     def take(self, session: SmbSession, until: float) -> tuple[ServerGrant | Outcome, bool]:
-        """One attempt. The second value: will a deletion of the file follow that causes no event?"""
-        for _ in range(_MAX_ROUNDS):
-            file = session.file(self.path)
-            write = file.write(client_name().encode(), send=False)
-            try:
-                session.ask([smb_file.create(file), write], max(0.001, until - monotonic()), file)
-                grant = ServerGrant(self, session, file, self._next_token(session, file, until))
-                if not session.is_open:  # it was lost before it had this grant
-                    session.lose()
-                    raise explain(self.name, ConnectionResetError("the connection was lost"))
-                return grant, False
-            except BaseException as error:
+        """One attempt. The second value: may the lock become free without an event?"""
+        lock, file, grant = session.file(f"{self.path}.token"), session.file(self.path), None
+        try:
+            last = self._open(session, lock, until)
+            if last is None or not self._create(session, file, until):
+                return BUSY, True
+            token = self._write_token(session, (lock, file), last, until)
+            file.lock = lock
+            grant = ServerGrant(self, session, file, token)
+            if not session.is_open:  # it was lost before it had this grant
+                session.lose()
+                raise explain(self.name, ConnectionResetError("the connection was lost"))
+            return grant, False
+        except Refused as error:
+            if error.status not in _BUSY:
+                raise
+            return BUSY, not self._exists(session, until)
+        finally:
+            if grant is None:
                 _close(session, file)
-                status = error.status if isinstance(error, Refused) else 0
-                if status in (_SHARING_VIOLATION, _DELETE_PENDING):
-                    return BUSY, status == _DELETE_PENDING
-                if status != _COLLISION:
+                _close(session, lock)
+
+    def _open(self, session: SmbSession, lock: Any, until: float) -> int | None:
+        """Open the lock, or create it. Return the last token. None: it was deleted meanwhile."""
+        calls = [smb_file.open_lock(lock), smb_file.count_names(lock), lock.read(0, _MAX_CONTENT, send=False)]
+        _, names, content = session.ask(calls, left(until), lock)
+        digits = content.strip() or b"0"
+        if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+            text = f"{self.name}.token does not hold a number, and was not changed. Check the path, or delete it."
+            raise NotALockFile(text, path=self.name)
+        return int(digits) if names else None
+
+    def _create(self, session: SmbSession, file: Any, until: float) -> bool:
+        """Create the file that names the holder. False: one was there again and again, which no process has open."""
+        for _ in range(_MAX_ROUNDS):
+            try:
+                session.ask([smb_file.create(file), file.write(client_name().encode(), send=False)], left(until), file)
+            except Refused as error:
+                if error.status != _COLLISION:
                     raise
-            if not self._delete_left_over(session, until):
-                return BUSY, False
-        return BUSY, True
+            else:
+                return True
+            self._delete_left_over(session, until)
+        return False
 
-    def _delete_left_over(self, session: SmbSession, until: float) -> bool:
-        """Delete a lock that no process holds. False: a process holds it.
-
-        Samba can open a file while its holder deletes it. Deleting it again, Samba would delete the file of the next
-        holder, which has the same name. So the file must still have a name, and no other client can delete it now.
-        """
+    def _delete_left_over(self, session: SmbSession, until: float) -> None:
         file = session.file(self.path)
         try:
             calls = [smb_file.open_alone(file), smb_file.count_names(file), file.read(0, _MAX_CONTENT, send=False)]
-            _, names, content = session.ask(calls, max(0.001, until - monotonic()), file)
-            if not names:
-                return True
+            _, names, content = session.ask(calls, left(until), file)
             if content and not _CLIENT.fullmatch(content):
                 raise NotALockFile(f"{self.name} is not a lock. It was not changed. Check the path.", path=self.name)
-            session.ask([smb_file.delete(file)], max(0.001, until - monotonic()))
+            if names:  # else its holder has just deleted it. Samba would delete another file of this name
+                session.ask([smb_file.delete(file)], left(until))
         except Refused as error:
-            if error.status in (_SHARING_VIOLATION, _DELETE_PENDING):
-                return False
             if error.status != _NOT_FOUND:
                 raise
         finally:
             _close(session, file)
-        return True
 
-    def _next_token(self, session: SmbSession, lock: Any, until: float) -> int:
-        """Read the last token, and write the next one. The caller holds the lock."""
-        file = session.file(f"{self.path}.token")
-        try:
-            calls = [smb_file.open_for_writing(file), file.read(0, 32, send=False)]
-            _, content = session.ask(calls, max(0.001, until - monotonic()), file)
-            digits = content.strip() or b"0"
-            if not digits.isdigit() or len(digits) > _MAX_DIGITS:
-                text = f"{self.name}.token does not hold a number, and was not changed. Check the path, or delete it."
-                raise NotALockFile(text, path=self.name)
-            token: int = max(int(digits) + 1, round(lock.creation_time.timestamp() * 1_000_000))
-            calls = [file.write(b"%d\n" % token, send=False), file.close(send=False)]
-            session.ask(calls, max(0.001, until - monotonic()))
-        except BaseException:
-            _close(session, file)
-            raise
+    def _write_token(self, session: SmbSession, files: tuple[Any, ...], last: int, until: float) -> int:
+        created = max(file.creation_time for file in files).timestamp()
+        token: int = max(last + 1, round(created * 1_000_000))
+        session.ask([files[0].write(b"%d\n" % token, send=False)], left(until))
         return token
+
+    def _exists(self, session: SmbSession, until: float) -> bool:
+        """Is there a file that names the holder? Its deletion is the event for the waiters."""
+        try:
+            self._read(session, until, alone=False)
+        except Refused as error:
+            return error.status == _SHARING_VIOLATION
+        return True
 
     def forget(self) -> None:
         """Delete the last token. For a name that no process uses again."""
 
         def delete(session: SmbSession, until: float) -> None:
             file = session.file(f"{self.path}.token")
-            session.ask([smb_file.open_alone(file)], max(0.001, until - monotonic()), file)
-            session.ask([smb_file.delete(file), file.close(send=False)], max(0.001, until - monotonic()))
+            session.ask([smb_file.open_alone(file)], left(until), file)
+            session.ask([smb_file.delete(file), file.close(send=False)], left(until))
 
         self.on_session(delete, CALL_TIMEOUT_S)
 
     def release_grant(self, grant: ServerGrant) -> bool:
         session: Any = grant.lease
         try:
-            session.close_file(grant.id, TTL_S)
+            session.close_files(TTL_S, grant.id.lock, grant.id)  # in this order: the deletion wakes the waiters
         except Refused:  # the server has closed the file
             return False
         except ConnectionFailed:
@@ -262,15 +280,20 @@ class SmbEngine(ServerEngine):
         file = session.file(self.path)
         calls = [smb_file.open_for_reading(file, alone=alone), file.read(0, _MAX_CONTENT, send=False)]
         calls.append(file.close(send=False))
-        _, content, _ = session.ask(calls, max(0.001, until - monotonic()), file)
+        _, content, _ = session.ask(calls, left(until), file)
         return file.creation_time.timestamp(), content
+
+
+def left(until: float) -> float:
+    """The seconds until a moment. Never 0, which would leave no time for an answer."""
+    return max(0.001, until - monotonic())
 
 
 def _close(session: SmbSession, file: Any) -> None:
     """Close a file if it is open, after an error or a check."""
     if file.connected and session.is_open:
         with suppress(HoldfastError, Refused):
-            session.close_file(file, _CLOSE_S)
+            session.close_files(_CLOSE_S, file)
 
 
 class _SmbWaiter(Waiter):
@@ -284,7 +307,7 @@ class _SmbWaiter(Waiter):
         engine = self._engine
 
         def register(session: SmbSession, until: float) -> DirectoryWatch:
-            return watch(session, engine.directory, engine.file_name, self._wake, max(0.001, until - monotonic()))
+            return watch(session, engine.directory, engine.file_name, self._wake, left(until))
 
         return self._call(register, timeout)
 
@@ -303,7 +326,7 @@ class _SmbWaiter(Waiter):
         if not self._watch.session.is_open:
             self._watch.remove(self._wake)
             self._watch = self._register(timeout)
-        found, soon = self._call(self._engine.take, max(0.001, until - monotonic()))
+        found, soon = self._call(self._engine.take, left(until))
         if isinstance(found, ServerGrant):
             self._watch.remove(self._wake)
             return found

@@ -44,10 +44,10 @@ def open_for_reading(file: Any, *, alone: bool) -> Call:
     return _open(file, Access.FILE_READ_DATA, share, Disposition.FILE_OPEN, Options.FILE_NON_DIRECTORY_FILE)
 
 
-def open_for_writing(file: Any) -> Call:
-    """Open a file, or create it."""
-    access = Access.FILE_READ_DATA | Access.FILE_WRITE_DATA
-    return _open(file, access, ALL, Disposition.FILE_OPEN_IF, Options.FILE_NON_DIRECTORY_FILE)
+def open_lock(file: Any) -> Call:
+    """Open a file that others can only read, or create it."""
+    access = Access.FILE_READ_DATA | Access.FILE_WRITE_DATA | Access.FILE_READ_ATTRIBUTES
+    return _open(file, access, Share.FILE_SHARE_READ, Disposition.FILE_OPEN_IF, Options.FILE_NON_DIRECTORY_FILE)
 
 
 def open_directory(file: Any) -> Call:

@@ -234,11 +234,14 @@ class SmbSession(Lease):
                 raise answer
         return answers
 
-    def close_file(self, file: Any, timeout: float) -> None:
-        """Close a file. If no answer comes in time, the server closes it later. Raises Refused if it is not open."""
-        (answer,) = self._ask([file.close(send=False)], timeout)
-        if isinstance(answer, Refused):
-            raise answer
+    def close_files(self, timeout: float, *files: Any) -> None:
+        """Close files, one after the other. If no answer comes in time, the server closes them later.
+
+        Raises Refused if one of them is not open.
+        """
+        for answer in self._ask([file.close(send=False) for file in files], timeout):
+            if isinstance(answer, Refused):
+                raise answer
 
     def _ask(self, calls: list[Call], timeout: float) -> list[Any]:
         """Send requests that are not about one file."""
@@ -316,7 +319,7 @@ class SmbSession(Lease):
                 self._wait(request, float("inf"))
             self._receive(calls, requests)
             if file is not None and file.connected:
-                self.close_file(file, TTL_S)
+                self.close_files(TTL_S, file)
 
     def _silent(self, timeout: float) -> HoldfastError:
         if timeout >= 1 and not self.grants:

@@ -153,7 +153,7 @@ class DirectoryWatch:
     def _close(self) -> None:
         if self._file.connected and self.session.is_open:
             with suppress(HoldfastError, Refused):
-                self.session.close_file(self._file, STATUS_TIMEOUT_S)  # the timeout of the waiter has passed
+                self.session.close_files(STATUS_TIMEOUT_S, self._file)  # the timeout of the waiter has passed
 
 
 def _deleted(answer: bytes) -> set[str]:

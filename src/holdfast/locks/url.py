@@ -14,6 +14,7 @@ object is called with the URL and the keyword arguments shared, permits (0 for a
 from __future__ import annotations
 
 import re
+from time import monotonic
 
 from ..errors import Unsupported
 from .base import DEFAULT, BaseLock, check_timeout
@@ -81,7 +82,9 @@ class ServerLock(BaseLock[ServerHold]):
         self, timeout: float | Default | None = DEFAULT, *, cancel_check: Callable[[], bool] | None = None
     ) -> ServerHold:
         timeout = self.timeout if timeout is DEFAULT else check_timeout(timeout)
-        return self._wait(None, timeout, cancel_check)
+        began = monotonic()
+        found: Any = self._engine.first_attempt(timeout)
+        return ServerHold(self, found) if found else self._wait(found, timeout, cancel_check, began)
 
     acquire.__doc__ = BaseLock.acquire.__doc__
 
