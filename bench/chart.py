@@ -72,7 +72,7 @@ class Scale:
         if self.axis.marks:
             return list(self.axis.marks)
         if self.axis.log:
-            steps = (1,) if self._high - self._low > 1.5 else (1, 2, 5)
+            steps = (1,) if self._high - self._low > 2.5 else (1, 2, 5)
             ticks = [step * 10.0**power for power in range(floor(self._low), ceil(self._high) + 1) for step in steps]
             return [tick for tick in ticks if self._low - 1e-9 <= log10(tick) <= self._high + 1e-9]
         step = 10.0 ** floor(log10(self._high - self._low))

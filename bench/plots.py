@@ -19,11 +19,11 @@ HANDOFF = {
 }
 SIZES = {
     "append, durable=False": "append an event",
-    "append under a condition": "the same, with a condition",
+    "append under a condition": "append, with a condition",
     "read the 10 events of a tag": "read 10 events by tag",
     "open, and read the last event": "open a store, read 1 event",
     "claim + complete, steady": "claim + complete a task",
-    "standing": "hand-off of a lock",
+    "standing": "CPU time of a hand-off",
 }
 SHARES_OF = 8
 _PROCESSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)

@@ -244,7 +244,7 @@ def test_every_plot_is_drawn_from_recorded_figures(bench: Any, tmp_path: Path) -
     for text in drawn.values():
         drawing(text)
     names = [text.text for text in drawing(drawn["sizes"]).iter(f"{SVG}text")]
-    assert {"a", "b", "claim + complete a task", "hand-off of a lock"} <= set(names)
+    assert {"a", "b", "claim + complete a task", "CPU time of a hand-off"} <= set(names)
     del found["sections"]["handoff"]
     assert set(dict(bench.plots.drawn(found))) == set(bench.plots.PLOTS) - {"handoff"}
 

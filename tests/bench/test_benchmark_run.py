@@ -225,3 +225,22 @@ def test_processes_of_the_machine_that_are_not_ours_are_counted(bench: Any) -> N
         pass
     assert bench.runner._busy_s() - busy >= 0.2
     assert os.cpu_count() and ROOT.exists()
+
+
+def test_a_run_hurries_and_then_leaves_sections_out_to_end_in_its_time(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now, asked = [0.0], []
+
+    def measure(name: str, quick: bool, directory: str, limit: float, tick: Any) -> dict[str, Any]:
+        asked.append((name, quick, limit))
+        now[0] += 300.0
+        return free_lock(2.0)
+
+    monkeypatch.setattr(bench.publish, "clock", lambda: now[0])
+    monkeypatch.setattr(bench.publish, "measure", measure)
+    names = ["keep", "handoff", "events", "tasks"]
+    known = dict.fromkeys(names, 200.0)
+    found = bench.publish.measure_all(names, False, str(tmp_path), known)
+    assert asked == [("keep", False, 150.0), ("handoff", True, 150.0), ("events", True, 150.0)]
+    assert {name: result["error"] for name, result in found.items() if result["error"]} == {"tasks": "no time left"}
