@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test prove prove-load test-optimised lint format bench docs release-check clean
+.PHONY: demo test prove prove-load test-optimised lint format bench clean
 
 $(VENV)/ready: pyproject.toml scripts/groups.py
 	@echo "Making a virtual environment in $(VENV). That takes about a minute, once."
@@ -45,6 +45,9 @@ format: $(VENV)/ready
 
 bench: $(VENV)/bench-ready
 	$(RUN) bench/run.py
+
+# For those who publish Holdfast.
+.PHONY: docs release-check
 
 # The documentation as a site, in build/site. A warning is an error.
 docs: $(VENV)/ready
