@@ -40,7 +40,7 @@ def play(found: list[Block], room: Path, request: pytest.FixtureRequest) -> subp
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", READY)
 def test_every_block_of_a_page_runs(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if name in NEEDS:
