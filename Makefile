@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test prove prove-load test-optimised lint format bench bench-compare docs release-check clean
+.PHONY: demo test prove prove-load test-optimised lint format bench bench-compare clean
 
 $(VENV)/ready: pyproject.toml scripts/groups.py
 	@echo "Making a virtual environment in $(VENV). That takes about a minute, once."
@@ -50,6 +50,9 @@ bench: $(VENV)/bench-ready
 # Measures again, writes nothing, and fails if a ratio is 25 % worse than the one in docs/benchmarks.json.
 bench-compare: $(VENV)/bench-ready
 	$(RUN) bench/publish.py --compare $(ONLY)
+
+# For those who publish Holdfast.
+.PHONY: docs release-check
 
 # The documentation as a site, in build/site. A warning is an error.
 docs: $(VENV)/ready

@@ -36,7 +36,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="holdfast-docs-") as room:
         source = Path(room) / "source"
         collect(source)
-        os.environ["PYTHONPATH"] = str(ROOT / "scripts")
+        os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / name) for name in ("src", "scripts"))
         command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going", "-c", str(ROOT / "docs")]
         done = subprocess.run([*command, "-d", f"{room}/cache", str(source), str(target)], check=False)
     if done.returncode == 0:
@@ -112,6 +112,7 @@ def fenced(text: str) -> str:
 
 def api_page(title: str, module: str, names: dict[str, str]) -> str:
     """The classes and functions of a module. `made`: users get it from a call, so its constructor is not shown."""
+    names = names | others(module)
     parts = [f"# {title}", f"```{{eval-rst}}\n.. module:: {module}\n```"]
     for name, how in names.items():
         short = name.rpartition(".")[2]
@@ -123,6 +124,20 @@ def api_page(title: str, module: str, names: dict[str, str]) -> str:
         if how == "made":
             parts.append(fields(getattr(import_module(module), name)))
     return "\n\n".join(parts) + "\n"
+
+
+def others(module: str) -> dict[str, str]:
+    """Public classes and functions of a module that the list of pages does not mention. Exceptions have a page."""
+    mentioned = {name for _, _, names in API for name in names}
+    public = {name: getattr(import_module(module), name) for name in import_module(module).__all__}
+    kinds = {
+        name: "class" if isinstance(thing, type) else "function" for name, thing in public.items() if callable(thing)
+    }
+    return {
+        name: kind
+        for name, kind in kinds.items()
+        if name not in mentioned and not (kind == "class" and issubclass(public[name], Exception))
+    }
 
 
 def fields(kind: Any) -> str:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from typing import Any
 
-LIMIT = 30.0  # seconds for a block
+LIMIT = 90.0  # seconds for a block
 names: dict[str, Any] = {"__name__": "__main__"}
 printed = ""
 
