@@ -14,10 +14,7 @@ import pytest
 from docs.pages import LANGUAGES, ROOT, SHOWN, Block, blocks, in_tests, pages
 
 # Pages whose blocks are not prepared for this yet. Take a page out when its examples run.
-NOT_YET = {
-    f"docs/{name}.md"
-    for name in ("benchmarks", "cli", "concepts", "engines", "events", "howto", "scale", "tasks", "tutorial")
-}
+NOT_YET = {f"docs/{name}.md" for name in ("benchmarks", "cli", "concepts", "events", "howto", "tasks", "tutorial")}
 PAGES = {str(page.relative_to(ROOT)): page for page in pages() if page.exists()}
 READY = sorted(set(PAGES) - NOT_YET)
 NAMED = {"redis": "redis_server", "etcd": "etcd_server"}  # the fixture of each scheme
