@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from docs.pages import LANGUAGES, ROOT, SHOWN, Block, blocks, in_tests, pages
 
-# Pages whose blocks are not prepared for this yet. Take a page out when its examples run.
-NOT_YET = {f"docs/{name}.md" for name in ("engines", "scale")}
 PAGES = {str(page.relative_to(ROOT)): page for page in pages() if page.exists()}
-READY = sorted(set(PAGES) - NOT_YET)
+READY = sorted(PAGES)
 NAMED = {"redis": "redis_server", "etcd": "etcd_server"}  # the fixture of each scheme
 NEEDS = {"docs/from-eventsourcing.md": "eventsourcing"}  # a package that Python 3.10 does not have
 

@@ -10,6 +10,8 @@ import json
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -1077,6 +1079,39 @@ def test_a_suspended_holder_finds_its_lock_lost(target: Target, holder: Peer, st
         holder.do("hold.release()")
     hold.check()
     hold.release()
+
+
+@pytest.mark.slow
+@only(*LEASES)
+@pytest.mark.parametrize("jump", ["-30d", "+400d"])
+def test_a_clock_of_the_client_that_jumps_loses_no_lock(target: Target, jump: str, tmp_path: Path) -> None:
+    """faketime changes the wall clock of the holder, which then keeps the lock for longer than its lease."""
+    program = """
+import sys, time, select, holdfast
+with holdfast.lock(sys.argv[1], ttl=float(sys.argv[2]), timeout=20) as hold:
+    before = time.time()
+    print("held", flush=True)
+    while abs(time.time() - before) < 86400:
+        select.select([], [], [], 0.01)
+    until = time.monotonic() + 2 * float(sys.argv[2])
+    while time.monotonic() < until:
+        hold.check()
+        select.select([], [], [], 0.1)
+"""
+    servers.installed("faketime", lambda: servers.program("faketime"))
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    environment = {**os.environ, **dict.fromkeys(("FAKETIME_DONT_FAKE_MONOTONIC", "FAKETIME_NO_CACHE"), "1")}
+    environment["FAKETIME_TIMESTAMP_FILE"] = str(clock)
+    command = ["faketime", "-f", "+0", "env", "-u", "FAKETIME", sys.executable, "-c", program]
+    other = subprocess.Popen([*command, target.address, str(TTL_S)], env=environment, stdout=subprocess.PIPE, text=True)
+    assert other.stdout and other.stdout.readline() == "held\n"
+    clock.write_text(jump)
+    with pytest.raises(holdfast.Timeout):
+        target.lock().acquire(timeout=TTL_S * 1.5)
+    assert other.wait(PATIENCE) == 0
+    other.communicate()
+    target.lock().acquire(timeout=PATIENCE).release()
 
 
 @pytest.mark.slow

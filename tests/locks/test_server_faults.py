@@ -25,6 +25,7 @@ from test_conformance import DATABASE, QUEUES, SERVERS, Target, only, target, un
 
 import holdfast
 from holdfast import postgres, wait
+from holdfast.locks.redis import Listener, RedisEngine, _RedisWaiter
 from holdfast.locks.renewal import Renewer, clock, renewers
 from holdfast.locks.server import Lease, ServerGrant
 
@@ -433,6 +434,45 @@ def test_a_lock_whose_answer_came_late_is_renewed_in_its_own_time(target: Any) -
     until(lambda: late.is_lost)
     kept.check()
     kept.release()
+
+
+@only("redis")
+@pytest.mark.parametrize("fault", ["", "the message is lost", "the place may have expired"])
+def test_a_release_grants_the_lock_to_the_next_waiter(
+    target: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    """It does not ask again, unless it has to."""
+    asked: list[int] = []
+    take = RedisEngine.take
+
+    def counted(self: RedisEngine, id: str, timeout: float, *, waits: bool) -> Any:
+        asked.append(waits)
+        return take(self, id, timeout, waits=waits)
+
+    monkeypatch.setattr(RedisEngine, "take", counted)
+    attempt = _RedisWaiter.attempt
+
+    def attempt_late(self: _RedisWaiter, timeout: float) -> Any:
+        self._sent -= LONG_S
+        return attempt(self, timeout)
+
+    if fault == "the message is lost":
+        monkeypatch.setattr(Listener, "take_token", lambda *_: None)
+    elif fault:
+        monkeypatch.setattr(_RedisWaiter, "attempt", attempt_late)
+    lock = target.lock(ttl=LONG_S)
+    first = lock.acquire(timeout=PATIENCE)
+    waiting = Caller(lock.acquire, timeout=PATIENCE)
+    until_waiters(lock, 1)
+    first.release()
+    with waiting.result() as hold:
+        assert hold.token > first.token
+        assert len(target.lock().status().holders) == 1
+        hold.check()
+    assert asked.count(True) == (2 if fault else 1)
+    in_another_process(target)
 
 
 def test_a_password_with_a_slash_is_not_shown() -> None:

@@ -170,6 +170,13 @@ class EtcdEngine(ServerEngine):
         ranges = [{"key": encode(place.key)}, *self.ranges(place.revision - 1)]
         return self.excluding(self._read(ranges, timeout), place)
 
+    def is_excluded(self, place: Place, last: tuple[int, str, str], timeout: float) -> bool:
+        """Is a place still excluded? last: the last of the keys that excluded it."""
+        if self.permits:
+            return bool(self.ahead(place, timeout))
+        keys = self._read([{"key": encode(place.key)}, {"key": encode(last[1])}], timeout)
+        return bool(self.excluding(keys, place))
+
     def excluding(self, keys: list[tuple[int, str, str]], place: Place | None) -> list[tuple[int, str, str]]:
         """The earlier keys that keep this place from holding the lock. None: a place behind all of them."""
         if place is not None and not any(key == place.key for _, key, _ in keys):
@@ -247,25 +254,27 @@ class EtcdWaiter(Waiter):
         self._watch: Watch | None = None
 
     def attempt(self, timeout: float) -> ServerGrant | None:
-        """Look, watch what is in front, and look again: what was deleted in between causes no event."""
+        """Look, watch what is in front, and look again: what was deleted in between causes no event.
+
+        The second look reads two keys. The first one, for which etcd goes through all keys of the name, is made again
+        only if the key in front was deleted.
+        """
         engine, until = self._engine, monotonic() + timeout
         self._end_watch()
         try:
-            excluding = engine.ahead(self._place, timeout)
-            if excluding:
+            while excluding := engine.ahead(self._place, max(0.001, until - monotonic())):
                 key = engine.prefix if engine.permits else excluding[-1][1]
                 request = {"key": encode(key), "filters": ["NOPUT"]}
                 if engine.permits:
                     request["range_end"] = _after(key)
                 self._watch = engine.server.watch(request, max(0.001, until - monotonic()))
-                excluding = engine.ahead(self._place, max(0.001, until - monotonic()))
+                if engine.is_excluded(self._place, excluding[-1], max(0.001, until - monotonic())):
+                    return None
+                self._end_watch()
         except LeaseGone:  # this process was stopped or cut off: wait at the end of the queue
             self._place.leave(timeout)
             self._place = engine.add(max(0.001, until - monotonic()))
             return self.attempt(max(0.001, until - monotonic()))
-        if excluding:
-            return None
-        self._end_watch()
         return self._place.grant()
 
     def _end_watch(self) -> None:

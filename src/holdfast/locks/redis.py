@@ -16,8 +16,10 @@ Keys, of which all have the name in braces, so that a cluster keeps them on one 
 An id is `<kind>:<random>:<pid>@<host>`. The kind is "x" (exclusive), "s" (shared) or the number of permits. All times
 are those of the server. Every operation is one script, which Redis runs alone.
 
-Waiters are served in order. A holder that releases publishes the ids of the waiters whose turn it is, on the channel
-`holdfast:{name}:turn`. Each process that waits has one connection that listens. A waiter also looks again when the
+Waiters are served in order. The script of a release grants the lock to the waiters whose turn it is, and publishes
+their tokens and ids on the channel `holdfast:{name}:turn`. Such a grant lasts as long as the place in the queue would
+have lasted. So the waiter knows until when it holds the lock without asking: the time to live, counted from before it
+last renewed its place. Each process that waits has one connection that listens. A waiter also looks again when the
 lease of a holder in front of it may have expired, and renews its own place.
 """
 
@@ -82,7 +84,7 @@ _REMEDIES = {
 
 
 class Listener:
-    """The connection on which Redis publishes the ids of the waiters whose turn it is, and the thread that reads it."""
+    """The connection on which Redis publishes the waiters that got the lock, and the thread that reads it."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -90,6 +92,7 @@ class Listener:
         self._mutex = threading.Lock()
         self._confirmed: dict[str, threading.Event] = {}  # by channel
         self._pipes: dict[str, tuple[str, OwnedFd]] = {}  # of the waiters, and their channels, by id
+        self._tokens: dict[str, int] = {}  # of the waiters that a release has granted the lock
         threading.Thread(target=self._run, name="holdfast-redis", daemon=True).start()
 
     def add(self, channel: str, id: str, pipe: OwnedFd, timeout: float) -> None:
@@ -117,6 +120,11 @@ class Listener:
     def remove(self, id: str) -> None:
         with self._mutex:
             self._pipes.pop(id, None)
+            self._tokens.pop(id, None)
+
+    def take_token(self, id: str) -> int | None:
+        """The token of a waiter, if a release has granted it the lock."""
+        return self._tokens.pop(id, None)
 
     def _run(self) -> None:
         try:
@@ -126,7 +134,8 @@ class Listener:
                     if kind == b"subscribe" and (event := self._confirmed.get(channel.decode())) is not None:
                         event.set()
                     elif kind == b"message":
-                        self._wake(id.decode())
+                        token, _, id = id.decode().partition(" ")
+                        self._wake(id, int(token))
         except (RedisError, OSError, ValueError, AttributeError):  # the connection was lost or closed
             self.is_broken = True
             for confirmed in list(self._confirmed.values()):
@@ -134,9 +143,11 @@ class Listener:
             for id in list(self._pipes):
                 self._wake(id)
 
-    def _wake(self, id: str) -> None:
+    def _wake(self, id: str, token: int | None = None) -> None:
         with self._mutex:
             if (found := self._pipes.get(id)) is not None:
+                if token is not None:
+                    self._tokens[id] = token
                 with suppress(OSError):
                     system.write(found[1].fd, b"!")
 
@@ -332,14 +343,20 @@ class _RedisWaiter(Waiter):
         self._id = engine.new_id()
         self._woken, self._wake = pipe()
         self._until = 0.0
+        self._sent = 0.0  # before it last renewed its place (`clock`)
         self._listener = engine.server.listen(engine, self._id, self._wake, timeout)
 
     def attempt(self, timeout: float) -> ServerGrant | None:
         engine = self._engine
         if wait.poll([self._woken.fd], 0):
             system.read(self._woken.fd, 4096)
+        lease, token = engine.lease(), self._listener.take_token(self._id)
+        if token is not None and clock() < self._sent + engine.ttl - lease.margin:  # else it may have expired
+            self._listener.remove(self._id)
+            return ServerGrant(engine, lease, self._id, token, self._sent)
         if self._listener.is_broken:
             self._listener = engine.server.listen(engine, self._id, self._wake, timeout)
+        self._sent = clock()
         grant, soonest = engine.take(self._id, timeout, waits=True)
         if grant is None:
             # Its own place in the queue has to be renewed, too.

@@ -42,35 +42,37 @@ local function fits(kind, more)
   end
   return true
 end
+
+-- Make a member a holder until its lease ends, and return its token.
+local function enter(member, ends)
+  redis.call('ZADD', holders, ends, member)
+  redis.call('PEXPIRE', holders, KEEP)
+  redis.call('ZREM', queue, member)
+  redis.call('ZREM', waiters, member)
+  local next = string.format('%.0f', moment[1] * 1000000 + moment[2])
+  local last = redis.call('GET', token)
+  if last and (#last > #next or (#last == #next and last >= next)) then next = string.format('%.0f', last + 1) end
+  redis.call('SET', token, next, 'PX', KEEP)
+  return next
+end
 """
 # Returns {1, token}, {0, milliseconds until a lease in front of the caller may expire}, or {-1, the kind of a holder}.
 ACQUIRE = Script(
     _COMMON
     + """
 local ttl, waits = tonumber(ARGV[3]), ARGV[4] == '1'
-local function grant()
-  redis.call('ZADD', holders, now + ttl, id)
-  redis.call('PEXPIRE', holders, KEEP)
-  local next = string.format('%.0f', moment[1] * 1000000 + moment[2])
-  local last = redis.call('GET', token)
-  if last and (#last > #next or (#last == #next and last >= next)) then next = string.format('%.0f', last + 1) end
-  redis.call('SET', token, next, 'PX', KEEP)
-  return {1, next}
-end
+local function grant() return {1, enter(id, now + ttl)} end
 if redis.call('EXISTS', holders, queue) == 0 then return grant() end
 
 drop_expired()
+if redis.call('ZSCORE', holders, id) then return grant() end  -- a release has granted it, and the message was lost
 local kind = kind_of(id)
 local rank = redis.call('ZRANK', queue, id)
 local in_turn = true
 for _, other in ipairs(redis.call('ZRANGE', queue, 0, rank or 1023)) do
   if other ~= id and (kind == 'x' or not rank or kind_of(other) ~= kind) then in_turn = false break end
 end
-if in_turn and fits(kind, tonumber(kind) and rank or 0) then
-  redis.call('ZREM', queue, id)
-  redis.call('ZREM', waiters, id)
-  return grant()
-end
+if in_turn and fits(kind, tonumber(kind) and rank or 0) then return grant() end
 for _, member in ipairs(redis.call('ZRANGE', holders, 0, 0)) do
   local other = kind_of(member)
   if tonumber(kind) and tonumber(other) and kind ~= other then return {-1, other} end
@@ -88,7 +90,8 @@ end
 return {0, soonest - now + 1}
 """
 )
-# Returns 1 if the id was a holder whose lease has not expired. Wakes the waiters whose turn it is now.
+# Returns 1 if the id was a holder whose lease has not expired. Grants the lock to the waiters whose turn it is now,
+# until their places would have expired. Publishes their tokens and ids.
 RELEASE = Script(
     _COMMON
     + """
@@ -99,11 +102,9 @@ if redis.call('EXISTS', queue) == 0 then return known end
 redis.call('ZREM', queue, id)
 redis.call('ZREM', waiters, id)
 drop_expired()
-local more = 0
 for _, member in ipairs(redis.call('ZRANGE', queue, 0, 1023)) do
-  if not fits(kind_of(member), more) then break end
-  redis.call('PUBLISH', channel, member)
-  more = more + 1
+  if not fits(kind_of(member), 0) then break end
+  redis.call('PUBLISH', channel, enter(member, redis.call('ZSCORE', waiters, member) or now) .. ' ' .. member)
 end
 if redis.call('EXISTS', queue) == 0 then redis.call('DEL', numbers) end
 return known
