@@ -113,8 +113,7 @@ def changes(before: Status | None, after: Status | None) -> list[tuple[str, bool
     """What happened between two looks: a text, and whether a holder lost the lock."""
     found: list[tuple[str, bool]] = []
     was, now = (
-        {(holder.pid, holder.host) for holder in one.holders} if one is not None else set()
-        for one in (before, after)
+        {(holder.pid, holder.host) for holder in one.holders} if one is not None else set() for one in (before, after)
     )
     if before is not None:
         is_taken = before.stale and bool(now)
