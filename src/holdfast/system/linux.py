@@ -22,7 +22,7 @@ WATCH_WRITING = 0x2 | 0x8 | _IN_ATTRIB  # a file is written to
 WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is closed
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_IN_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
+_IN_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
 _EVENT = _Struct("iIII")  # watch, events, cookie, length of the name that follows
 _BUFFER = 4096  # bytes; an event needs at most 272
 
@@ -132,7 +132,7 @@ class DirectoryWatch:
                     elif events & _IN_IGNORED and path is not None:  # the directory is gone
                         del self._watched[number]
                         changed.add(path)
-                    elif path is not None:
+                    elif path is not None and events != _IN_OPEN | _IN_ISDIR:  # a directory was listed
                         (opened if events & _IN_OPEN else changed).add(path)
         except BlockingIOError:
             pass

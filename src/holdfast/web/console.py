@@ -74,8 +74,7 @@ class Locks:
 
     def _look(self) -> None:
         self._console.find()
-        self.topic.looks += 1
-        try:
+        with self.topic.look():
             found: dict[str, Status] = {}
             self.errors = {}
             for place in self._console.places.locks:
@@ -87,9 +86,7 @@ class Locks:
             found = {path: one for path, one in found.items() if not path.startswith(inside)}
             folders = {f"{path}.queue" for path in found if "://" not in path and os.path.isdir(f"{path}.queue")}
             self.topic.directories = self._console.directories | folders
-        finally:
-            self.topic.looks -= 1
-            self.topic.looked_at = self._looked = monotonic()
+        self._looked = monotonic()
         now = time()
         if self.seen_since is None:
             self.seen_since = now
@@ -216,7 +213,7 @@ class Console:
 
     def find(self) -> None:
         """Look for locks, queues and stores that are new or gone."""
-        with self._mutex:
+        with self._mutex, self.locks.topic.look():
             if monotonic() > self._ask_at:
                 self._servers = look_into(self.urls, self.recursive)
                 self._ask_at = monotonic() + (_ASK_AGAIN_S if self._servers.errors else _ASK_EVERY_S)

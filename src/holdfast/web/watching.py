@@ -11,7 +11,8 @@ of news. A page waits until the version of one of its topics has changed.
 The last two report nothing to a page. It looks at them every 1 to 5 seconds, rarer while nothing changes.
 
 To look at a lock opens its file, which is an event, too. So events of a file that is only opened do not count while a
-look is under way; `live` looks again after each change until nothing changes, and rarely without an event.
+look is under way. It ends in the event loop, which takes the events of the look off the queue first. `live` looks again
+after each change until nothing changes, and rarely without an event.
 
 Nothing waits for a topic that no open page shows.
 """
@@ -19,16 +20,15 @@ Nothing waits for a topic that no open page shows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
-from time import monotonic
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from .. import system
 from ..errors import HoldfastError
 from ..files import OwnedFd
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 5.0
-_AFTER_A_LOOK_S = 0.02  # events of a look that come later than it ends
 
 Wait = Callable[[], Awaitable[object]]  # ends when there may be news
 
@@ -43,8 +43,10 @@ class Topic:
         self.counts_opened = False  # a file that is opened may be a lock that is acquired
         self.version = 0
         self.users = 0
-        self.looks = 0  # that are under way
-        self.looked_at = 0.0
+        self._mutex = threading.Lock()
+        self._looks = 0  # that are under way
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.take_events: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
         self._changed: set[asyncio.Event] = set()
 
@@ -55,11 +57,34 @@ class Topic:
 
     def was_opened(self) -> None:
         """A file in one of the directories was opened."""
-        if self.counts_opened and not self.looks and monotonic() - self.looked_at > _AFTER_A_LOOK_S:
+        if self.counts_opened and not self._looks:
             self.bump()
+
+    @contextmanager
+    def look(self) -> Iterator[None]:
+        """A thread opens files in the directories, and that is no news."""
+        with self._mutex:
+            self._looks += 1
+        try:
+            yield
+        finally:
+            loop = self._loop
+            try:
+                if loop is None:
+                    self._end_look()
+                else:
+                    loop.call_soon_threadsafe(self._end_look)
+            except RuntimeError:  # the loop has ended
+                pass
+
+    def _end_look(self) -> None:
+        self.take_events()
+        with self._mutex:
+            self._looks -= 1
 
     def begin(self) -> None:
         self.version += 1  # nobody has watched it until now
+        self._loop = asyncio.get_running_loop()
         self._tasks = [asyncio.create_task(self._repeat(wait)) for wait in self.waits]
 
     def end(self) -> None:
@@ -100,6 +125,7 @@ class Watcher:
         for topic in topics:
             topic.users += 1
             if topic.users == 1:
+                topic.take_events = self._read
                 topic.begin()
                 self.watch(topic)
 
