@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 from functools import partial
 
@@ -253,3 +254,13 @@ def test_a_task_that_waits_while_the_object_is_closed_gets_nothing(path):
             pass
 
     asyncio.run(main())
+
+
+def test_an_object_of_tasks_that_is_dropped_is_released_without_a_warning(path, recwarn):
+    async def main():
+        await AsyncReadWriteLock(path).acquire_write()
+        gc.collect()
+        ReadWriteLock(path).acquire_write(0).lock.release()
+
+    asyncio.run(main())
+    assert not recwarn.list
