@@ -106,6 +106,17 @@ def test_cancel_check_ends_the_wait_of_a_task(path):
     asyncio.run(main())
 
 
+def test_an_error_of_on_acquired_releases_the_lock_of_a_task(path):
+    async def main():
+        lock = AsyncFileLock(path, on_acquired=lambda fd: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await lock.acquire()
+        assert not lock.is_locked
+        FileLock(path).acquire(timeout=0).lock.release()
+
+    asyncio.run(main())
+
+
 def test_a_synchronous_block_of_an_asynchronous_lock_is_refused(path):
     with pytest.raises(NotImplementedError, match="async with"):
         AsyncFileLock(path).__enter__()
