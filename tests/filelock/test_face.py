@@ -204,6 +204,17 @@ def test_the_file_stays_with_its_content(tmp_path):
     assert data.read_text() == "a,b\n"
 
 
+def test_an_empty_lock_file_stays_and_a_soft_one_goes(path):
+    with FileLock(path):
+        inode = os.stat(path).st_ino
+    with FileLock(path):
+        assert os.stat(path).st_ino == inode
+    os.unlink(path)
+    with SoftFileLock(path):
+        assert os.path.exists(path)
+    assert not os.path.exists(path)
+
+
 @KINDS
 def test_parent_directories_are_made(tmp_path, kind):
     with kind(tmp_path / "a" / "b" / "x.lock") as lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 from functools import partial
 
@@ -101,6 +102,17 @@ def test_cancel_check_ends_the_wait_of_a_task(path):
         async with AsyncFileLock(path):
             with pytest.raises(Timeout):
                 await AsyncFileLock(path).acquire(cancel_check=lambda: True, timeout=30)
+
+    asyncio.run(main())
+
+
+def test_an_error_of_on_acquired_releases_the_lock_of_a_task(path):
+    async def main():
+        lock = AsyncFileLock(path, on_acquired=lambda fd: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await lock.acquire()
+        assert not lock.is_locked
+        FileLock(path).acquire(timeout=0).lock.release()
 
     asyncio.run(main())
 
@@ -253,3 +265,13 @@ def test_a_task_that_waits_while_the_object_is_closed_gets_nothing(path):
             pass
 
     asyncio.run(main())
+
+
+def test_an_object_of_tasks_that_is_dropped_is_released_without_a_warning(path, recwarn):
+    async def main():
+        await AsyncReadWriteLock(path).acquire_write()
+        gc.collect()
+        ReadWriteLock(path).acquire_write(0).lock.release()
+
+    asyncio.run(main())
+    assert not recwarn.list

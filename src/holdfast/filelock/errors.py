@@ -65,7 +65,7 @@ def is_directory(path: str) -> bool:
     from stat import S_ISDIR
 
     try:
-        return S_ISDIR(system.stat(path).st_mode)
+        return S_ISDIR(system.stat(path, follow_symlinks=False).st_mode)
     except OSError:
         return False
 

@@ -226,7 +226,7 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         core = state.core
         if core is not None and state.is_fixed:
             return core
-        path = state.lock_file
+        path = os.fsdecode(state.lock_file)
         state.is_fixed = os.path.isabs(path)
         name = absolute(path)
         if os.pardir in path.split(os.sep):
@@ -290,7 +290,7 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
 
     def _raise_as_filelock(self, error: errors.HoldfastError, state: State, timeout: float | None) -> NoReturn:
         if not isinstance(error, errors.Timeout):
-            raise_as_os_error(error, state.lock_file)
+            raise_as_os_error(error, os.fsdecode(state.lock_file))
         if timeout != 0:
             why = "Timeout on acquiring" if error.status is not None else "Cancellation requested for"
             log(DEBUG, f"{why} lock %s on %s", id(self), state.lock_file)
