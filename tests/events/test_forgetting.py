@@ -7,6 +7,7 @@ import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import psycopg
 import pytest
 from support import Child, die_before_call
@@ -116,6 +117,13 @@ def test_classes_do_not_hinder_the_reading_of_what_is_forgotten(place: Any) -> N
     place.store().append([Event("Moved", SECRET, {"person:7"}), Event("Moved", 3)])
     store.forget("person:7")
     assert [event.data for event in store.read()] == [None, 3]
+
+
+def test_a_task_forgets(place: Any) -> None:
+    store = place.store()
+    fill(store, 8)
+    assert anyio.run(store.aforget, "person:7") == 4
+    assert all(event.is_forgotten for event in store.read(JANE))
 
 
 def test_a_tag_is_a_text(place: Any) -> None:
