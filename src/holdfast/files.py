@@ -39,7 +39,7 @@ _MAX_TRIES = 10
 
 
 class OwnedFd:
-    """An open descriptor, `fd`. After `close` that is -1."""
+    """An open descriptor, `fd`. It is -1 after `close`."""
 
     __slots__ = ("fd",)
 
@@ -93,10 +93,12 @@ class InheritedFd(OwnedFd):
         OwnedFd.__init__(self, process.InheritedNumber(fd))
 
 
-def named(path: str, inode: process.Inode, follow_symlinks: bool = True) -> os.stat_result | None:
+def named(
+    path: str, inode: process.Inode, follow_symlinks: bool = True, dir_fd: int | None = None
+) -> os.stat_result | None:
     """Return the stat result of `path` if it still names the file with this device and inode, else None."""
     try:
-        st = system.stat(path) if follow_symlinks else system.stat(path, follow_symlinks=False)
+        st = system.stat(path) if follow_symlinks else system.stat(path, dir_fd=dir_fd, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

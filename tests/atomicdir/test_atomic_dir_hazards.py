@@ -34,7 +34,7 @@ from test_atomic_dir import (
 
 import holdfast
 from holdfast import AtomicDir, system
-from holdfast.atomicdir import commit, copying, directory, trees
+from holdfast.atomicdir import cleanup, commit, copying, directory
 from holdfast.paths import follow_links
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def as_nobody(work: Callable[[], object]) -> bool:
 
 def in_own_mounts(code: str, **names: Any) -> str:
     """What the code prints that runs with mounts of its own."""
-    head = "import os, holdfast\nfrom holdfast import AtomicDir\nfrom holdfast.atomicdir import trees\n"
+    head = "import os, holdfast\nfrom holdfast import AtomicDir\nfrom holdfast.atomicdir import cleanup\n"
     head += "def sh(line):\n    if os.system(line):\n        raise OSError(line)\n"
     head += "".join(f"{name} = {str(value)!r}\n" for name, value in names.items())
     done = subprocess.run(
@@ -136,7 +136,7 @@ def test_removing_enters_no_mount(tmp_path: Path) -> None:
 for place, tree in (("tree/a/b/m", "tree"), ("mount", "mount")):
     sh(f"mount --bind {room}/precious {room}/{place}")
     try:
-        trees.remove(f"{room}/{tree}")
+        cleanup.remove(f"{room}/{tree}")
     except OSError as error:
         print(error.strerror)
 """
@@ -798,7 +798,7 @@ def test_a_file_that_takes_the_place_of_the_directory_is_left(what: str, site: P
     put(site, OLD)
     with pytest.raises(NotADirectoryError, match="left as it is"), AtomicDir(site).replace() as new:  # noqa: PT012
         build(new, NEW)
-        trees.remove(str(site))
+        cleanup.remove(str(site))
         if what == "file":
             site.write_text("somebody's")
         else:
@@ -893,14 +893,14 @@ def test_a_leftover_that_cannot_be_removed_does_not_stop_writers(
     put(site, OLD)
     for name in ("new", "gone"):
         Path(f"{site}.{name}-0123456789abcdef").mkdir()
-    real = trees.remove
+    real = cleanup.remove
 
     def remove(directory: str) -> None:
         if "-0123456789abcdef" in directory or ".gone-" in directory:
             raise PermissionError(errno.EPERM, "immutable", directory)
         real(directory)
 
-    monkeypatch.setattr(trees, "remove", remove)
+    monkeypatch.setattr(cleanup, "remove", remove)
     monkeypatch.setattr(directory, "GRACE_S", 0.0)
     with caplog.at_level(logging.WARNING, "holdfast"):
         for content in (NEW, OLD, NEW):
@@ -919,7 +919,7 @@ def test_the_removal_goes_on_after_any_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     put(site, OLD)
-    real, failed = trees.remove, threading.Event()
+    real, failed = cleanup.remove, threading.Event()
 
     def remove(path: str) -> None:
         if not failed.is_set() and path.startswith(str(site)):  # not a version that an earlier test has left
@@ -927,7 +927,7 @@ def test_the_removal_goes_on_after_any_error(
             raise RecursionError("too deep")
         real(path)
 
-    monkeypatch.setattr(trees, "remove", remove)
+    monkeypatch.setattr(cleanup, "remove", remove)
     for content in (NEW, OLD, NEW):
         put(site, content)
     assert failed.wait(30)

@@ -20,9 +20,9 @@ from ..locks.lock import Lock
 from ..paths import stat_of
 from ..wait import in_thread
 from . import copying
+from .cleanup import GRACE_S, remove_unused, set_mode
 from .commit import Site
 from .snapshot import Snapshot
-from .trees import GRACE_S, remove_unused, set_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Patience = float | base.Default | None
 
-# Nobody else looks into a version that is being built. The sticky bit has no effect there. It shows whether the block
+# No other user can read a version that is being built. The sticky bit has no effect there. It shows whether the block
 # has set a mode: without it, a block that asks for 0o700 could not be told from one that asks for nothing.
 _MODE_WHILE_BUILT = stat.S_ISVTX | stat.S_IRWXU
 
@@ -42,6 +42,9 @@ class AtomicDir:
     keep: how many previous versions a commit keeps, for `rollback`.
     timeout: how many seconds to wait for the lock. None waits for ever, 0 tries once.
     durable: a committed version survives a power failure.
+
+    Raises ValueError for a wrong parameter. The methods raise Timeout, or Busy for the timeout 0, UnsafePath for a
+    symlink of another user, and OSError.
 
         site = AtomicDir("site", keep=1)
         with site.replace() as new:

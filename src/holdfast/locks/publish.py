@@ -16,7 +16,7 @@ import errno
 import os
 
 from .. import owner, system
-from ..files import OwnedFd, inode_of, set_mode, sync_directory, write_all
+from ..files import OwnedFd, inode_of, named, set_mode, sync_directory, write_all
 from ..paths import cannot_be_swapped, follow_links, is_trusted, mount_at
 from .local import Location
 from .record import MAX_BYTES
@@ -53,17 +53,14 @@ class Entry:
         if self._directory is not None:
             self._directory.close()
 
-    def inode(self) -> Inode | None:
-        """The file that the name means now; None: there is none."""
-        try:
-            return inode_of(system.stat(self.name, dir_fd=self.dir_fd, follow_symlinks=False))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+    def names(self, inode: Inode) -> bool:
+        """Does the name still mean the file with this inode? A symlink is not followed."""
+        return named(self.name, inode, False, self.dir_fd) is not None
 
     def means(self, fd: int, st: os.stat_result) -> bool:
         """Does the name still mean this open file? Where inode numbers are not stable, compare the records."""
         if mount_at(st.st_dev, self.location.file).has_inodes:
-            return self.inode() == inode_of(st)
+            return self.names(inode_of(st))
         try:
             with OwnedFd(self.open(system.O_READ)) as file:
                 return _same_record(*(system.pread(one, MAX_BYTES, 0) for one in (fd, file.fd)))
@@ -136,7 +133,7 @@ class PublishedFile(OwnedFd):
     def is_published(self) -> bool:
         """Does the name still mean this file?"""
         if self.mount.has_inodes:
-            return self.entry.inode() == self.key
+            return self.entry.names(self.key)
         return self.entry.means(self.fd, system.fstat(self.fd))
 
     def take_back(self) -> None:
