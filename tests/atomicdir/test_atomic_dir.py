@@ -342,7 +342,7 @@ def test_a_snapshot_that_is_not_open_has_no_descriptor(site: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="needs root to become somebody else")
-def test_a_reader_that_may_not_write_leaves_its_snapshot_in_peace(in_memory: Path) -> None:
+def test_a_reader_that_may_not_write_closes_its_snapshot_without_an_error(in_memory: Path) -> None:
     in_memory.chmod(0o755)
     site = in_memory / "site"
     put(site, OLD)

@@ -411,7 +411,7 @@ def test_root_changes_no_file_behind_a_symlink_that_the_owner_puts_in_the_way(
 @as_root
 @pytest.mark.parametrize("mode", [0o311, 0o000, 0o500])
 @pytest.mark.parametrize("durable", [True, False])
-def test_an_unprivileged_owner_replaces_what_it_may_not_read(mode: int, durable: bool, shared_room: Path) -> None:
+def test_an_unprivileged_owner_replaces_files_it_may_not_read(mode: int, durable: bool, shared_room: Path) -> None:
     room = shared_room / "room"
     room.mkdir(mode=0o755)
     os.chown(room, NOBODY, NOBODY)
@@ -438,7 +438,7 @@ def test_an_unprivileged_owner_replaces_what_it_may_not_read(mode: int, durable:
 
 
 @as_root
-def test_an_unprivileged_owner_edits_what_may_not_be_written(shared_room: Path) -> None:
+def test_an_unprivileged_owner_edits_files_that_are_read_only(shared_room: Path) -> None:
     os.chown(shared_room, NOBODY, NOBODY)
     path = shared_room / "site"
 
@@ -668,7 +668,7 @@ def test_an_earlier_version_comes_back_by_its_number(site: Path, way: str) -> No
 # Interrupts and crashes.
 
 
-def test_an_interrupt_after_the_exchange_keeps_what_was_replaced(
+def test_an_interrupt_after_the_exchange_keeps_the_replaced_version(
     site: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -702,7 +702,7 @@ def die_before_rename(to: str) -> None:
     setattr(system, "rename", rename)  # noqa: B010
 
 
-def test_a_crash_after_the_exchange_keeps_what_was_replaced(site: Path) -> None:
+def test_a_crash_after_the_exchange_keeps_the_replaced_version(site: Path) -> None:
     put(site, OLD, keep=3)
 
     def work() -> None:

@@ -211,7 +211,7 @@ def test_a_foreign_ticket_with_the_highest_number_leaves_room_for_others(path: s
     waiting = threading.Thread(target=lambda: Lock(path).acquire(timeout=60).release())
     with Lock(path):
         waiting.start()
-        until(lambda: any(name != NUMBERS[-1] for name in tickets(path)))
+        until(lambda: any(len(name) == 12 and name != NUMBERS[-1] for name in tickets(path)))
     waiting.join(60)
     assert not waiting.is_alive()
 
