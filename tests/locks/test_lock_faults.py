@@ -205,9 +205,8 @@ def test_foreign_files_in_a_queue_directory_delay_no_waiter(kind: str, path: str
     assert not waiting.is_alive()
 
 
-def test_a_foreign_ticket_with_the_highest_number_leaves_room_for_others(path: str) -> None:
-    os.mkdir(path + ".queue")
-    os.mkfifo(f"{path}.queue/{NUMBERS[-1]}")
+def test_a_foreign_entry_with_the_highest_number_leaves_room_for_tickets(path: str) -> None:
+    os.makedirs(f"{path}.queue/{NUMBERS[-1]}")  # a directory, which no waiter removes
     waiting = threading.Thread(target=lambda: Lock(path).acquire(timeout=60).release())
     with Lock(path):
         waiting.start()

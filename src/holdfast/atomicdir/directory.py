@@ -55,10 +55,10 @@ class AtomicDir:
         self, path: base.StrPath, *, keep: int = 0, timeout: float | None = None, durable: bool = True
     ) -> None:
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
-            raise ValueError(f"keep is a number of versions, not {keep!r}")
+            raise ValueError(f"keep is a number of versions, 0 or more, not {keep!r}")
         text = os.fsdecode(path)
         if os.path.basename(text.rstrip(os.sep + (os.altsep or ""))) in ("", os.curdir, os.pardir):
-            raise ValueError(f"the path of a directory to replace has a name at its end, not {text!r}")
+            raise ValueError(f"{text!r} names no directory that can be replaced. Pass a path that ends in a name.")
         self.path = os.path.abspath(text)
         self.keep, self.durable = keep, durable
         self.timeout = base.check_timeout(timeout)
@@ -150,7 +150,8 @@ class Block:
 
     def _lock(self) -> Lock:
         if self._hold is not None:
-            raise HoldfastError("this block is entered already; call the method again for another one")
+            text = f"this block is entered already. Call {self._method}() again for another one."
+            raise HoldfastError(f"{self._atomic.path}: {text}")
         self._site = self._atomic._site()
         return Lock(self._site.lock_file, shared=self._method == "read")
 
