@@ -70,6 +70,10 @@ class OwnedFd:
         """Return the descriptor without closing it, for another owner. -1: it is not open."""
         return int(_owned.pop(id(self), -1))  # without the mark of an `InheritedNumber`
 
+    def discard(self) -> None:
+        """Close it: it was collected before it was closed."""
+        self.close()
+
     def __enter__(self: Owner) -> Owner:
         return self
 
@@ -79,7 +83,7 @@ class OwnedFd:
     def __del__(self) -> None:
         try:
             if self.fd != -1:
-                self.close()
+                self.discard()
         except (AttributeError, OSError, TypeError):  # never opened, or the interpreter is going down
             pass
 

@@ -267,6 +267,8 @@ def test_async_timeouts(run, path, held):
         {"retry": 0},
         {"heartbeat": 0},
         {"heartbeat": -1},
+        {"heartbeat": float("inf")},
+        {"heartbeat": 10**400},
         {"timeout": -1},
     ],
     ids=repr,

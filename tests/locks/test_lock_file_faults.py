@@ -486,6 +486,22 @@ def test_threads_that_share_a_lock_see_all_of_a_changed_link(tmp_path: Path) -> 
     assert os.listdir(tmp_path / "one") + os.listdir(tmp_path / "two") == []
 
 
+@pytest.mark.parametrize("make", [holdfast.Lock, lambda path: LockFile(path, durable=False)], ids=["lock", "file"])
+def test_a_changed_link_gives_the_lock_a_new_location(make: Callable[[str], Any], tmp_path: Path) -> None:
+    """The old one never changes: another thread may be in the middle of an attempt there."""
+    link = tmp_path / "link"
+    link.symlink_to("one")
+    lock = make(str(link))
+    lock.acquire().release()
+    before = lock._engine.location
+    parts = {name: getattr(before, name) for name in ("file", "queue")}
+    link.unlink()
+    link.symlink_to("two")
+    lock.acquire().release()
+    assert lock._engine.location.file == str(tmp_path / "two")
+    assert {name: getattr(before, name) for name in parts} == parts and before.file == str(tmp_path / "one")
+
+
 # Task locks.
 
 

@@ -70,10 +70,6 @@ class Entry:
     def open(self, flags: int) -> int:
         return system.open_fd(self.name, flags, dir_fd=self.dir_fd)
 
-    def sibling(self, name: str) -> str:
-        """How to call another file of this directory."""
-        return name if self.dir_fd is not None else f"{self.parent}/{name}"
-
     def remove(self, name: str) -> bool:
         """False: there was no such file."""
         try:
@@ -151,12 +147,7 @@ class PublishedFile(OwnedFd):
         finally:
             self.close()
 
-    def __del__(self) -> None:
-        try:
-            if self.fd != -1:
-                self.take_back()
-        except (AttributeError, OSError, TypeError):  # never opened, or the interpreter is going down
-            pass
+    discard = take_back
 
 
 def _same_record(one: bytes, other: bytes) -> bool:
