@@ -53,14 +53,10 @@ class Entry:
         if self._directory is not None:
             self._directory.close()
 
-    def names(self, inode: Inode) -> bool:
-        """Does the name still mean the file with this inode? A symlink is not followed."""
-        return named(self.name, inode, False, self.dir_fd) is not None
-
     def means(self, fd: int, st: os.stat_result) -> bool:
         """Does the name still mean this open file? Where inode numbers are not stable, compare the records."""
         if mount_at(st.st_dev, self.location.file).has_inodes:
-            return self.names(inode_of(st))
+            return named(self.name, inode_of(st), False, self.dir_fd) is not None
         try:
             with OwnedFd(self.open(system.O_READ)) as file:
                 return _same_record(*(system.pread(one, MAX_BYTES, 0) for one in (fd, file.fd)))
@@ -129,7 +125,7 @@ class PublishedFile(OwnedFd):
     def is_published(self) -> bool:
         """Does the name still mean this file?"""
         if self.mount.has_inodes:
-            return self.entry.names(self.key)
+            return named(self.entry.name, self.key, False, self.entry.dir_fd) is not None
         return self.entry.means(self.fd, system.fstat(self.fd))
 
     def take_back(self) -> None:
