@@ -105,7 +105,7 @@ class ConditionFailed(HoldfastError):
 class CorruptStore(HoldfastError):
     """An event store or a task queue is damaged. Nothing was changed. Restore the file from a backup, or mend it.
 
-    `line`, `offset` and `position` locate the damage in the file `path`, as far as that is known.
+    `line`, `offset` and `position` locate the damage in the file `path`, as far as they are known.
     """
 
     line: int | None = None

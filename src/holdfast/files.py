@@ -39,7 +39,7 @@ _MAX_TRIES = 10
 
 
 class OwnedFd:
-    """An open descriptor, `fd`. After `close` that is -1."""
+    """An open descriptor, `fd`. It is -1 after `close`."""
 
     __slots__ = ("fd",)
 
@@ -70,6 +70,10 @@ class OwnedFd:
         """Return the descriptor without closing it, for another owner. -1: it is not open."""
         return int(_owned.pop(id(self), -1))  # without the mark of an `InheritedNumber`
 
+    def discard(self) -> None:
+        """Close it: it was collected before it was closed."""
+        self.close()
+
     def __enter__(self: Owner) -> Owner:
         return self
 
@@ -79,7 +83,7 @@ class OwnedFd:
     def __del__(self) -> None:
         try:
             if self.fd != -1:
-                self.close()
+                self.discard()
         except (AttributeError, OSError, TypeError):  # never opened, or the interpreter is going down
             pass
 
@@ -93,10 +97,12 @@ class InheritedFd(OwnedFd):
         OwnedFd.__init__(self, process.InheritedNumber(fd))
 
 
-def named(path: str, inode: process.Inode, follow_symlinks: bool = True) -> os.stat_result | None:
+def named(
+    path: str, inode: process.Inode, follow_symlinks: bool = True, dir_fd: int | None = None
+) -> os.stat_result | None:
     """Return the stat result of `path` if it still names the file with this device and inode, else None."""
     try:
-        st = system.stat(path) if follow_symlinks else system.stat(path, follow_symlinks=False)
+        st = system.stat(path) if follow_symlinks else system.stat(path, dir_fd=dir_fd, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-# The traits of file systems. One that is not listed here keeps flock and file events on this machine.
-#   ours      only this machine can have written here; of a file system that is not listed, that is not known
+# The traits of file systems. A file system that is not listed keeps flock and file events on this machine.
+#   ours      only this machine can have written here; not known of a file system that is not listed
 #   volatile  a power failure loses everything, synced or not
 #   remote    no event arrives from another machine. Another machine may see for up to a minute what a name meant
 #             before, so that it cannot know whether the name still means the file that it has locked
@@ -43,7 +43,7 @@ _TRAITS = {
     **dict.fromkeys(("nfs", "nfs4"), "remote ranges caches"),
     "fuse.sshfs": "remote no-locks",
 }
-# The last one that is given is named. After `mount -o nolock` the kernel lists local_lock=all, too.
+# The message names the last one that is given. After `mount -o nolock` the kernel lists local_lock=all, too.
 _LOCAL_ONLY_OPTIONS = ("local_lock=posix", "local_lock=all", "nolock", "nobrl")
 _SEPARATORS = (os.sep, os.altsep or os.sep)
 _MAX_LINKS = 40  # as in Linux
@@ -80,7 +80,7 @@ class Mount:
 
 LOCAL = Mount()
 _by_device: dict[int, Mount] = {}
-_checked: dict[str, float] = {}  # directories that allow kernel locks, and until when that is known
+_checked: dict[str, float] = {}  # directories that allow kernel locks, and when to check them again
 _good_until = 0.0
 
 
@@ -164,8 +164,9 @@ def follow_links(path: str) -> str:
         elif not (st := stat_of(entry)) or not stat.S_ISLNK(st.st_mode):
             real = entry
         elif not is_trusted(st, system.stat(real or "/")):
+            where = path if entry == path else f"{path}: {entry}"
             raise UnsafePath(
-                f"{path}: {entry} is a symlink that user {st.st_uid} made in a directory that others can write to. It "
+                f"{where} is a symlink that user {st.st_uid} made in a directory that others can write to. It "
                 "was not followed. Remove the symlink, or give the path of its target.",
                 path=path,
             )

@@ -296,7 +296,7 @@ def _begin_in_child() -> None:
     forks.clear()
     old, registry = registry, Registry()
     old.holds.clear()
-    # The keys alone, and each looked up anew: garbage that is collected meanwhile closes its own descriptors.
+    # A copy of the keys alone, each looked up again: garbage that is collected meanwhile closes its own descriptors.
     for key in list(descriptors):
         if isinstance(descriptors.get(key), InheritedNumber) or (fd := descriptors.pop(key, None)) is None:
             continue

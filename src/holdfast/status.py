@@ -39,7 +39,7 @@ class Holder:
     pid: its process id; None if this system does not show the process
     shared: it holds a shared lock
     command: its command line, if it runs on this machine
-    host: the name of its machine, if that is another one
+    host: the name of its machine, if it is not this one
     since: when a waiter began to wait, in seconds since the epoch
     """
 

@@ -21,7 +21,7 @@ from support import Peer, all_in_children, die_before_call, survives, until
 
 import holdfast
 from holdfast import AtomicDir, system
-from holdfast.atomicdir import trees
+from holdfast.atomicdir import cleanup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -342,7 +342,7 @@ def test_a_snapshot_that_is_not_open_has_no_descriptor(site: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="needs root to become somebody else")
-def test_a_reader_that_may_not_write_leaves_its_snapshot_in_peace(in_memory: Path) -> None:
+def test_a_reader_that_may_not_write_closes_its_snapshot_without_an_error(in_memory: Path) -> None:
     in_memory.chmod(0o755)
     site = in_memory / "site"
     put(site, OLD)
@@ -700,7 +700,7 @@ def test_a_process_killed_at_any_call_leaves_a_whole_version_with_its_number(
                 return
             with getattr(lock, "replace" if change == "first" else change)() as new:
                 if change == "edit":
-                    trees.remove(str(new / "sub"))
+                    cleanup.remove(str(new / "sub"))
                 build(new, NEW)
 
         finished = survives(work)
@@ -731,7 +731,7 @@ def test_a_process_killed_at_any_call_leaves_a_whole_version_with_its_number(
         assert content_of(room / "site.old-2024") == USERS
         put(site, FIRST, keep=keep, timeout=0)
         assert lock.version > before and len(lock.versions()) <= keep + 1, f"after call {number}"
-        trees.remove(str(room))
+        cleanup.remove(str(room))
         if finished:
             break
         number += 1

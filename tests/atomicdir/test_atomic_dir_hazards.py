@@ -34,7 +34,7 @@ from test_atomic_dir import (
 
 import holdfast
 from holdfast import AtomicDir, system
-from holdfast.atomicdir import commit, copying, directory, trees
+from holdfast.atomicdir import cleanup, commit, copying, directory
 from holdfast.paths import follow_links
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def as_nobody(work: Callable[[], object]) -> bool:
 
 def in_own_mounts(code: str, **names: Any) -> str:
     """What the code prints that runs with mounts of its own."""
-    head = "import os, holdfast\nfrom holdfast import AtomicDir\nfrom holdfast.atomicdir import trees\n"
+    head = "import os, holdfast\nfrom holdfast import AtomicDir\nfrom holdfast.atomicdir import cleanup\n"
     head += "def sh(line):\n    if os.system(line):\n        raise OSError(line)\n"
     head += "".join(f"{name} = {str(value)!r}\n" for name, value in names.items())
     done = subprocess.run(
@@ -136,7 +136,7 @@ def test_removing_enters_no_mount(tmp_path: Path) -> None:
 for place, tree in (("tree/a/b/m", "tree"), ("mount", "mount")):
     sh(f"mount --bind {room}/precious {room}/{place}")
     try:
-        trees.remove(f"{room}/{tree}")
+        cleanup.remove(f"{room}/{tree}")
     except OSError as error:
         print(error.strerror)
 """
@@ -411,7 +411,7 @@ def test_root_changes_no_file_behind_a_symlink_that_the_owner_puts_in_the_way(
 @as_root
 @pytest.mark.parametrize("mode", [0o311, 0o000, 0o500])
 @pytest.mark.parametrize("durable", [True, False])
-def test_an_unprivileged_owner_replaces_what_it_may_not_read(mode: int, durable: bool, shared_room: Path) -> None:
+def test_an_unprivileged_owner_replaces_files_it_may_not_read(mode: int, durable: bool, shared_room: Path) -> None:
     room = shared_room / "room"
     room.mkdir(mode=0o755)
     os.chown(room, NOBODY, NOBODY)
@@ -438,7 +438,7 @@ def test_an_unprivileged_owner_replaces_what_it_may_not_read(mode: int, durable:
 
 
 @as_root
-def test_an_unprivileged_owner_edits_what_may_not_be_written(shared_room: Path) -> None:
+def test_an_unprivileged_owner_edits_files_that_are_read_only(shared_room: Path) -> None:
     os.chown(shared_room, NOBODY, NOBODY)
     path = shared_room / "site"
 
@@ -668,7 +668,7 @@ def test_an_earlier_version_comes_back_by_its_number(site: Path, way: str) -> No
 # Interrupts and crashes.
 
 
-def test_an_interrupt_after_the_exchange_keeps_what_was_replaced(
+def test_an_interrupt_after_the_exchange_keeps_the_replaced_version(
     site: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -702,7 +702,7 @@ def die_before_rename(to: str) -> None:
     setattr(system, "rename", rename)  # noqa: B010
 
 
-def test_a_crash_after_the_exchange_keeps_what_was_replaced(site: Path) -> None:
+def test_a_crash_after_the_exchange_keeps_the_replaced_version(site: Path) -> None:
     put(site, OLD, keep=3)
 
     def work() -> None:
@@ -798,7 +798,7 @@ def test_a_file_that_takes_the_place_of_the_directory_is_left(what: str, site: P
     put(site, OLD)
     with pytest.raises(NotADirectoryError, match="left as it is"), AtomicDir(site).replace() as new:  # noqa: PT012
         build(new, NEW)
-        trees.remove(str(site))
+        cleanup.remove(str(site))
         if what == "file":
             site.write_text("somebody's")
         else:
@@ -875,6 +875,7 @@ def test_a_forked_child_leaves_its_parents_snapshot_alone(site: Path) -> None:
             assert sorted(os.listdir(own.fd)) == ["a", "sub"]
 
     assert survives(work)
+    assert survives(snapshot.close)  # where the number of the descriptor is not in use again
     put(site, NEW)
     lock.recover()
     assert content_of(snapshot.path) == OLD
@@ -893,14 +894,14 @@ def test_a_leftover_that_cannot_be_removed_does_not_stop_writers(
     put(site, OLD)
     for name in ("new", "gone"):
         Path(f"{site}.{name}-0123456789abcdef").mkdir()
-    real = trees.remove
+    real = cleanup.remove
 
     def remove(directory: str) -> None:
         if "-0123456789abcdef" in directory or ".gone-" in directory:
             raise PermissionError(errno.EPERM, "immutable", directory)
         real(directory)
 
-    monkeypatch.setattr(trees, "remove", remove)
+    monkeypatch.setattr(cleanup, "remove", remove)
     monkeypatch.setattr(directory, "GRACE_S", 0.0)
     with caplog.at_level(logging.WARNING, "holdfast"):
         for content in (NEW, OLD, NEW):
@@ -919,7 +920,7 @@ def test_the_removal_goes_on_after_any_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     put(site, OLD)
-    real, failed = trees.remove, threading.Event()
+    real, failed = cleanup.remove, threading.Event()
 
     def remove(path: str) -> None:
         if not failed.is_set() and path.startswith(str(site)):  # not a version that an earlier test has left
@@ -927,7 +928,7 @@ def test_the_removal_goes_on_after_any_error(
             raise RecursionError("too deep")
         real(path)
 
-    monkeypatch.setattr(trees, "remove", remove)
+    monkeypatch.setattr(cleanup, "remove", remove)
     for content in (NEW, OLD, NEW):
         put(site, content)
     assert failed.wait(30)
@@ -1076,7 +1077,7 @@ def test_no_version_is_listed_twice(site: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_misuse_raises_at_once(site: Path) -> None:
     for bad in ("./", "../", "a/../", "/", "//", "a/./"):
-        with pytest.raises(ValueError, match="name at its end"):
+        with pytest.raises(ValueError, match="names no directory that can be replaced"):
             AtomicDir(bad)
     lock = put(site, OLD)
     for block in (lock.replace(), lock.edit(), lock.read()):

@@ -24,7 +24,7 @@ import pytest
 from test_atomic_dir import WAYS, beside, build, content_of, forbid_exchange
 
 from holdfast import AtomicDir, system
-from holdfast.atomicdir import trees
+from holdfast.atomicdir import cleanup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -297,7 +297,7 @@ def test_a_power_failure_leaves_a_whole_version(
             assert found == new_content, "what was committed is durable"
             assert AtomicDir(survivor).version == committed
         outcomes.add(found == new_content)
-        trees.remove(str(left))
+        cleanup.remove(str(left))
     assert outcomes == {True, False}
 
 

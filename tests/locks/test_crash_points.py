@@ -243,7 +243,7 @@ def test_several_deaths_among_many_processes_leave_a_usable_lock(
     assert len(deaths(wander(scenario, tmp_path, seeds=seeds, kills=2))) > 10
 
 
-def test_the_explorer_finds_what_a_death_leaves_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_explorer_finds_a_file_that_a_death_leaves_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a queue that does not clear away the tickets of the dead, it says so."""
     from holdfast.locks.queue import Queue
 

@@ -222,7 +222,7 @@ def test_a_thread_that_queued_during_a_fork_gets_the_lock_and_hands_it_on(start_
 
 @each_kind
 @pytest.mark.parametrize("fork", ["os.fork", "raw_fork"])
-def test_a_child_with_copies_of_everything_does_not_keep_what_was_released(start_peer, path, children, kind, fork):
+def test_a_child_with_copies_of_all_descriptors_does_not_keep_a_released_lock(start_peer, path, children, kind, fork):
     parent = start_peer(path=path)
     parent.do(f"hold = {LOCKS[kind]}.acquire()")
     children.append(parent.do(f"idle_child({fork})"))
@@ -234,7 +234,7 @@ def test_a_child_with_copies_of_everything_does_not_keep_what_was_released(start
 
 
 @each_kind
-def test_a_copy_of_the_descriptor_in_another_program_does_not_keep_what_was_released(start_peer, path, children, kind):
+def test_a_copy_of_the_descriptor_in_another_program_does_not_keep_a_released_lock(start_peer, path, children, kind):
     parent = start_peer(path=path)
     parent.do(f"hold = {LOCKS[kind]}.acquire()")
     parent.do("fd = os.dup(descriptor_of(path))")

@@ -68,7 +68,7 @@ def test_a_generator_that_another_task_ends(make, path):
     assert is_free(make, path)
 
 
-def test_a_block_that_nobody_entered(make, path):
+def test_leaving_a_block_that_was_not_entered_raises_not_locked(make, path):
     with pytest.raises(holdfast.NotLocked):
         make(path).__exit__(None, None, None)
 
@@ -290,7 +290,7 @@ def test_status_where_nothing_can_be_written(path, tmp_path):
             subprocess.run(["umount", tmp_path / "seen"], check=True)
 
 
-def test_a_file_left_by_root_for_a_queue_is_removed_by_who_comes_last(tmp_path):
+def test_a_file_left_by_root_for_a_queue_is_removed_by_the_last_waiter(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     room = tmp_path / "room"

@@ -391,6 +391,18 @@ def test_content_written_while_it_is_held_is_not_deleted(path, shared):
     assert Path(path).read_text() == "data"
 
 
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_a_waiter_is_refused_a_file_that_got_content_meanwhile(path, held, timeout):
+    lock = holdfast.Lock(path)
+    waiter = Caller(lambda: lock.acquire(timeout))
+    until_waiting(lock, 1)
+    Path(path).write_text("data")
+    held.release()
+    with pytest.raises(holdfast.NotALockFile):
+        waiter.result()
+    assert Path(path).read_text() == "data"
+
+
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_a_directory_or_fifo_is_refused(path, make, tmp_path):
     make(path)
@@ -873,6 +885,16 @@ def test_flock_is_excluded_by_us(path):
     with holdfast.Lock(path, shared=True, keep=True):
         assert not flock_n(path, "-x") and flock_n(path, "-s")
     assert flock_n(path, "-x")
+
+
+@needs_flock
+def test_a_data_file_that_another_program_has_locked_is_refused_and_not_busy(path):
+    Path(path).write_text("data")
+    lock = holdfast.Lock(path)
+    with FlockHolder(path, "-x"):
+        for acquire in (lock.try_acquire, lambda: lock.acquire(timeout=1)):
+            with pytest.raises(holdfast.NotALockFile):
+                acquire()
 
 
 @needs_flock

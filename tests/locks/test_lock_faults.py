@@ -25,7 +25,7 @@ from explorer import system_calls
 from support import Peer, in_child, tickets, until, until_queued
 
 import holdfast
-from holdfast import Lock, LockFile, NotALockFile, Semaphore, Timeout, UnsafePath, process, system, wait
+from holdfast import Lock, LockFile, NotALockFile, Semaphore, Timeout, UnsafePath, process, system, wait, watch
 from holdfast.locks import engine, first_waiter, local
 from holdfast.locks import queue as queues
 from holdfast.locks.path_lock import PathLock
@@ -202,6 +202,16 @@ def test_foreign_files_in_a_queue_directory_delay_no_waiter(kind: str, path: str
         waiting.start()
         until(lambda: process.registry.lines)
     waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_foreign_entry_with_the_highest_number_leaves_room_for_tickets(path: str) -> None:
+    os.makedirs(f"{path}.queue/{NUMBERS[-1]}")  # a directory, which no waiter removes
+    waiting = threading.Thread(target=lambda: Lock(path).acquire(timeout=60).release())
+    with Lock(path):
+        waiting.start()
+        until(lambda: any(len(name) == 12 and name != NUMBERS[-1] for name in tickets(path)))
+    waiting.join(60)
     assert not waiting.is_alive()
 
 
@@ -409,8 +419,9 @@ def loop_program(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("gap", [10, 150])
 @pytest.mark.parametrize("way", ["timeout", "asyncio", "trio"])
 def test_a_waiter_with_a_timeout_gets_a_lock_that_is_taken_in_a_tight_loop(
-    path: str, loop_program: str, gap: int, way: str
+    path: str, loop_program: str, gap: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(watch, "RECHECK_S", 3600.0)  # the loop never closes the file, so no event comes either
     lock = Lock(path, keep=True)
     with subprocess.Popen([loop_program, path, "200", str(gap)], stdout=subprocess.PIPE) as looping:
         try:

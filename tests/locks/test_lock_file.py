@@ -198,7 +198,7 @@ def test_two_processes_exclude_each_other(path, start_holder):
 
 
 @pytest.mark.parametrize("tag", ["deploy-v1.2.3", "", None], ids=repr)
-def test_the_file_says_who_holds_it(path, tag):
+def test_the_file_names_its_holder(path, tag):
     before = int(time.time())
     with LockFile(path, tag=tag) as hold:
         me = owner.me()
@@ -267,6 +267,8 @@ def test_async_timeouts(run, path, held):
         {"retry": 0},
         {"heartbeat": 0},
         {"heartbeat": -1},
+        {"heartbeat": float("inf")},
+        {"heartbeat": 10**400},
         {"timeout": -1},
     ],
     ids=repr,
@@ -598,7 +600,7 @@ def tree(directory) -> dict[str, object]:
 
 @pytest.mark.parametrize("accident", ACCIDENTS)
 @pytest.mark.parametrize("look_first", [True, False])
-def test_a_lost_lock_is_said_and_what_is_there_stays(path, tmp_path, accident, look_first, durable):
+def test_a_lost_lock_is_reported_and_the_file_at_its_path_stays(path, tmp_path, accident, look_first, durable):
     hold = LockFile(path, durable=durable).acquire()
     accident(path)
     before = tree(tmp_path)
@@ -753,7 +755,7 @@ AGES = {YOUNG: "young", OLD: "old", FUTURE: "future"}
         for policy, stale in zip(POLICIES, row, strict=True)
     ],
 )
-def test_who_is_replaced_under_which_policy(path, start_holder, left_by, age, policy, stale):
+def test_each_policy_replaces_its_kind_of_holder(path, start_holder, left_by, age, policy, stale):
     left_by(path, start_holder, age)
     inode = os.stat(path).st_ino
     lock = LockFile(path, stale=policy, stale_after=3600)
@@ -777,7 +779,7 @@ def test_who_is_replaced_under_which_policy(path, start_holder, left_by, age, po
         if left_by is not pid_used_again
     ],
 )
-def test_without_stale_after_nobody_is_ever_too_old(path, start_holder, left_by, policy, stale):
+def test_without_stale_after_no_lock_is_old(path, start_holder, left_by, policy, stale):
     left_by(path, start_holder, 10 * 365 * 86400)
     lock = LockFile(path, stale=policy, stale_after=None)
     assert lock.status().stale is stale
@@ -801,7 +803,7 @@ def test_old_means_strictly_older_than_stale_after(path, monkeypatch, policy):
 
 
 @pytest.mark.parametrize("error", [PermissionError, ProcessLookupError])
-def test_who_may_not_be_signalled_is_alive(path, monkeypatch, error):
+def test_a_process_that_may_not_be_signalled_is_alive(path, monkeypatch, error):
     write(path, 4711, OLD)
     asked = []
 
@@ -817,7 +819,7 @@ def test_who_may_not_be_signalled_is_alive(path, monkeypatch, error):
 @pytest.mark.parametrize(
     ("left_by", "known"), [(alive, True), (killed, False), (foreign_alive, None), (other_host, None)]
 )
-def test_status_says_what_is_proved(path, start_holder, left_by, known):
+def test_status_shows_whether_the_holder_is_proved_alive_or_dead(path, start_holder, left_by, known):
     left_by(path, start_holder, YOUNG)
     assert LockFile(path).status().alive is known
 
@@ -1019,7 +1021,7 @@ def test_a_forked_child_acquires_in_its_own_name(path, start_peer):
     assert peer.do("in_child(child)") is True
 
 
-def test_a_forgotten_hold_is_released_and_complained_about(path, tmp_path, durable):
+def test_a_forgotten_hold_is_released_with_a_warning_in_the_log(path, tmp_path, durable):
     leftovers = Leftovers(tmp_path)
     holds = [LockFile(path, durable=durable).acquire()]
     with pytest.warns(ResourceWarning, match="never released"):
@@ -1144,7 +1146,7 @@ def test_without_a_heartbeat_nothing_is_renewed(path):
 
 
 @pytest.mark.parametrize("accident", ACCIDENTS)
-def test_a_loss_is_told_once_and_what_is_there_is_not_written_to(path, tmp_path, monkeypatch, accident):
+def test_on_lost_is_called_once_and_the_file_at_the_path_is_not_written_to(path, tmp_path, monkeypatch, accident):
     told = []
     told_twice = threading.Event()
 
@@ -1294,7 +1296,7 @@ def test_a_program_that_ends_with_a_beating_hold_ends(path):
 
 
 @pytest.mark.parametrize("do", [LockFile.break_, LockFile.release_as_owner], ids=["break", "release"])
-def test_what_nobody_holds_cannot_be_taken_away(path, do):
+def test_a_lock_that_is_free_cannot_be_broken(path, do):
     with pytest.raises(holdfast.NotLocked, match="there is no lock file"):
         do(LockFile(path))
 
@@ -1308,7 +1310,7 @@ def test_a_lock_is_released_in_the_name_of_its_pid(path):
     assert_nothing_left(path)
 
 
-def test_who_is_not_the_owner_is_refused_unless_it_insists(path):
+def test_a_process_that_is_not_the_owner_needs_force_to_release(path):
     content = write(path, 4711, tag="deploy")
     for options in ({}, {"pid": 4712}):
         with pytest.raises(holdfast.NotOwner, match=r"held by pid 4711 \(deploy\).*force"):
@@ -1318,7 +1320,7 @@ def test_who_is_not_the_owner_is_refused_unless_it_insists(path):
     assert_nothing_left(path)
 
 
-def test_nobody_owns_a_corrupt_lock_but_force_removes_it(path):
+def test_a_corrupt_lock_has_no_owner_and_force_removes_it(path):
     Path(path).write_bytes(b"pid=1\n")
     with pytest.raises(holdfast.NotOwner):
         LockFile(path).release_as_owner(pid=4711)
@@ -1355,7 +1357,7 @@ def private(path, pid=NOBODY, digits=HEX) -> Path:
     return Path(f"{path}.{pid}.{digits}.tmp")
 
 
-def test_clean_removes_what_dead_acquirers_of_this_lock_left(path, tmp_path):
+def test_clean_removes_the_private_files_of_dead_processes(path, tmp_path):
     for digits in (HEX, HEX[::-1]):
         private(path, digits=digits).write_bytes(b"")
     with LockFile(path):  # held or not makes no difference
@@ -1400,7 +1402,7 @@ def test_clean_leaves_the_file_of_an_acquirer_in_another_pid_namespace(path):
     assert not file.exists()
 
 
-def test_an_acquirer_killed_before_it_published_leaves_what_clean_removes(path, tmp_path, start_peer):
+def test_clean_removes_the_private_file_of_a_process_killed_before_it_published(path, tmp_path, start_peer):
     peer = start_peer(path=path)
     peer.do(
         "from holdfast import system\n"
@@ -1440,7 +1442,7 @@ def test_dots_in_a_name_are_fine(tmp_path, name):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_relative_path_stays_what_it_was(tmp_path, monkeypatch):
+def test_a_relative_path_does_not_follow_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lock = LockFile("x.lock")
     monkeypatch.chdir("/")
@@ -1536,7 +1538,7 @@ def socket_at(path):
     ],
     ids=["acquire", "try", "status", "break", "clean", "force"],
 )
-def test_what_is_not_a_file_is_refused_and_left(tmp_path, monkeypatch, make, do, durable):
+def test_a_path_that_is_no_regular_file_is_refused_and_left(tmp_path, monkeypatch, make, do, durable):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     make("x.lock")
     before = os.lstat("x.lock")
@@ -1549,7 +1551,7 @@ def test_what_is_not_a_file_is_refused_and_left(tmp_path, monkeypatch, make, do,
 
 
 @pytest.mark.parametrize("link", [False, True], ids=["plain", "link"])
-def test_a_missing_parent_directory_is_said_clearly(tmp_path, link, durable):
+def test_the_error_names_a_missing_parent_directory(tmp_path, link, durable):
     path = tmp_path / "missing" / "x.lock"
     if link:
         (tmp_path / "link").symlink_to(path)
@@ -1559,7 +1561,7 @@ def test_a_missing_parent_directory_is_said_clearly(tmp_path, link, durable):
     assert caught.value.filename == str(path)
 
 
-def test_a_parent_directory_that_was_removed_since_is_said_clearly(tmp_path, durable):
+def test_the_error_names_a_parent_directory_that_was_removed_since(tmp_path, durable):
     (tmp_path / "room").mkdir()
     lock = LockFile(tmp_path / "room" / "x.lock", durable=durable)
     lock.acquire().release()
@@ -1682,7 +1684,7 @@ def test_a_directory_swapped_while_we_remove_a_stale_lock_makes_us_remove_nothin
 # Counting.
 
 
-def test_what_happens_is_counted(path, monkeypatch):
+def test_metrics_count_acquisitions_waits_breaks_and_losses(path, monkeypatch):
     monkeypatch.setattr(metrics, "kinds", {})
     lock = LockFile(path)
     held = in_thread(lock.acquire)

@@ -19,7 +19,7 @@ from support import NO_PROCESS, Peer, Raised, in_child, until
 
 import holdfast
 from holdfast import LockFile, NotALockFile, TaskLocks, owner, system
-from holdfast.locks import engine, file_hold, record, removal, tokens
+from holdfast.locks import engine, file_engine, file_hold, record, removal, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NEEDS_ROOT = pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root can be several users")
 STRANGER, USER = 12345, 23456  # user ids
 LONG_AGO = 1_000_000_000
+LONG = 3600.0  # seconds
 
 
 def as_user(uid: int, work: Any) -> Any:
@@ -303,6 +304,31 @@ def test_a_stale_file_on_which_flock_is_held_is_never_removed(content: bytes, pa
     lock.acquire(timeout=0).release()
 
 
+def test_a_lock_that_is_renewed_between_the_two_judgements_is_not_removed(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record was old at the first look, and is not when the remover has the right to remove it."""
+    hold = LockFile(path, heartbeat=LONG).acquire()
+    content = Path(path).read_bytes()
+    os.pwrite(hold.fileno(), b"0000000001", content.index(b"timestamp=") + len(b"timestamp="))
+    take = removal.take_removal_byte
+    renewed: list[bool] = []
+
+    def renew_first(fd: int, tries: int = 1) -> bool:
+        if not renewed:
+            renewed.append(True)
+            hold.renew()
+        return take(fd, tries)
+
+    monkeypatch.setattr(file_engine, "take_removal_byte", renew_first)
+    monkeypatch.setattr(file_engine, "excludes_other_kinds", lambda *_: True)  # which would keep the file, too
+    rival = LockFile(path, stale="old")
+    assert rival.try_acquire() is None and rival.clean() is False
+    assert renewed
+    hold.check()
+    hold.release()
+
+
 # Time and input and output.
 
 
@@ -458,6 +484,22 @@ def test_threads_that_share_a_lock_see_all_of_a_changed_link(tmp_path: Path) -> 
         thread.join()
     assert not wrong
     assert os.listdir(tmp_path / "one") + os.listdir(tmp_path / "two") == []
+
+
+@pytest.mark.parametrize("make", [holdfast.Lock, lambda path: LockFile(path, durable=False)], ids=["lock", "file"])
+def test_a_changed_link_gives_the_lock_a_new_location(make: Callable[[str], Any], tmp_path: Path) -> None:
+    """The old one never changes: another thread may be in the middle of an attempt there."""
+    link = tmp_path / "link"
+    link.symlink_to("one")
+    lock = make(str(link))
+    lock.acquire().release()
+    before = lock._engine.location
+    parts = {name: getattr(before, name) for name in ("file", "queue")}
+    link.unlink()
+    link.symlink_to("two")
+    lock.acquire().release()
+    assert lock._engine.location.file == str(tmp_path / "two")
+    assert {name: getattr(before, name) for name in parts} == parts and before.file == str(tmp_path / "one")
 
 
 # Task locks.

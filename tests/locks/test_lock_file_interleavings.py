@@ -396,7 +396,9 @@ TAKING: dict[str, tuple[list[dict[str, Any]], int]] = {
 
 @pytest.mark.parametrize("preemptions", FURTHER_STILL)
 @pytest.mark.parametrize("case", TAKING)
-def test_who_is_robbed_is_told_and_robs_nobody(case: str, preemptions: int, tmp_path: Path, removals: Removals) -> None:
+def test_a_holder_whose_lock_was_broken_raises_lock_lost_and_removes_no_other_lock(
+    case: str, preemptions: int, tmp_path: Path, removals: Removals
+) -> None:
     users, breakers = TAKING[case]
     depth = preemptions - (len(users) + breakers > 2)
     assert explore(taking(removals, *users, breakers=breakers), tmp_path, preemptions=depth)["runs"] > 20
@@ -408,7 +410,7 @@ def test_who_is_robbed_is_told_and_robs_nobody(case: str, preemptions: int, tmp_
     [([FAIR, UNFAIR, FAIR], 2), ([OLD, OLD, OLD], 0), ([OLD, UNFAIR, FAIR], 1)],
     ids=["breakers", "takers", "both"],
 )
-def test_in_a_crowd_of_robbers_who_is_robbed_is_told(
+def test_among_many_breakers_a_holder_whose_lock_was_broken_raises_lock_lost(
     users: list[dict[str, Any]], breakers: int, seeds: range, way: str, tmp_path: Path, removals: Removals
 ) -> None:
     seen = wander(taking(removals, *users, breakers=breakers, times=2), tmp_path, seeds=seeds)
@@ -479,7 +481,7 @@ def test_a_release_wakes_the_waiter_and_a_waiter_sleeps_until_then(tmp_path: Pat
 
 @pytest.mark.parametrize("preemptions", FURTHER)
 @pytest.mark.parametrize("fence", [False, True], ids=["clock", "fence"])
-def test_who_takes_the_lock_from_another_has_the_greater_token(
+def test_a_process_that_takes_a_lock_over_has_the_greater_token(
     fence: bool, preemptions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is robbed before it has looked at the clock must not come away with a token greater than the robber's.
@@ -525,7 +527,7 @@ def test_who_takes_the_lock_from_another_has_the_greater_token(
 
 @pytest.mark.parametrize("preemptions", FURTHER)
 @pytest.mark.parametrize("content", IN_PLACE)
-def test_cleaning_disturbs_nobody(
+def test_cleaning_disturbs_no_acquire(
     content: str, preemptions: int, way: str, tmp_path: Path, pids: Pids, removals: Removals
 ) -> None:
     """It removes a stale lock, and never that of a live acquirer, nor the private file that it is about to publish."""
@@ -548,7 +550,7 @@ def test_cleaning_disturbs_nobody(
     wander(scenario, tmp_path, seeds=range(20 * preemptions))
 
 
-def test_who_is_cleaned_away_by_a_stranger_still_publishes_a_whole_file(
+def test_a_process_whose_private_file_was_cleaned_still_publishes_a_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In another pid namespace our pid says nothing, so our private file may go before it is locked."""
@@ -752,7 +754,9 @@ def test_several_processes_killed_in_a_crowd_never_leave_two_holders(
 
 
 @pytest.mark.parametrize("seeds", LONGER, ids=LONGER_IDS)
-def test_deaths_among_robbers(seeds: range, tmp_path: Path, pids: Pids, removals: Removals) -> None:
+def test_deaths_among_breakers_never_leave_two_holders(
+    seeds: range, tmp_path: Path, pids: Pids, removals: Removals
+) -> None:
     """The next one gets in, and nobody who lives loses the lock but to one who says so, or dies before it could."""
 
     def scenario(run: Run) -> Callable[[], None]:

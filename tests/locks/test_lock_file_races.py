@@ -279,7 +279,7 @@ def _renamed_over_a_release(foreign: Stay, stays: list[Stay]) -> bool:
 @pytest.mark.parametrize(("tool", "content"), [pair for pair in product(TOOLS, IN_PLACE) if pair != ("semats", "dead")])
 @pytest.mark.parametrize(("foreign", "ours"), [(1, 1), (1, 3), (2, 2)], ids=["1 and 1", "1 and 3", "2 and 2"])
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_beside_a_foreign_tool_who_has_company_is_told_of_its_loss(
+def test_a_holder_that_a_foreign_tool_displaces_raises_lock_lost(
     rounds: int, foreign: int, ours: int, content: str, tool: str, path: str
 ) -> None:
     """Foreign processes may take the lock away from ours, which are then told, and from each other."""
@@ -347,7 +347,7 @@ def stop_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["old", "dead"])
-def test_a_stopped_remover_keeps_nobody_beyond_its_timeout(
+def test_a_stopped_remover_keeps_no_caller_beyond_its_timeout(
     way: str, path: str, start_peer: Callable[..., Peer]
 ) -> None:
     """One that stopped with the right to remove the file is in the way, as a holder is, and no more than that."""
@@ -386,7 +386,7 @@ def acquire_and_release_until(path: str, seconds: float) -> int:
 
 
 @pytest.mark.parametrize("reads", [150_000, pytest.param(1_000_000, marks=SLOW)])
-def test_nobody_ever_reads_an_empty_or_partial_file(reads: int, path: str, start_peer: Callable[..., Peer]) -> None:
+def test_no_reader_sees_an_empty_or_partial_file(reads: int, path: str, start_peer: Callable[..., Peer]) -> None:
     peer = start_peer(path=path)
     peer.do("from test_lock_file_races import acquire_and_release_until")
     peer.begin("acquire_and_release_until(path, 100)")
@@ -532,7 +532,7 @@ def test_a_heartbeat_writes_into_no_other_file(path: str, monkeypatch: pytest.Mo
         assert file.read() == data
 
 
-def test_what_failed_while_acquiring_is_what_is_raised(path: str) -> None:
+def test_the_error_of_an_acquire_is_that_of_the_system_call_that_failed(path: str) -> None:
     """And no descriptor is closed twice: it may be another thread's by then."""
     with open(f"{path}.fence", "w") as file:
         file.write("not a number")

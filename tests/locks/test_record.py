@@ -74,7 +74,7 @@ def test_pid_timestamp_and_tag_come_first_then_our_own_fields(tag, line):
 
 
 @pytest.mark.parametrize(("tag", "line"), [("t", b"tag=t\n"), ("", b"tag=\n"), (None, b"")], ids=repr)
-def test_without_our_fields_it_is_what_the_other_tools_write(tag, line):
+def test_without_our_fields_a_record_is_the_one_of_other_tools(tag, line):
     assert compose(Record(5, 1735420800, tag)) == b"pid=5\ntimestamp=1735420800\n" + line
 
 
@@ -194,7 +194,7 @@ NOT_NUMBERS = [
 
 @pytest.mark.parametrize("text", NOT_NUMBERS, ids=lambda text: ascii(text[:20]))
 @pytest.mark.parametrize("key", ["pid", "timestamp"])
-def test_what_is_not_a_plain_decimal_number_is_corrupt(key, text):
+def test_a_number_that_is_not_plain_decimal_is_corrupt(key, text):
     other = "timestamp" if key == "pid" else "pid"
     with pytest.raises(CorruptLock, match=key) as caught:
         parse(f"{key}={text}\n{other}=1\n".encode())
@@ -263,11 +263,11 @@ def test_a_tag_cannot_forge_a_line():
 
 @pytest.mark.parametrize("code", [code for code in CONTROL if chr(code) != "\n"])
 @pytest.mark.parametrize("key", ["tag", "host"])
-def test_control_characters_are_spaces_in_what_is_read(code, key):
+def test_control_characters_that_are_read_become_spaces(code, key):
     assert getattr(parse(f"pid=1\ntimestamp=1\n{key}=a{chr(code)}b\n".encode()), key) == "a b"
 
 
-def test_what_we_print_of_another_tools_file_steers_no_terminal(tmp_path, caplog):
+def test_a_message_about_another_tools_file_steers_no_terminal(tmp_path, caplog):
     path = tmp_path / "x.lock"
     path.write_bytes(b"pid=1\ntimestamp=4102444800\ntag=a\x1b[31mb\x7f\x07c\nhost=h\x1b]0;i\n")
     lock = holdfast.LockFile(path)
@@ -398,7 +398,7 @@ any_record = st.builds(
 
 @given(any_record)
 @example(with_tag("100 % owner= timestamp=0"))
-def test_what_is_written_is_read_again(written):
+def test_a_record_that_is_written_is_read_again(written):
     content = compose(written)
     assert parse(content) == written
     assert parse(content.replace(b"\n", b"\r\n")) == written
@@ -408,7 +408,7 @@ def test_what_is_written_is_read_again(written):
 @example("owner=", "timestamp=0", 1735420800, 7)
 @example("timestamp=0000000000", None, 1735420800, 7)
 @example("100%d %(x)s %%", "owner=", 1735420800, 7)
-def test_a_writer_writes_what_compose_does(tag, host, timestamp, serial):
+def test_a_writer_and_compose_write_the_same_bytes(tag, host, timestamp, serial):
     me = copy(owner.me())
     me.host = host
     with pytest.MonkeyPatch.context() as patch:

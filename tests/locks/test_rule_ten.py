@@ -135,6 +135,18 @@ def test_a_path_that_was_used_as_one_kind_has_one_holder_as_another(one: str, ot
             hold.release()
 
 
+@pytest.mark.parametrize("other", [kind for kind in KINDS if kind != "semaphore"])
+def test_the_last_permit_of_a_semaphore_excludes_every_other_kind(other: str, path: str) -> None:
+    """Also if its holder came second. The first holder made the file, and has released its permit by now."""
+    if other == "flock" and FLOCK is None:
+        pytest.skip("flock(1) is not installed")
+    first, second = Semaphore(path, 2).acquire(), Semaphore(path, 2).acquire()
+    first.release()
+    assert tries(other, path) is None
+    second.check()
+    second.release()
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_lock_file_that_waits_behind_a_lock_is_acquired_when_that_is_released(shared: bool, path: str) -> None:
     """The holder leaves its empty file to the next waiter, which may be one of the other kind."""

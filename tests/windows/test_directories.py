@@ -7,7 +7,7 @@ import os
 import pytest
 
 from holdfast import AtomicDir
-from holdfast.atomicdir import trees
+from holdfast.atomicdir import cleanup
 
 DURABLE = {"durable": True, "not durable": False}
 
@@ -99,7 +99,7 @@ def test_files_that_may_not_be_written_are_replaced_and_removed(site, tmp_path):
         (new / "a").chmod(0o400)
     assert not os.access(tmp_path / "site" / "a", os.W_OK)
     write(site, "third")
-    trees.remove(str(tmp_path / "site"))
-    trees.remove(str(tmp_path / "site"))
+    cleanup.remove(str(tmp_path / "site"))
+    cleanup.remove(str(tmp_path / "site"))
     site.recover()
     assert os.listdir(tmp_path) == ["site.versions"]

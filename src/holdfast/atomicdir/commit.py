@@ -46,8 +46,7 @@ from typing import NamedTuple
 
 from .. import files, system
 from ..paths import follow_links, is_trusted, mounts_in, stat_of
-from . import trees
-from .trees import GRACE_S, log_left, remove_later, remove_unused
+from .cleanup import GRACE_S, log_left, remove_later, remove_unused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ class Site:
         raise OSError(errno.EINVAL, _NO_STATE, path)
 
     def _write(self, now: State) -> None:
-        """Replace the state file. Root gives it to the owner of the directory, who may replace it in turn."""
+        """Replace the state file. Root gives it to the owner of the directory, who may replace it later."""
         path, st = self._path("versions"), stat_of(self.path)
         private = files.private_name(path)
         owner = (st.st_uid, st.st_gid) if st and hasattr(os, "geteuid") and os.geteuid() == 0 != st.st_uid else None
@@ -194,7 +193,7 @@ class Site:
     def commit(self, new: str, hold: Hold) -> None:
         """Put the directory `new` in the place of this one."""
         if self.durable:
-            trees.sync(new)
+            _sync_tree(new)
         self._prune(self._commit(new, self._read(), self.keep > 0, hold))
 
     def rollback(self, to: int | None, hold: Hold) -> int:
@@ -307,3 +306,34 @@ class Site:
             st = self._stat(entry[len(name) + 1 :]) if found else None
             if found and st and not (found[1] == "gone" and 0 <= time() - st.st_ctime < grace):
                 remove_unused(os.path.join(self.parent, entry))
+
+
+def _sync_tree(directory: str) -> None:
+    """Wait until everything in a directory is on disk: its files, and the directories that name them."""
+    folders = [directory]
+    try:
+        for folder in folders:
+            with system.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_file(follow_symlinks=False):
+                        _sync_file(entry.path)
+                    elif entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+            files.sync_directory(folder)
+    except PermissionError:  # the owner may not read one of them
+        with files.OwnedFd(system.open_fd(os.path.dirname(directory), system.O_READ)) as parent:
+            system.sync_file_system(parent.fd)
+
+
+def _sync_file(path: str) -> None:
+    if system.HAS_FOLDERS:
+        with files.OwnedFd(system.open_fd(path, system.O_READ)) as file:
+            system.fsync(file.fd)
+        return
+    mode = system.stat(path, follow_symlinks=False).st_mode  # Windows syncs only a file that is open for writing
+    system.chmod(path, mode | stat.S_IWRITE)
+    try:
+        with files.OwnedFd(system.open_fd(path, system.O_EXISTING)) as file:
+            system.fsync(file.fd)
+    finally:
+        system.chmod(path, mode)

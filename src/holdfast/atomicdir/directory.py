@@ -20,9 +20,9 @@ from ..locks.lock import Lock
 from ..paths import stat_of
 from ..wait import in_thread
 from . import copying
+from .cleanup import GRACE_S, remove_unused, set_mode
 from .commit import Site
 from .snapshot import Snapshot
-from .trees import GRACE_S, remove_unused, set_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Patience = float | base.Default | None
 
-# Nobody else looks into a version that is being built. The sticky bit has no effect there. It shows whether the block
+# No other user can read a version that is being built. The sticky bit has no effect there. It shows whether the block
 # has set a mode: without it, a block that asks for 0o700 could not be told from one that asks for nothing.
 _MODE_WHILE_BUILT = stat.S_ISVTX | stat.S_IRWXU
 
@@ -43,6 +43,9 @@ class AtomicDir:
     timeout: how many seconds to wait for the lock. None waits for ever, 0 tries once.
     durable: a committed version survives a power failure.
 
+    Raises ValueError for a wrong parameter. The methods raise Timeout, or Busy for the timeout 0, UnsafePath for a
+    symlink of another user, and OSError.
+
         site = AtomicDir("site", keep=1)
         with site.replace() as new:
             (new / "index.html").write_text("hello")
@@ -52,10 +55,10 @@ class AtomicDir:
         self, path: base.StrPath, *, keep: int = 0, timeout: float | None = None, durable: bool = True
     ) -> None:
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
-            raise ValueError(f"keep is a number of versions, not {keep!r}")
+            raise ValueError(f"keep is a number of versions, 0 or more, not {keep!r}")
         text = os.fsdecode(path)
         if os.path.basename(text.rstrip(os.sep + (os.altsep or ""))) in ("", os.curdir, os.pardir):
-            raise ValueError(f"the path of a directory to replace has a name at its end, not {text!r}")
+            raise ValueError(f"{text!r} names no directory that can be replaced. Pass a path that ends in a name.")
         self.path = os.path.abspath(text)
         self.keep, self.durable = keep, durable
         self.timeout = base.check_timeout(timeout)
@@ -147,7 +150,8 @@ class Block:
 
     def _lock(self) -> Lock:
         if self._hold is not None:
-            raise HoldfastError("this block is entered already; call the method again for another one")
+            text = f"this block is entered already. Call {self._method}() again for another one."
+            raise HoldfastError(f"{self._atomic.path}: {text}")
         self._site = self._atomic._site()
         return Lock(self._site.lock_file, shared=self._method == "read")
 

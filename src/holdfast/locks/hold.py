@@ -34,6 +34,9 @@ class Hold:
     acquired_at: the time of the acquisition, in seconds since the epoch
     token: a number that grows with every acquisition, for locks that can be taken away from their holder. Else None
 
+    `check` and `release` raise LockLost if the lock was taken away, NotLocked after a release, and NotOwner in a forked
+    child. A hold that is dropped is released, and a ResourceWarning is logged.
+
         hold = holdfast.Lock("deploy.lock").acquire(timeout=60)
         try:
             deploy()

@@ -107,7 +107,7 @@ class LocalEngine(Engine):
             if grant is None:
                 grant = yield from self.wait_in_front(deadline, asynchronous=asynchronous)
             if queue is not None:
-                grant.called_at = monotonic()  # type: ignore[misc]  # a slot of each subclass
+                grant.called_at = monotonic()  # type: ignore[misc]  # an attribute of each subclass
             return grant
         finally:
             if queue is not None:
@@ -150,7 +150,7 @@ def settle(
             return BUSY
         if removals or replaced > _MAX_QUICK_RETRIES:
             wait.check_deadline(deadline)
-            # About 0.1 s in all: on a busy machine the process that removes the file has to wait for its turn.
+            # About 0.1 s in all: on a busy machine the process that removes the file has to wait for a processor.
             pause = min((removals + replaced) ** 2 * _MIN_PAUSE_S, _MAX_PAUSE_S)
             yield wait.Pause(wait.sooner(monotonic() + pause, deadline))
         found = yield from attempt_step(engine, attempt)

@@ -51,7 +51,7 @@ class WholeFile(PathLock):
 
     def take(self, file: OpenFile) -> bool | Outcome:
         try:
-            set_lock = file.set_lock  # a slot: Python calls a local variable faster
+            set_lock = file.set_lock  # Python calls a local variable faster
             set_lock(file.fd, self._op)
         except BlockingIOError:
             return BUSY

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from .record import Record
     from .staleness import Policy
 
+_MAX_HEARTBEAT_S = 1e9  # a thread cannot wait much longer
+
 
 class LockFile(base.BaseLock[FileHold]):
     """A lock file of the `sema` protocol, shared with its other implementations.
@@ -104,7 +106,7 @@ class LockFile(base.BaseLock[FileHold]):
         format: Literal["sema", "filelock"] = "sema",
     ) -> None:
         _check_staleness(stale, stale_after, retry)
-        if heartbeat is not None and (not isinstance(heartbeat, int | float) or not heartbeat > 0):
+        if heartbeat is not None and (not isinstance(heartbeat, int | float) or not 0 < heartbeat < _MAX_HEARTBEAT_S):
             raise ValueError(f"heartbeat is seconds, more than 0, or None for none; not {heartbeat!r}")
         if on_lost is not None and heartbeat is None:
             raise ValueError("on_lost is called by the heartbeat: pass heartbeat=seconds, too")

@@ -70,7 +70,7 @@ class OpenFile(OwnedFd, local.LocalGrant):
     set_lock: Callable[[int, int], None]  # of a descriptor and an operation, as flock
     st: os.stat_result  # as of when it was opened
     acquired_at: float
-    came_through_queue: bool  # with a ticket or in its turn. Its holder leaves the file to the next waiter
+    came_through_queue: bool  # with a ticket, or in its `Turn`. Its holder leaves the file to the next waiter
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
@@ -98,7 +98,7 @@ class OpenFile(OwnedFd, local.LocalGrant):
             try:
                 if engine.permits is not None:
                     system.unlock_slots(self.fd)
-                set_lock = self.set_lock  # a slot: Python calls a local variable faster
+                set_lock = self.set_lock  # Python calls a local variable faster
                 set_lock(self.fd, system.UN)
             finally:
                 if engine.keeps_open:

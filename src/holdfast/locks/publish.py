@@ -16,7 +16,7 @@ import errno
 import os
 
 from .. import owner, system
-from ..files import OwnedFd, inode_of, set_mode, sync_directory, write_all
+from ..files import OwnedFd, inode_of, named, set_mode, sync_directory, write_all
 from ..paths import cannot_be_swapped, follow_links, is_trusted, mount_at
 from .local import Location
 from .record import MAX_BYTES
@@ -53,17 +53,10 @@ class Entry:
         if self._directory is not None:
             self._directory.close()
 
-    def inode(self) -> Inode | None:
-        """The file that the name means now; None: there is none."""
-        try:
-            return inode_of(system.stat(self.name, dir_fd=self.dir_fd, follow_symlinks=False))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
     def means(self, fd: int, st: os.stat_result) -> bool:
         """Does the name still mean this open file? Where inode numbers are not stable, compare the records."""
         if mount_at(st.st_dev, self.location.file).has_inodes:
-            return self.inode() == inode_of(st)
+            return named(self.name, inode_of(st), False, self.dir_fd) is not None
         try:
             with OwnedFd(self.open(system.O_READ)) as file:
                 return _same_record(*(system.pread(one, MAX_BYTES, 0) for one in (fd, file.fd)))
@@ -72,10 +65,6 @@ class Entry:
 
     def open(self, flags: int) -> int:
         return system.open_fd(self.name, flags, dir_fd=self.dir_fd)
-
-    def sibling(self, name: str) -> str:
-        """How to call another file of this directory."""
-        return name if self.dir_fd is not None else f"{self.parent}/{name}"
 
     def remove(self, name: str) -> bool:
         """False: there was no such file."""
@@ -136,7 +125,7 @@ class PublishedFile(OwnedFd):
     def is_published(self) -> bool:
         """Does the name still mean this file?"""
         if self.mount.has_inodes:
-            return self.entry.inode() == self.key
+            return named(self.entry.name, self.key, False, self.entry.dir_fd) is not None
         return self.entry.means(self.fd, system.fstat(self.fd))
 
     def take_back(self) -> None:
@@ -154,12 +143,7 @@ class PublishedFile(OwnedFd):
         finally:
             self.close()
 
-    def __del__(self) -> None:
-        try:
-            if self.fd != -1:
-                self.take_back()
-        except (AttributeError, OSError, TypeError):  # never opened, or the interpreter is going down
-            pass
+    discard = take_back
 
 
 def _same_record(one: bytes, other: bytes) -> bool:

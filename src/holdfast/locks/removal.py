@@ -104,7 +104,8 @@ def remove_private_files(entry: Entry, stale_after: float | None) -> bool:
     """Remove the private files that dead processes left of this lock file. True: there was one."""
     lock = entry.location
     names = [name for name in system.listdir(lock.parent) if lock_of_private(name) == lock.name]
-    return sum(_remove_private(entry, entry.sibling(name), stale_after) for name in names) > 0
+    folder = f"{entry.parent}/"  # "./" where the directory is open
+    return sum(_remove_private(entry, folder + name, stale_after) for name in names) > 0
 
 
 def _remove_private(entry: Entry, name: str, stale_after: float | None) -> bool:

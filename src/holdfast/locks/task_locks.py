@@ -71,9 +71,9 @@ class TaskLocks:
         on_lost: Callable[[FileHold], object] | None = None,
     ) -> None:
         if not isinstance(worker_id, str) or not worker_id:
-            raise ValueError(f"a worker id is a text, not {worker_id!r}")
+            raise ValueError(f"worker_id is a str that is not empty, not {worker_id!r}")
         if heartbeat is not None and heartbeat >= stale_after:
-            raise ValueError(f"a heartbeat every {heartbeat} s is too late for locks stale after {stale_after} s")
+            raise ValueError(f"heartbeat must be shorter than stale_after ({stale_after} s), not {heartbeat} s")
         self.directory = os.path.abspath(os.fsdecode(directory))
         self.worker_id = worker_id
         self._options: dict[str, Any] = {"stale_after": stale_after, "heartbeat": heartbeat, "durable": durable}
@@ -102,7 +102,8 @@ class TaskLocks:
         with self._mutex:
             hold = self._holds.pop(task_id, None)
         if hold is None:
-            raise NotLocked(f"{self.directory}: this worker has not claimed {task_id!r}", path=self.directory)
+            text = f"{self.directory}: this worker has not claimed {task_id!r}. Claim it first."
+            raise NotLocked(text, path=self.directory)
         hold.release()
 
     def status(self, task_id: str) -> Status:
@@ -131,7 +132,7 @@ class TaskLocks:
 def file_name_of(task_id: str) -> str:
     """Return the file name of a task id, without `.lock`. Most ids are their own file names. No two ids share one."""
     if not isinstance(task_id, str) or not task_id:
-        raise UnsafePath(f"a task id is a text, not {task_id!r}")
+        raise UnsafePath(f"a task id is a str that is not empty, not {task_id!r}")
     name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", task_id)
     try:
         if len(os.fsencode(name)) <= _MAX_NAME_BYTES:

@@ -113,7 +113,7 @@ class DirectoryWatch:
         self._watched: dict[int, str] = {}
 
     def add(self, path: str) -> None:
-        """Watch a directory, too. A directory that is watched already stays so."""
+        """Watch a directory, too. Adding it twice does no harm."""
         events = WATCH_WRITING | _IN_OPEN | _IN_NAMES
         self._watched[_call(path, "inotify_add_watch", self.fd, os.fsencode(path), events)] = path
 

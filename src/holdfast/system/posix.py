@@ -114,8 +114,8 @@ def mark_removal(fd: int) -> None:
 
 def removal_marked(fd: int) -> bool:
     """True: another process is about to remove the file. Another tool's lock on the whole file is no mark."""
-    kind, *place = _conflict(fd, REMOVAL_BYTE, 1)
-    return kind != fcntl.F_UNLCK and place == [REMOVAL_BYTE, 1]
+    kind, *span = _conflict(fd, REMOVAL_BYTE, 1)
+    return kind != fcntl.F_UNLCK and span == [REMOVAL_BYTE, 1]
 
 
 def slots_taken(fd: int) -> bool:

@@ -1,4 +1,4 @@
-"""Whole directory trees: making them durable, and removing them. `copying` copies them.
+"""Removing whole directory trees: versions that are not needed any more.
 
 A version that cannot be removed is left, and the log says so: an immutable file, a file of another user, a mount, or
 before Python 3.13 more than about 900 levels of directories. The next writer tries again.
@@ -13,41 +13,10 @@ from contextlib import suppress
 from threading import Timer
 
 from .. import system
-from ..files import OwnedFd, sync_directory, try_lock
+from ..files import OwnedFd, try_lock
 from ..paths import mounts_in
 
 GRACE_S = 0.2  # a reader without a lock can read a replaced version for this long after it has opened it
-
-
-def sync(directory: str) -> None:
-    """Wait until everything in a directory is on disk: its files, and the directories that name them."""
-    folders = [directory]
-    try:
-        for folder in folders:
-            with system.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_file(follow_symlinks=False):
-                        _sync_file(entry.path)
-                    elif entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-            sync_directory(folder)
-    except PermissionError:  # the owner may not read one of them
-        with OwnedFd(system.open_fd(os.path.dirname(directory), system.O_READ)) as parent:
-            system.sync_file_system(parent.fd)
-
-
-def _sync_file(path: str) -> None:
-    if system.HAS_FOLDERS:
-        with OwnedFd(system.open_fd(path, system.O_READ)) as file:
-            system.fsync(file.fd)
-        return
-    mode = system.stat(path, follow_symlinks=False).st_mode  # Windows syncs only a file that is open for writing
-    system.chmod(path, mode | stat.S_IWRITE)
-    try:
-        with OwnedFd(system.open_fd(path, system.O_EXISTING)) as file:
-            system.fsync(file.fd)
-    finally:
-        system.chmod(path, mode)
 
 
 def remove(directory: str) -> None:
