@@ -9,6 +9,7 @@ was told. Nothing waits for a moment of time.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -143,12 +144,16 @@ class Scene:
 
         now = time()
         with sqlite3.connect(f"{queue.path}/queue.db") as database:
-            rows = database.execute("select seq from task where ended_at is not null order by seq").fetchall()
-            for place, (seq,) in enumerate(rows):
+            query = "select seq, history from task where ended_at is not null order by seq"
+            rows = database.execute(query).fetchall()
+            for place, (seq, history) in enumerate(rows):
                 minute = (place * 61 // len(rows)) + (place * place) % 7 - 3
                 ended = now - max(0.5, min(59, 59 - minute)) * 60
-                change = "update task set put_at = ?, started_at = ?, ended_at = ? where seq = ?"
-                database.execute(change, (ended - 8, ended - 3, ended, seq))
+                past = json.loads(history or "[]")
+                for attempt in past:
+                    attempt.update(started_at=ended - 7, ended_at=ended - 5)
+                change = "update task set put_at = ?, started_at = ?, ended_at = ?, history = ? where seq = ?"
+                database.execute(change, (ended - 8, ended - 3, ended, json.dumps(past), seq))
         database.close()
 
     def _make_events(self) -> None:
