@@ -50,7 +50,7 @@ class Program:
     def __init__(self, directory: Path, *words: object) -> None:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         self.process = subprocess.Popen(
-            ["python", *map(str, words)],  # as somebody would call it: the pages show this
+            ["python", *map(str, words)],  # as a user calls it: the pages show this
             executable=sys.executable,
             cwd=directory,
             env=environment,
@@ -139,7 +139,7 @@ class Scene:
         queue.schedule("heartbeat", {"ping": "api"}, every=300)
 
     def _spread(self, queue: TaskQueue) -> None:
-        """Let the tasks that ended have ended in the course of the last hour: one cannot wait for that."""
+        """Let the tasks that ended have ended in the course of the last hour: a test cannot wait for that."""
         import sqlite3
 
         now = time()
