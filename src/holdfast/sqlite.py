@@ -43,6 +43,14 @@ class Database:
         _all.add(self)
         return raw
 
+    @property
+    def in_transaction(self) -> bool:
+        """Is the calling thread, to which the connection belongs, in a transaction?"""
+        try:
+            return self.raw is not None and self.raw.in_transaction
+        except (AttributeError, sqlite3.ProgrammingError):  # another thread forks, and closes it at this moment
+            return False
+
     def before_fork(self) -> None:
         if self.raw is not None and self._registry is process.registry:
             self.raw.close()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from support import Peer, descriptors, in_child, state_of, until
+from support import PATIENCE, Peer, descriptors, in_child, state_of, until
 
 import holdfast
 from holdfast import system
@@ -978,6 +978,37 @@ def test_threads_share_a_sync(shop: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found = {event.data["id"]: event.position for event in store.read(after=1)}
     assert found == results, "each got its own answer"
     assert sorted([*results, *errors]) == list(range(1, 20))
+
+
+def test_an_event_that_is_not_on_disk_is_not_visible_while_the_first_writer_begins(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader finds no ledger. Then a writer makes one, and writes, before the reader looks at the log."""
+    reader, writer = EventStore(shop), EventStore(shop)
+    at_sync, go_on = threading.Event(), threading.Event()
+    real, advance = system.fdatasync, reader._engine.view.advance
+    thread = threading.Thread(target=lambda: writer.append(orders(1)))
+
+    def slow(fd: int) -> None:
+        if writer._engine.committer.disk._ledger is not None:  # else it syncs what was there before
+            at_sync.set()
+            assert go_on.wait(PATIENCE)
+        real(fd)
+
+    def late(until: int | None = None) -> bytes:
+        if not thread.ident:
+            thread.start()
+            assert at_sync.wait(PATIENCE)
+        return advance(until)
+
+    monkeypatch.setattr(system, "fdatasync", slow)
+    monkeypatch.setattr(reader._engine.view, "advance", late)
+    try:
+        assert reader.head() == 0
+    finally:
+        go_on.set()
+        thread.join()
+    assert reader.head() == 1
 
 
 def test_an_interrupted_append_is_withdrawn(shop: Path, start_peer: Callable[..., Peer]) -> None:

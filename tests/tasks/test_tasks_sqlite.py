@@ -437,6 +437,42 @@ def test_a_forked_child_keeps_the_log_when_its_parent_is_dead_and_another_proces
             assert in_child(lambda: SqliteStore(where).count()["ready"]) == count
 
 
+def test_a_thread_begins_a_transaction_while_the_fork_of_another_thread_closes_its_connection(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add([NewTask('"first"')])
+    mine = store._connection()
+    closed, adds = threading.Event(), threading.Event()
+    look = type(mine).in_transaction.fget
+    assert look is not None and mine.raw is not None
+    real = mine.raw
+
+    class Closing:
+        """Closes the connection, and goes on when the other thread has looked at it."""
+
+        in_transaction = property(lambda self: real.in_transaction)
+
+        def close(self) -> None:
+            real.close()
+            closed.set()
+            assert adds.wait(PATIENCE)
+
+    def looked(connection: connection.Connection) -> bool:
+        try:
+            return look(connection)
+        finally:
+            adds.set()
+
+    mine.raw = Closing()  # type: ignore[assignment]
+    forking = threading.Thread(target=lambda: in_child(lambda: None))
+    forking.start()
+    assert closed.wait(PATIENCE)
+    monkeypatch.setattr(type(mine), "in_transaction", property(looked))
+    store.add([NewTask('"second"')])
+    forking.join()
+    assert store.count()["ready"] == 2
+
+
 # Waking.
 
 

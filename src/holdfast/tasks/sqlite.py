@@ -206,7 +206,7 @@ class SqliteStore(Store):
 
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
         connection = self._connection()
-        if connection.raw is not None and connection.raw.in_transaction:  # a signal handler
+        if connection.in_transaction:  # a signal handler
             raise WouldDeadlock(f"{self.name}: this thread is in the middle of a transaction", path=self.path)
         result, woken, has_changed = self._locked(connection, self._commit, work)
         while woken and (missed := ring(f"{self.path}/bells", woken)):  # they are dead: wake others
@@ -324,7 +324,7 @@ class SqliteStore(Store):
             (task,) = tasks
             if task.key is None and not task.delay and not task.after:
                 mine = self._connection()
-                if mine.raw is None or not mine.raw.in_transaction:  # else `transact` refuses this
+                if not mine.in_transaction:  # else `transact` refuses this
                     number = self._locked(mine, _insert, task)
                     if number is not None:
                         if self.durable:

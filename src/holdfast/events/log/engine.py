@@ -81,7 +81,10 @@ class LogEngine(Engine):
             except NoSegment:
                 return 0
             self._check_end()
-            return self.view.tail.head
+            head = self.view.tail.head
+        # A writer makes the ledger before it writes. If there is one now, what was read may not be on disk yet.
+        visible = self.committer.disk.visible()
+        return head if visible is None else visible
 
     def _check_end(self) -> None:
         """Without a ledger, nobody says where the log ends. What is behind its end must not have been on disk."""
