@@ -149,14 +149,16 @@ def test_work_app_runs_all_registered_functions_of_a_queue(jobs: Path, queue: Ta
 
 def test_work_app_explains_what_is_wrong_with_the_application(in_memory: Path) -> None:
     (in_memory / "myapp.py").write_text(APP)
+    (in_memory / "needy.py").write_text("import noapp\n")
     for words, message in (
         (["--app", "myapp:number"], "--app myapp:number is a int, not a TaskQueue"),
         (["--app", "myapp:empty"], "has no functions. Register them with @empty.task"),
         (["--app", "myapp"], "--app must be MODULE:QUEUE"),
-        (["--app", "noapp:queue"], "No module named 'noapp'"),
+        (["--app", "noapp:queue"], "No module named 'noapp' (run this in the directory of the module"),
+        (["--app", "needy:queue"], "No module named 'noapp' (HOLDFAST_DEBUG=1"),
         (["jobs", "--app", "myapp:queue"], "names the queue already. Leave 'jobs' out"),
         (["--app", "myapp:queue", "--no-durable"], "do not go with --app"),
-        (["jobs", "--app", "myapp:queue", "--", "true"], "give one of: a command, --python, --app"),
+        (["jobs", "--app", "myapp:queue", "--", "true"], "give only one of: a command, --python, --app"),
     ):
         done = run("work", *words, cwd=in_memory)
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
@@ -175,7 +177,7 @@ def test_lines_that_handlers_print_are_not_mixed(jobs: Path, queue: TaskQueue, i
 
 def test_work_explains_wrong_arguments(jobs: Path) -> None:
     assert "which command? Put it after --" in call("work", jobs, status=2)
-    assert "give one of: a command" in call("work", jobs, "--python", "a:b", "--", "true", status=2)
+    assert "give only one of: a command" in call("work", jobs, "--python", "a:b", "--", "true", status=2)
     assert "which queue?" in call("work", "--python", "a:b", status=2)
     assert "no-such-thing: there is no such command" in call("work", jobs, "--", "no-such-thing", "{}", status=3)
     assert "number from 1 on" in call("work", jobs, "-j", 0, "--", "true", status=2)

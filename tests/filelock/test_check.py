@@ -47,10 +47,18 @@ def test_a_program_that_works_ends_with_0(tmp_path, capsys):
     file = tmp_path / "program.py"
     file.write_text("from filelock import FileLock as F\n\nwith F('x', timeout=3):\n    pass\n")
     (tmp_path / "other.py").write_text("print('no filelock')\n")
-    (tmp_path / "broken.py").write_text("import filelock (\n")
+    (tmp_path / "broken.py").write_text("import something (\n")
     assert main(["--check", str(tmp_path)]) == 0
     expected = f"{file}:1: import: from holdfast.filelock import FileLock as F"
     assert capsys.readouterr().out.splitlines()[0] == expected
+
+
+@pytest.mark.parametrize(("text", "line"), [("\nimport filelock (\n", 2), ("# coding: nothing\nimport filelock\n", 1)])
+def test_a_file_that_cannot_be_checked_is_named(tmp_path, capsys, text, line):
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    assert main(["--check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{file}:{line}: note: this file was not checked: ")
 
 
 def test_the_lines_are_right(tmp_path, capsys):

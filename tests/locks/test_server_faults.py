@@ -25,6 +25,7 @@ from test_conformance import DATABASE, QUEUES, SERVERS, Target, only, target, un
 
 import holdfast
 from holdfast import postgres, wait
+from holdfast.locks import listing
 from holdfast.locks.redis import Listener, RedisEngine, _RedisWaiter
 from holdfast.locks.renewal import Renewer, clock, renewers
 from holdfast.locks.server import Lease, ServerGrant
@@ -419,6 +420,22 @@ def test_a_child_closes_no_file_that_has_the_number_of_a_lost_connection(target:
     session.close()
     for fd in {read, write, number}:
         os.close(fd)
+
+
+@only("redis")
+def test_a_program_may_connect_any_number_of_times(target: Target) -> None:  # noqa: F811
+    """The pool of redis-py 8 makes 100 connections in the life of a process."""
+    with target.lock():
+        for _ in range(60):
+            (found,) = listing.locks_on(target.url(target.name))
+            assert found.held
+
+
+@only("redis")
+@pytest.mark.parametrize("query", ["tls=1", "socket_timeout=soon"])
+def test_a_parameter_that_the_client_does_not_have_is_named(target: Target, query: str) -> None:  # noqa: F811
+    with pytest.raises(holdfast.UnsafePath, match=query.partition("=")[0]):
+        holdfast.lock(f"{target.url(target.name)}?{query}").acquire()
 
 
 @only("redis")

@@ -117,6 +117,16 @@ def test_a_function_that_is_not_registered_fails_its_task(queue: TaskQueue, jobs
     assert elsewhere.get(id).traceback is None
 
 
+def test_a_misspelt_argument_is_named_and_not_the_one_that_is_missing(queue: TaskQueue) -> None:
+    @queue.task
+    def resize(name: str, width: int) -> None: ...
+
+    with pytest.raises(TypeError, match="unexpected keyword argument 'widht'"):
+        resize.put("a.png", widht=80)
+    with pytest.raises(TypeError, match="missing a required argument: 'width'"):
+        resize.put("a.png")
+
+
 def test_a_worker_needs_a_handler_or_functions(queue: TaskQueue) -> None:
     with pytest.raises(TypeError, match="handler is missing"):
         Worker(queue)

@@ -21,6 +21,9 @@ class Answer(NamedTuple):
     text: str
 
 
+_EXPECTED = ("Actions are allowed. ", "took the lock away from", ": there is nothing here yet\n")
+
+
 class ConsoleServer:
     """A running `holdfast web`. Leaving the `with` block ends it and insists that it had no complaints."""
 
@@ -108,7 +111,7 @@ class ConsoleServer:
             complaints = "".join(
                 line
                 for line in self.complaints().splitlines(keepends=True)
-                if not line.startswith("Actions are allowed.") and "took the lock away from" not in line
+                if not any(one in line for one in _EXPECTED)
             )
             self._close()
         if kind is None:

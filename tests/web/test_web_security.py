@@ -257,7 +257,12 @@ def test_passwords_of_urls_are_shown_nowhere(console: Start, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "words",
-    [["--port", "99999"], ["--address", "203.0.113.7", "--user", "x"], ["/nothing/here", "--port", "1", "--nope"]],
+    [
+        ["--port", "99999"],
+        ["--address", "203.0.113.7", "--user", "x"],
+        ["/nothing/here", "--port", "1", "--nope"],
+        ["nosuch://host"],
+    ],
 )
 def test_a_wrong_start_is_one_line_and_an_exit_status(words: list[str]) -> None:
     done = run(*words, **PASSWORD)
@@ -268,6 +273,12 @@ def test_a_port_in_use_names_the_remedy(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = run(tmp_path, "--port", listener.getsockname()[1])
     assert done.returncode == 3 and "--port 0" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_place_that_does_not_exist_yet_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = run(tmp_path, tmp_path / "typo", "--port", listener.getsockname()[1])
+    assert done.stderr.startswith(f"holdfast web: {tmp_path}/typo: there is nothing here yet\n")
 
 
 def test_without_the_extra_the_command_names_it(tmp_path: Path) -> None:

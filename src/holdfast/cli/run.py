@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ..locks.hold import Hold
 
 _HOLDERS = "HOLDFAST_RUN_PIDS"  # of the `holdfast run` commands around a command
+_NO_LOCK = (
+    "is a directory, a device or a file with content of its own; it was left untouched. Give the lock a path of its own"
+)
 
 EPILOG = f"""\
 {arguments.URLS}
@@ -157,7 +160,7 @@ def _other_kind(path: str) -> NotALockFile:
         "semaphore": "is a semaphore: give -j and the number of its permits",
         "file": "is a lock file: give --lock-file",
         "lock": "is a kernel lock, and held: leave out --lock-file and -j",
-    }.get(kind_of(path) or "", "is a directory, a device or a file with content of its own; it was left untouched")
+    }.get(kind_of(path) or "", _NO_LOCK)
     return NotALockFile(f"{path} {advice}", path=path)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import os
-import tokenize
 from pathlib import Path
 
 from . import _MISSING, __all__
@@ -57,15 +56,15 @@ def python_files(place: Path) -> Iterator[Path]:
 
 
 def findings_in(file: Path) -> list[Finding]:
-    """The uses of filelock in one file, from top to bottom. A file that is not Python is left out."""
+    """The uses of filelock in one file, from top to bottom. A file that names it and cannot be read gets a note."""
     try:
-        with tokenize.open(file) as opened:
-            text = opened.read()
+        text = file.read_bytes()
+        if b"filelock" not in text:
+            return []
         tree = ast.parse(text)
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        return []
-    if "filelock" not in text:
-        return []
+    except (OSError, SyntaxError, ValueError) as error:  # ValueError: a null byte
+        line = getattr(error, "lineno", None) or 1
+        return [Finding(line, "note", f"this file was not checked: {getattr(error, 'msg', None) or error}")]
     reader = _Reader()
     reader.visit(tree)
     return sorted(reader.findings, key=lambda found: found.line) if reader.uses_filelock else []

@@ -28,6 +28,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -53,6 +54,8 @@ from .server import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..status import Holder, Status
 
 try:
@@ -157,9 +160,19 @@ class RedisServer:
 
     def __init__(self, url: str, name: str) -> None:
         self.name = name
-        self._pool = redis.ConnectionPool.from_url(
-            url, protocol=2, retry=Retry(NoBackoff(), 0), client_name=f"holdfast-{client_name()}"
-        )
+        try:
+            pool = redis.ConnectionPool.from_url(
+                url, protocol=2, retry=Retry(NoBackoff(), 0), client_name=f"holdfast-{client_name()}"
+            )
+            # Not pool.make_connection: redis-py 8 makes 100 of them at most, and counts also those that were closed.
+            self._new_connection: Callable[[], Any] = partial(pool.connection_class, **pool.connection_kwargs)
+            self._new_connection()
+        except (TypeError, ValueError) as error:
+            raise UnsafePath(
+                f"{name}: redis-py refuses a parameter of the URL: {error}. After the ?, use its parameters, such as "
+                "ssl_ca_certs. For TLS, begin with rediss://",
+                path=name,
+            ) from None
         self._idle: list[Any] = []
         self._mutex = threading.Lock()
         self._listener: Listener | None = None
@@ -199,7 +212,7 @@ class RedisServer:
                 if not idle.can_read(timeout=0):
                     return idle
                 idle.disconnect()
-        connection: Any = self._pool.make_connection()
+        connection = self._new_connection()
         connection.socket_connect_timeout = connection.socket_timeout = timeout
         try:
             connection.connect()

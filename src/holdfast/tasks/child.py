@@ -124,7 +124,8 @@ class Work:
         if claim.function is None:
             if self.handler is None:
                 raise TaskError(
-                    "this task names no function, and the worker has no handler. Start it as Worker(queue, handler)."
+                    "this task names no function, and the worker has no handler. Start a worker that has one: "
+                    "Worker(queue, handler), or holdfast tasks work QUEUE -- COMMAND"
                 )
             return partial(self.handler, claim)
         function = self.queue.functions.get(claim.function)

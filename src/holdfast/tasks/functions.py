@@ -57,8 +57,18 @@ class TaskFunction:
             if self._signature is not None:
                 self._signature.bind(*arguments, **named)
         except TypeError as error:
+            error = self._unknown(arguments, named) or error
             raise TypeError(f"{self.name}: {error}. Options of the task: options(…).put(…)") from None
         return call_of(*arguments, **named)
+
+    def _unknown(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> TypeError | None:
+        """What is wrong if nothing is missing: a misspelt name is the cause, and the missing argument its effect."""
+        assert self._signature is not None
+        try:
+            self._signature.bind_partial(*arguments, **named)
+        except TypeError as error:
+            return error
+        return None
 
     def options(self, **options: Any) -> TaskFunction:
         """The same function with other options of `put`: `resize.options(delay=60, id="a").put("a.png")`."""

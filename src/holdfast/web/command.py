@@ -66,6 +66,7 @@ def _run(options: argparse.Namespace) -> int:
     except ImportError as error:
         package = (error.name or "a package").partition(".")[0]
         raise Unsupported(f"{package} is missing: pip install 'holdfast[web]'") from None
+    _check_places(options.places)
     user, password = options.user or "", _password(options) if options.user else ""
     if options.address not in _LOOPBACK and not user:
         raise ValueError(
@@ -75,6 +76,17 @@ def _run(options: argparse.Namespace) -> int:
     token = "" if user else os.environ.get(TOKEN) or secrets.token_urlsafe(24)
     with _listener(options.address, options.port) as listener:
         return server.serve(options, listener, token, user, password)
+
+
+def _check_places(places: list[str]) -> None:
+    """A scheme without an engine ends the command. A directory may come later, so a typing error is only a warning."""
+    from ..locks.url import engine_of, is_url
+
+    for place in places:
+        if is_url(place):
+            engine_of(place)
+        elif not os.path.lexists(place):
+            print(f"holdfast web: {place}: there is nothing here yet", file=sys.stderr, flush=True)
 
 
 def _password(options: argparse.Namespace) -> str:

@@ -95,7 +95,7 @@ def call(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     given = [bool(options.command), options.python is not None, options.app is not None]
     if sum(given) > 1:
-        raise ValueError("give one of: a command, --python, --app")
+        raise ValueError("give only one of: a command, --python, --app")
     if not any(given):
         raise ValueError("which command? Put it after --, or give --python MODULE:FUNCTION or --app MODULE:QUEUE")
     if options.app is None and options.path is None:
@@ -159,7 +159,8 @@ def _imported(option: str, form: str, text: str) -> object:
     except Exception as error:  # whatever the user's module raises
         if os.environ.get("HOLDFAST_DEBUG"):
             raise
-        raise ValueError(
-            f"{option} {text}: {type(error).__name__}: {error} (HOLDFAST_DEBUG=1 prints the traceback)"
-        ) from None
+        remedy = "HOLDFAST_DEBUG=1 prints the traceback"
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            remedy = "run this in the directory of the module, or add that to PYTHONPATH"
+        raise ValueError(f"{option} {text}: {type(error).__name__}: {error} ({remedy})") from None
     return found
