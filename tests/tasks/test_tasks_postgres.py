@@ -238,6 +238,37 @@ def test_a_process_ends_soon_while_the_server_is_away(
     assert (process.returncode, errors) == (0, "")
 
 
+WORK = """
+import os, sys
+from holdfast.tasks import TaskQueue, Worker
+from holdfast.tasks import postgres as engine
+engine.RECONNECT_S = 600.0
+os.register_at_fork(after_in_child=lambda: setattr(engine, "RECONNECT_S", 0.2))  # its children end by themselves
+
+class Observer:
+    fds = ()
+    def look(self):
+        print("looked", flush=True)
+
+Worker(TaskQueue(sys.argv[1]), print, observer=Observer()).run()
+"""
+
+
+def test_a_worker_that_is_to_end_does_not_wait_for_a_server_that_is_away(
+    store: PostgresStore, postgres: str, postgres_server: servers.Postgres
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WORK, postgres], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "looked\n"
+    postgres_server.kill()
+    try:
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        postgres_server.restart()
+    assert process.returncode == 0
+
+
 def test_a_queue_is_never_empty_while_a_task_changes_its_state(store: PostgresStore) -> None:
     store.add(tasks(1))
     worker = store.register()

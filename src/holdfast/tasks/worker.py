@@ -40,6 +40,7 @@ from .supervised import Child
 _TICK_S = 0.5  # between two looks at cancelled tasks and schedules
 _SOON_S = 0.05
 _PRUNE_EVERY_S = 5.0
+_ENDING_PATIENCE_S = 1.0  # of the supervisor with a server that is away, when the worker is to end
 _MAX_EARLY_DEATHS = 5  # in a row, of children that have begun no task. Then the next one starts after a tick
 Key = tuple[str, int]  # the id and the token of an attempt
 
@@ -119,6 +120,7 @@ class Worker:
     def stop(self) -> None:
         """Let running tasks finish, and begin no other. The second call gives running tasks back. From any thread."""
         self._asked += 1
+        self.queue.store.patience = _ENDING_PATIENCE_S  # other workers take what it cannot give back
         if self._wake is not None:
             with suppress(OSError):  # the pipe is full, or `run` has returned
                 system.write(self._wake.fd, b"!")
@@ -148,6 +150,7 @@ class Worker:
                 self._supervise()
         finally:
             self._give_all_back()
+            self.queue.store.patience = None
             for kind, handler in previous.items():
                 signal.signal(kind, handler)
             self._wake.close()
