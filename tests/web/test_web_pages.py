@@ -101,6 +101,15 @@ def test_a_place_that_cannot_be_read_is_shown_with_the_reason(console: Start, tm
     assert found[f"holdfast_unreadable {tmp_path}/nothing"] == 1 and found[f"holdfast_unreadable {tmp_path}/jobs"] == 1
 
 
+def test_a_lock_whose_name_is_not_utf_8_has_a_page(console: Start, tmp_path: Path) -> None:
+    path = os.fsdecode(os.path.join(os.fsencode(tmp_path), b"caf\xe9.lock"))
+    with Lock(path).acquire():
+        server = console(tmp_path)
+        (link,) = re.findall(r'href="(/lock\?name=[^"]*)"', server.get("/locks").text)
+        assert "%E9" in link
+        assert server.get(link).status == 200
+
+
 @pytest.mark.parametrize(
     "path",
     ["/queue/x", "/queue/x/task?id=1", "/store/x", "/store/x/event?position=1", "/lock?name=x", "/lock", "/nothing"],
