@@ -148,7 +148,9 @@ class App:
             if len(body) > _MAX_FORM:
                 return PlainTextResponse("The form is too large. Nothing was done.", 413)
         sender = f"{request.scope['sender']} at {request.client.host if request.client else '?'}"
-        return await self.in_thread(lambda: self.actions.act(request.path_params, body, sender))  # type: ignore[no-any-return]
+        name = params_of(request).get("name")
+        params = {**request.path_params, **({} if name is None else {"name": name})}
+        return await self.in_thread(lambda: self.actions.act(params, body, sender))  # type: ignore[no-any-return]
 
     def routes(self) -> list[Route | Mount]:
         page = self.page
