@@ -533,8 +533,8 @@ def test_what_is_no_store(tmp_path: Path, shop: Path) -> None:
     (shop / "store.json").write_text('{"format": 2, "id": "x"}')
     with pytest.raises(holdfast.Unsupported, match="format 2"):
         EventStore(shop)
-    for text in ("", "[]", "{", '{"format": "1"}'):
-        (shop / "store.json").write_text(text)
+    for text in (b"", b"[]", b"{", b'{"format": "1"}', b'{"format": 1, "id": "\xff"}'):
+        (shop / "store.json").write_bytes(text)
         with pytest.raises(CorruptStore, match="does not describe"):
             EventStore(shop)
     (shop / "store.json").unlink()

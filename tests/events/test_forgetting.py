@@ -232,6 +232,39 @@ def test_damage_is_reported_and_left_alone(in_memory: Path) -> None:
     assert first.read_bytes() == damaged
 
 
+def test_a_note_in_the_metadata_does_not_keep_data_from_being_erased(place: Any) -> None:
+    """Whoever appends an event, or imports it, chooses its metadata."""
+    store, note = place.store(), {"holdfast": {"forgotten": True}}
+    events = [Event("Moved", SECRET, {"person:7"}, note), Event("Moved", None, {"person:7"}, {**note, "by": SECRET})]
+    store.append(events)
+    assert [event.data for event in store.read() if not event.is_forgotten] == [SECRET]
+    assert store.forget("person:7") == 2
+    assert SECRET.encode() not in everything(place)
+    assert [event.metadata for event in store.read()] == [note, note]
+    assert store.forget("person:7") == 0
+
+
+def test_a_backup_meanwhile_is_whole(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of projections are removed after the backup has listed them."""
+    store = EventStore(in_memory / "shop")
+    fill(store, 8)
+    store.project("names", lambda names, event: [*names, str(event.data)], [])
+    listdir = system.listdir
+
+    def then_forget(path: str) -> list[str]:
+        found = listdir(path)
+        if path.endswith("projections"):
+            monkeypatch.setattr(system, "listdir", listdir)
+            assert "names.json" in found and EventStore(in_memory / "shop").forget("person:7")
+        return found
+
+    monkeypatch.setattr(system, "listdir", then_forget)
+    store.backup(in_memory / "copy")
+    copied = EventStore(in_memory / "copy")
+    assert copied.verify().ok and copied.head() == store.head()
+    assert SECRET not in copied.project("names", lambda names, event: [*names, str(event.data)], [])
+
+
 def test_a_copy_to_a_store_that_still_has_the_data_is_refused(in_memory: Path) -> None:
     one, other = EventStore(in_memory / "a"), EventStore(in_memory / "b")
     fill(one, 8)

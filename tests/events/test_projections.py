@@ -111,8 +111,10 @@ def test_a_damaged_state_is_made_again_for_a_decision(in_memory: Path) -> None:
     store.append([SALE] * 100)
     store.decide(seats([]))
     (kept,) = (in_memory / "shop/projections").glob("*.json")
-    for text in ("{", "[]", kept.read_text().replace('"position":100', '"position":1000')):
-        kept.write_text(text)
+    good = kept.read_bytes()
+    moved = [good.replace(b'"position":100', b'"position":' + other) for other in (b"1000", b'"x"', b"null")]
+    for text in (b"{", b"[]", *moved, good.replace(b'"state"', b'"st\xffte"')):
+        kept.write_bytes(text)
         with pytest.raises(CorruptStore, match="rebuild=True"):
             store.project("seats:1", seats([]).apply, 1000, SOLD)
         assert store.decide(seats([])).state == 900

@@ -45,6 +45,14 @@ def history(place: Any) -> Any:
     return latest
 
 
+@pytest.mark.parametrize("version", ["2", None, 1.5, True, 0, [1]])
+def test_a_version_that_is_no_number_is_reported_with_the_event(version: object, place: Any) -> None:
+    place.store().append(Event("OrderPlaced", {"id": 1, "euros": 2}, metadata={"holdfast": {"schema": version}}))
+    with pytest.raises(TypeError, match="event 1: the data of 'OrderPlaced' has version"):
+        list(place.store(upcasts=[SECOND]).read())
+    assert [event.data for event in place.store().read()] == [{"id": 1, "euros": 2}]
+
+
 def test_each_version_is_read_as_the_latest(place: Any) -> None:
     store = place.store(**history(place))
     assert [event.data for event in store.read()] == [LATEST, LATEST, LATEST, 7]

@@ -144,6 +144,31 @@ def test_threads_that_share_an_object_acquire_one_after_another(path):
     lock.release(force=True)
 
 
+def test_force_releases_while_other_threads_acquire(tmp_path, monkeypatch):
+    """One object locks one file for each directory that it is used in."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    lock, lives = FileLock("x.lock"), threading.Event()
+    monkeypatch.chdir(tmp_path / "a")
+    in_thread(lock.acquire)
+    (state,) = lock._held
+
+    class Ended:
+        @staticmethod
+        def is_alive():
+            if not lives.is_set():
+                lives.set()
+                monkeypatch.chdir(tmp_path / "b")
+                in_thread(lock.acquire)
+            return False
+
+    state.thread = Ended
+    lock.release(force=True)
+    assert is_free(FileLock, str(tmp_path / "a" / "x.lock")) and not is_free(FileLock, str(tmp_path / "b" / "x.lock"))
+    lock.release(force=True)
+    assert is_free(FileLock, str(tmp_path / "b" / "x.lock"))
+
+
 def test_a_dropped_lock_is_released_without_a_warning(path):
     FileLock(path).acquire()
     gc.collect()

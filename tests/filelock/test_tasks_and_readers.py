@@ -50,6 +50,22 @@ def test_an_asynchronous_lock_excludes_the_synchronous_one(path, kind):
 
 
 @KINDS
+def test_a_task_waits_for_what_another_task_releases(path, kind):
+    """Code outside of all tasks has acquired it."""
+    lock = (FileLock if kind is AsyncFileLock else SoftFileLock)(path)
+
+    async def main():
+        waiter = asyncio.ensure_future(kind(path).acquire())
+        await asyncio.sleep(0)
+        lock.release()
+        async with await waiter as held:
+            assert held.is_locked
+
+    with lock:
+        asyncio.run(main())
+
+
+@KINDS
 def test_tasks_wait_for_each_other(path, kind):
     async def main():
         inside = []

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 import servers
@@ -99,6 +100,33 @@ def test_a_place_that_cannot_be_read_is_shown_with_the_reason(console: Start, tm
     assert server.get(slug(server, "queue")).status == 503
     found = samples(server.get("/metrics").text)
     assert found[f"holdfast_unreadable {tmp_path}/nothing"] == 1 and found[f"holdfast_unreadable {tmp_path}/jobs"] == 1
+
+
+def test_a_lock_whose_name_is_not_utf_8_has_a_page(console: Start, tmp_path: Path) -> None:
+    path = os.fsdecode(os.path.join(os.fsencode(tmp_path), b"caf\xe9.lock"))
+    with Lock(path).acquire():
+        server = console(tmp_path)
+        (link,) = re.findall(r'href="(/lock\?name=[^"]*)"', server.get("/locks").text)
+        assert "%E9" in link
+        assert server.get(link).status == 200
+
+
+def test_a_lock_file_whose_name_is_not_utf_8_can_be_broken(console: Start, tmp_path: Path) -> None:
+    path = os.fsdecode(os.path.join(os.fsencode(tmp_path), b"caf\xe9.lock"))
+    server = console(tmp_path, "--allow-actions", "--audit-log", tmp_path / "audit")
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(holdfast.LockLost))
+        stack.enter_context(LockFile(path).acquire())
+        text = server.get(f"/confirm?action=break&name={quote(os.fsencode(path))}").text
+        (url,) = re.findall(r'<form method="post" action="([^"]*)"', text)
+        hidden = dict(re.findall(r'name="(\w+)" value="([^"]*)"', text))
+        other = server.post("/act?name=%E9", urlencode(hidden))
+        assert other.status == 409 and "is not a lock file that is held" in other.text
+        assert server.post(html.unescape(url), urlencode(hidden)).status == 303
+    assert [json.loads(line)["outcome"] for line in (tmp_path / "audit").read_text().splitlines()] == [
+        *("begins", "failed"),
+        *("begins", "done"),
+    ]
 
 
 @pytest.mark.parametrize(

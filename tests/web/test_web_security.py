@@ -183,6 +183,24 @@ def test_a_form_of_another_site_is_refused(console: Start, tmp_path: Path) -> No
     assert queue.is_paused
 
 
+def test_an_origin_that_is_no_url_is_foreign(plain: ConsoleServer) -> None:
+    assert plain.ask("/act", "POST", "action=pause", origin="http://[").status == 403
+    assert plain.complaints() == ""
+
+
+def test_a_form_without_end_is_not_kept_in_memory(console: Start, tmp_path: Path) -> None:
+    """A body in chunks does not say how long it is."""
+    server = console(tmp_path, "--allow-actions", "--audit-log", tmp_path / "audit")
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as connection:
+        head = f"POST /act HTTP/1.1\r\nHost: {server.host}\r\nAuthorization: Bearer {server.token}\r\n"
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        chunk = b"%x\r\n%s\r\n" % (1 << 14, b"a" * (1 << 14))
+        connection.sendall(chunk * 5)  # and no end
+        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 413 ")
+    assert server.post("/act", "a=" + "a" * (1 << 17)).status == 413
+    assert server.post("/act", "action=nothing").status == 404
+
+
 # Headers, and what is shown.
 
 

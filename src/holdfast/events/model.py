@@ -18,6 +18,7 @@ __all__ = [
     "QueryItem",
     "StoredEvent",
     "forgotten",
+    "is_erased",
     "notes_of",
     "with_notes",
 ]
@@ -40,6 +41,11 @@ def with_notes(metadata: Any, **notes: Any) -> dict[str, Any]:
 def forgotten(metadata: Any) -> dict[str, Any]:
     """The metadata of an event when its data is erased."""
     return {NOTES: {**notes_of(metadata), "forgotten": True}}
+
+
+def is_erased(event: StoredEvent) -> bool:
+    """Is there nothing left to erase? A note alone proves nothing: whoever appended the event may have written it."""
+    return event.data is None and event.metadata == forgotten(event.metadata)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -84,7 +90,7 @@ class StoredEvent(msgspec.Struct, frozen=True):
     @property
     def is_forgotten(self) -> bool:
         """`EventStore.forget` has erased the data."""
-        return bool(notes_of(self.metadata).get("forgotten"))
+        return self.data is None and bool(notes_of(self.metadata).get("forgotten"))
 
 
 class Described(Protocol):

@@ -36,7 +36,7 @@ from ..errors import ConnectionFailed, CorruptStore, UnsafePath, Unsupported
 from . import postgres_statements as statements
 from .draft import encode
 from .engine import Checkpoint, Document, Engine, Options, Problem, Report
-from .model import Query, StoredEvent, forgotten
+from .model import Query, StoredEvent, forgotten, is_erased
 from .postgres_append import RECONNECT_S, Appender
 from .postgres_checkpoint import RowCheckpoint
 from .postgres_listener import Listener
@@ -316,7 +316,7 @@ class PostgresEngine(Engine):
         rows = [
             {"position": event.position, "metadata": encode(forgotten(event.metadata)).decode()}
             for event in found
-            if not event.is_forgotten
+            if not is_erased(event)
         ]
         for begin in range(0, len(rows), MAX_PAGE):
             some = encode(rows[begin : begin + MAX_PAGE]).decode()

@@ -70,12 +70,12 @@ def _load(store: EventStore, document: Document, query: Query) -> tuple[int, Any
     where = document.where
     try:
         said = msgspec.json.decode(document.content or b"")
-        if said["query"] != _query(query):
-            raise ValueError(f"{where} was made with another query; give it another name, or rebuild=True")
-        position, event, state = int(said["position"]), said["event"], said["state"]
-    except (msgspec.DecodeError, TypeError, KeyError):
+        position, event, state, made_with = int(said["position"]), said["event"], said["state"], said["query"]
+    except (msgspec.DecodeError, TypeError, KeyError, ValueError):  # also UnicodeDecodeError
         text = f"{where} is damaged. Call project with rebuild=True to make it again."
         raise CorruptStore(text, path=where) from None
+    if made_with != _query(query):
+        raise ValueError(f"{where} was made with another query; give it another name, or rebuild=True")
     if event != _event_at(store, position):
         raise CorruptStore(
             f"{where} goes up to event {position}, and the store has another event there, or ends before. It belongs "

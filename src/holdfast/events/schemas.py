@@ -85,6 +85,8 @@ class Schemas:
         if (kind is None and not steps) or event.is_forgotten:
             return event
         version, latest = notes_of(event.metadata).get("schema", 1), self._latest(event.type)
+        if type(version) is not int or version < 1:
+            raise self._unreadable(event, f"has version {version!r}, and versions are whole numbers from 1 on.")
         if version > latest:
             text = f"has version {version}, and this program knows {latest}. Use a later version of the program."
             raise self._unreadable(event, text)

@@ -258,7 +258,10 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             key = inode_of(stat(core.name))
         except OSError:
             return
-        if process.registry.holds_of_caller(key, asynchronous=asynchronous):
+        found = process.registry.holds_of_caller(key, asynchronous=asynchronous)
+        owners = [process.registry.holds.get(grant) for grant in found]
+        # Another task may release what code outside of all tasks has acquired.
+        if any(owner is not None and (owner[1] is not None or not asynchronous) for owner in owners):
             who = f"{type(self).__name__} instance in this {'task' if asynchronous else 'thread'}"
             text = f"Deadlock: lock '{self.lock_file}' is already held by a different {who}."
             raise RuntimeError(f"{text} Use is_singleton=True to enable reentrant locking across instances.")
@@ -322,7 +325,7 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
                     self._leave(state, force)
                 raise
         if force:
-            for other in [one for one in self._held if not one.thread.is_alive()]:
+            for other in [one for one in list(self._held) if not one.thread.is_alive()]:  # threads change it
                 self._leave(other, True)
 
     def _leave(self, state: State, force: bool) -> None:

@@ -25,6 +25,7 @@ from ..owner import without_passwords
 from ..status import Status
 from ..tasks.store import ENDED, OPEN, Selection
 from .console import Console
+from .text import query
 from .views import FILTERS, Context, NotFound, Params, filter_of, queue_of
 
 # The states in which a task can be changed so, and what happens.
@@ -104,13 +105,13 @@ class Actions:
             f"It is {status.explain()}. The next process acquires it. If the holder is still alive, it does not notice "
             "until it checks its hold, and two processes may work at the same time."
         )
-        hidden = {"action": "break", "name": status.path, "holder": _identity(status)}
+        hidden = {"action": "break", "holder": _identity(status)}
         words = {
             "verb": "Break",
             "noun": "lock",
             "which": "",
             "number": None,
-            "url": "/act",
+            "url": "/act?" + query({"name": status.path}),  # a form cannot send bytes that are not UTF-8
             "back": back,
             "danger": True,
         }
@@ -121,7 +122,7 @@ class Actions:
     def act(self, path_params: Params, body: bytes, sender: str) -> Response:
         """Carry out a form, and redirect to where it came from."""
         if self._audit is None:
-            return PlainTextResponse("This server changes nothing. Start it with --allow-actions.", 403)
+            return plain("This server changes nothing. Start it with --allow-actions.", 403)
         form = dict(parse_qsl(body.decode("ascii", "replace"), keep_blank_values=True, errors="surrogateescape"))
         params = {**form, **path_params}
         action = params.get("action", "")
@@ -130,7 +131,7 @@ class Actions:
                 raise NotFound(f"There is no action {action!r}.")
             target = params.get("name", "") if action == "break" else queue_of(self._console, params).name
         except NotFound as error:
-            return PlainTextResponse(str(error), 404)
+            return plain(str(error), 404)
         which = {name: form[name] for name in ("id", *FILTERS) if form.get(name)}
         facts: Context = {"sender": sender, "action": action, "target": target, "tasks": which}
         if action not in _TASKS:
@@ -141,13 +142,13 @@ class Actions:
         try:
             audit.write("begins", **facts)
         except OSError as error:
-            return PlainTextResponse(f"Nothing was done: the audit log cannot be written ({error}).", 500)
+            return plain(f"Nothing was done: the audit log cannot be written ({error}).", 500)
         try:
             number, back = self._do(params)
         except (HoldfastError, OSError, ValueError) as error:
             why = without_passwords(str(error))
             outcome: Context = {"outcome": "failed", "error": why}
-            answer: Response = PlainTextResponse(why, 409)
+            answer: Response = plain(why, 409)
         else:
             joint = "&" if "?" in back else "?"
             answer = RedirectResponse(f"{back}{joint}did={params['action']}&number={number}", 303)
@@ -155,7 +156,7 @@ class Actions:
         try:
             audit.write(**outcome, **facts)
         except OSError as error:
-            return PlainTextResponse(f"The action has ended: {outcome}. The audit log does not say so: {error}", 500)
+            return plain(f"The action has ended: {outcome}. The audit log does not say so: {error}", 500)
         return answer
 
     def _do(self, params: Params) -> tuple[int, str]:
@@ -189,6 +190,11 @@ class Actions:
         lock_at(path, status.kind).break_()
         self._console.locks.was_broken(status)
         return 1, f"/lock?{urlencode({'name': path}, errors='surrogateescape')}"
+
+
+def plain(text: str, status: int) -> Response:
+    """A line of text. Half characters are replaced, as in `app.respond`."""
+    return PlainTextResponse(text.encode(errors="replace"), status)
 
 
 def _identity(status: Status) -> str:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, PackageLoader
 from starlette.applications import Starlette
@@ -31,6 +31,7 @@ from .watching import Topic, Watcher
 
 View = Callable[[Console, views.Params], tuple[str, views.Context]]
 _THREADS = 4
+_MAX_FORM = 1 << 16  # bytes
 _HERE = Path(__file__).parent
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -91,9 +92,10 @@ class App:
         """A handler: the page as HTML, or the stream of its changes."""
 
         async def handle(request: Request) -> Response:
-            params = {**request.query_params, **request.path_params}
+            params = params_of(request)
             seen = request.headers.get("last-event-id") or params.pop("_seen", "")
-            query = urlencode({key: params[key] for key in request.query_params if key in params})
+            given = {key: params[key] for key in request.query_params if key in params}
+            query = urlencode(given, errors="surrogateescape")
             url = request.url.path + (f"?{query}" if query else "")
 
             async def main() -> str:
@@ -132,7 +134,7 @@ class App:
         return PlainTextResponse(found, media_type="text/plain; version=0.0.4")
 
     async def _confirm(self, request: Request) -> Response:
-        params = {**request.query_params, **request.path_params}
+        params = params_of(request)
         if not self.actions.allowed:
             return PlainTextResponse("This server changes nothing. Start it with --allow-actions.", 403)
         html, status = await self.in_thread(lambda: self.render(self.actions.confirm, params, request.url.path))
@@ -140,9 +142,15 @@ class App:
         return respond(self._templates.get_template("base.html").render(values), status)
 
     async def _act(self, request: Request) -> Response:
-        body = await request.body() if int(request.headers.get("content-length") or 0) < 1 << 16 else b""
+        body = b""
+        async for part in request.stream():  # its length may not be known before
+            body += part
+            if len(body) > _MAX_FORM:
+                return PlainTextResponse("The form is too large. Nothing was done.", 413)
         sender = f"{request.scope['sender']} at {request.client.host if request.client else '?'}"
-        return await self.in_thread(lambda: self.actions.act(request.path_params, body, sender))  # type: ignore[no-any-return]
+        name = params_of(request).get("name")
+        params = {**request.path_params, **({} if name is None else {"name": name})}
+        return await self.in_thread(lambda: self.actions.act(params, body, sender))  # type: ignore[no-any-return]
 
     def routes(self) -> list[Route | Mount]:
         page = self.page
@@ -175,6 +183,13 @@ class App:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
         return Guard(Starlette(routes=self.routes(), lifespan=lifespan), access)
+
+
+def params_of(request: Request) -> dict[str, str]:
+    """The parameters of a URL. `name` is that of a file, and so may have bytes that are not UTF-8."""
+    query = request.scope["query_string"].decode("latin-1")
+    names = [value for key, value in parse_qsl(query, errors="surrogateescape") if key == "name"]
+    return {**request.query_params, **({"name": names[-1]} if names else {}), **request.path_params}
 
 
 def respond(html: str, status: int = 200) -> Response:

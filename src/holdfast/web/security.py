@@ -109,7 +109,10 @@ def is_foreign(method: str, headers: Headers) -> bool:
         return site not in (None, "same-origin", "none") and not is_link
     origin = headers.get("origin")
     if origin is not None:
-        return urlsplit(origin).netloc != headers.get("host")
+        try:
+            return urlsplit(origin).netloc != headers.get("host")
+        except ValueError:
+            return True
     if site is not None:
         return site != "same-origin"
     # Not a browser. A program that proves itself with a token means it; a cookie or a password may be a browser's.

@@ -51,7 +51,7 @@ def read_id(path: str) -> str:
         number, name = said["format"], said["id"]
         if not isinstance(number, int) or not isinstance(name, str):
             raise TypeError
-    except (msgspec.DecodeError, TypeError, KeyError):
+    except (msgspec.DecodeError, TypeError, KeyError, UnicodeDecodeError):
         raise CorruptStore(f"{about} does not describe an event store; it was left as it is.", path=about) from None
     if number != FORMAT:
         raise Unsupported(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ... import system
@@ -62,5 +63,6 @@ def _copy_documents(source: str, target: str) -> None:
     os.mkdir(target)
     for name in names:
         if name.endswith(".json"):
-            _copy(f"{source}/{name}", f"{target}/{name}")
+            with suppress(FileNotFoundError):  # `forget` or `unsubscribe` has removed it meanwhile
+                _copy(f"{source}/{name}", f"{target}/{name}")
     sync_directory(target)

@@ -21,7 +21,7 @@ from ... import system
 from ...errors import CorruptStore
 from ...files import read_all, remove, replace_file, sync_directory
 from ...locks.lock import Lock
-from ..model import Query
+from ..model import Query, is_erased
 from . import lines, segments
 from .index import Mark
 from .search import Block
@@ -34,7 +34,7 @@ def forget(engine: LogEngine, tag: str) -> int:
     """Erase the data of all events with the tag that are visible now. Returns the number of events."""
     with Lock(f"{engine.name}/.forget.lock", timeout=engine.options.lock_timeout).acquire():
         found = engine.read(Query.of(tags=(tag,)), 0, engine.head(), backwards=False, limit=None)
-        positions = [event.position for event in found if not event.is_forgotten]
+        positions = [event.position for event in found if not is_erased(event)]
         folder = engine.view.events
         firsts = segments.list_segments(folder)
         if positions and positions[-1] >= firsts[-1]:
