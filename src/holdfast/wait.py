@@ -285,6 +285,11 @@ def sooner(moment: float, deadline: float | None) -> float:
     return moment if deadline is None or moment < deadline else deadline
 
 
+def time_left(until: float) -> float:
+    """The seconds until a moment. Never 0: many functions take a timeout of 0 as none, or fail before they look."""
+    return max(0.001, until - monotonic())
+
+
 def check_deadline(deadline: float | None) -> None:
     if deadline is not None and monotonic() >= deadline:
         raise DeadlinePassed
