@@ -8,8 +8,8 @@ queries, decisions, projections, following, copies. An engine implements four op
     read      the events that match a query, between two positions
     wait      the steps of a wait until the head changes
 
-and a few more: `load`, `save`, `forget`, `checkpoint`, `verify`, `rebuild`, `close`. Any number of
-threads and processes call them at once.
+and a few more: `load`, `save`, `forget`, `checkpoint`, `verify`, `rebuild`, `close`. Any number of threads and
+processes call them at once.
 
 What every engine promises (tests/events/test_engines.py):
 
@@ -177,7 +177,7 @@ class Engine(ABC):
     def save(self, document: Document, content: bytes) -> None:
         """Replace all of a document that was loaded. A process that is killed here leaves the old or the new content.
 
-        After a `forget` this does nothing: the content may have been made of what is forgotten.
+        If `forget` was called since the load, this does nothing: the content may contain data that is forgotten.
         """
 
     @abstractmethod

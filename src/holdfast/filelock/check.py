@@ -73,7 +73,7 @@ def findings_in(file: Path) -> list[Finding]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Walks through a program. `_names` are the names that it gives to things of filelock."""
+    """Walks through a program. `_names`: the names of filelock by the names under which the program imports them."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -140,7 +140,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _name_of(self, node: ast.expr) -> str:
-        """The name in filelock of what an expression names, or ""."""
+        """The name of filelock that an expression means, or ""."""
         if isinstance(node, ast.Name):
             return self._names.get(node.id, "")
         is_of_module = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)

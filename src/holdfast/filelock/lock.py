@@ -105,7 +105,7 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         )
 
     def _holder_elsewhere(self, core: Core) -> str | None:
-        """Who holds the lock on another machine, for Timeout."""
+        """The holder on another machine, for Timeout."""
 
     @classmethod
     def _check_native_options(cls, preserve_lock_file: bool, on_acquired: object) -> None:

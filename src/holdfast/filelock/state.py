@@ -1,4 +1,4 @@
-"""What a lock object knows: its options, whether it is held, and how often."""
+"""The state of a lock object: its options, its hold, and the number of its levels."""
 
 from __future__ import annotations
 

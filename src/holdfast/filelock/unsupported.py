@@ -1,4 +1,4 @@
-"""The names of filelock that this package does not have. Each says what to use instead, when it is called.
+"""The names of filelock that this package does not have. A call of one raises an error that names the alternative.
 
 They exist, so that a program that imports one of them and does not use it keeps running.
 """

@@ -121,7 +121,7 @@ class PostgresEngine(ServerEngine):
             self._know(wait.time_left(until))
             if not self.shared and sessions.holds(self.number):
                 return BUSY
-            # That of a semaphore may have other permits of it.
+            # The session of a semaphore may hold other permits of it.
             key = None if self.permits else self.number
             session = sessions.borrow(wait.time_left(until), key, exclusive=not self.shared)
             try:

@@ -158,8 +158,8 @@ class Registration(ABC):
     refused = 0  # endings that were settled by `claim`, and whose token was old
     is_idle = False  # its last claim found no task, and asked to be woken
     until = NEVER  # an idle worker wakes at this moment of the engine's clock
-    look: float  # and looks around after so many seconds
-    bell: OwnedFd  # readable when it was woken
+    look: float  # and looks for dead workers after so many seconds
+    bell: OwnedFd  # readable when a task may be there for it
 
     @abstractmethod
     def fileno(self) -> int:

@@ -281,7 +281,7 @@ class Committer(GroupCommit):
         return self.view.tail
 
     def begin_segment(self) -> None:
-        """Begin a new segment, so that those that are there do not grow any more."""
+        """Begin a new segment, so that the others do not grow any more."""
         work = Work()
         with self.lock.acquire(), self.view.mutex:
             try:
