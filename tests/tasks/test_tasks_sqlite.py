@@ -473,7 +473,7 @@ def test_adding_tasks_wakes_as_many_idle_workers_as_there_are_tasks(store: Sqlit
 
 
 def test_if_a_woken_worker_is_dead_another_one_is_woken(store: SqliteStore) -> None:
-    """Its bell is gone, and nobody has noticed its death yet."""
+    """Its FIFO is gone, and no process has noticed its death yet."""
 
     def die() -> None:
         worker = store.register()
