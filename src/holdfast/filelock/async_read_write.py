@@ -7,33 +7,22 @@ import os
 from contextlib import asynccontextmanager
 
 from .. import errors, process
+from .asyncio import AsyncAcquireReturnProxy
 from .core import QuietHold
 from .read_write import change_of_mode, first_attempt, make_core, raise_refused, read_write_timeout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from types import TracebackType
     from typing import Any
 
     from .read_write import Mode
 
 
-class AsyncAcquireReadWriteReturnProxy:
+class AsyncAcquireReadWriteReturnProxy(AsyncAcquireReturnProxy):
     """What an acquire returns. An `async with` block of it releases the lock at its end."""
 
-    __slots__ = ("lock",)
-
-    def __init__(self, lock: AsyncReadWriteLock) -> None:
-        self.lock = lock
-
-    async def __aenter__(self) -> AsyncReadWriteLock:
-        return self.lock
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.lock.release()
+    __slots__ = ()
 
 
 class _Level:
@@ -143,6 +132,9 @@ class AsyncReadWriteLock:
         if not level.depth:
             del self._levels[task]
             level.hold.release_if_held()
+
+    async def _leave_block_as_task(self, error: BaseException | None) -> None:  # of the proxy
+        await self.release()
 
     async def close(self) -> None:
         """Release what all tasks hold. The object cannot be used any more."""

@@ -35,10 +35,10 @@ class AsyncAcquireReturnProxy:
 
     __slots__ = ("lock",)
 
-    def __init__(self, lock: BaseAsyncFileLock) -> None:
+    def __init__(self, lock: Any) -> None:
         self.lock = lock
 
-    async def __aenter__(self) -> BaseAsyncFileLock:
+    async def __aenter__(self) -> Any:
         return self.lock
 
     async def __aexit__(
