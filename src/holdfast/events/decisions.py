@@ -94,7 +94,7 @@ def execute(store: EventStore, decide_fn: Callable[[Decide], Iterable[Event] | N
                     path=store.path,
                     position=error.position,
                 ) from None
-            sleep(uniform(0, 0.002 * 2**attempt))  # not in step with whoever we met
+            sleep(uniform(0, 0.002 * 2**attempt))  # at random, so that two competitors do not meet again
     raise AssertionError
 
 

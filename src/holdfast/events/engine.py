@@ -20,7 +20,7 @@ What every engine promises (tests/events/test_engines.py):
 * A request that is answered without an error is visible to every `head` and `read` that begins afterwards, in all
   processes. If the engine is durable, it survives a power failure. A request that is answered with an error has left
   no event, unless the error says that this is not known.
-* A process that is killed at any step leaves each of its requests whole or not at all, and keeps nobody waiting.
+* A process that is killed at any step leaves each of its requests whole or not at all, and blocks no other process.
 
 An engine decides which requests it commits together. `requests` collects the appends of the threads of a process, and
 `conditions` decides about them in order. Both are written for all engines.

@@ -1,12 +1,12 @@
-"""Waits for news while a page is open: file events for paths, and what each server offers.
+"""Waits for news while a page is open: file events for paths, and the notifications of servers.
 
 A *topic* is something that pages show: the locks, one queue, one store. It has a version, which grows with each piece
 of news. A page waits until the version of one of its topics has changed.
 
     paths                     inotify, for all directories in one instance. It reports everything that wakes the library
     events on PostgreSQL      LISTEN, as `EventStore.tail`
-    queues on PostgreSQL      a worker that waits is notified, and nobody else: NOTIFY is a lock of the whole server
-    locks on servers          the next waiter of a lock is notified, and nobody else
+    queues on PostgreSQL      only a worker that waits is notified: NOTIFY is a lock of the whole server
+    locks on servers          only the next waiter of a lock is notified
 
 The last two report nothing to a page. It looks at them every 1 to 5 seconds, rarer while nothing changes.
 
