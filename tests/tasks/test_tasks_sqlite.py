@@ -659,7 +659,7 @@ def test_a_queue_is_collected_in_a_transaction_of_another_one(where: str, durabl
     queue.close()
 
 
-def test_what_a_thread_completed_before_it_ended_is_written(where: str) -> None:
+def test_completions_of_a_thread_that_has_ended_are_written(where: str) -> None:
     queue = TaskQueue(where, durable=False)
     id = queue.put(1, attempts=1)
 
