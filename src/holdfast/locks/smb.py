@@ -4,8 +4,8 @@
 
     name.token      the lock. Its holder has it open for writing, and lets others only read it. It contains the last
                     token, and stays
-    name            who has the lock. Its holder has it open for writing and deleting, and lets others only read it. It
-                    contains `pid@host`. The server deletes it when it is closed, by its holder or by the end of the
+    name            names the holder: it contains `pid@host`. The holder has it open for writing and deleting, and lets
+                    others only read it. The server deletes it when it is closed, by its holder or by the end of the
                     connection
 
 Only the holder of `name.token` creates and deletes `name`. Otherwise two clients could hold the lock on Samba, which
