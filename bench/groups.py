@@ -20,6 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "tasks": ("tasks",),
     "events": ("events",),
     "engines": ("engines",),
+    "web": ("web",),
     "command": ("import", "command"),
     "others": ("",),
 }

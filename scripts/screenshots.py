@@ -60,8 +60,6 @@ def take_all() -> None:
             assert file.stat().st_size < MAX_BYTES
 
         take("overview", "/")
-        take("overview-dark", "/", "dark")
-        take("queue", jobs)
         take("queue-dark", jobs, "dark")
         take("queue-narrow", jobs, size=NARROW)
         take("task", f"{jobs}/task?id=mail-17")

@@ -187,7 +187,7 @@ def test_a_path_that_is_no_directory_is_refused_and_left(tmp_path: Path) -> None
         pass
     assert file.read_text() == "data" and os.listdir(tmp_path) == ["file"]
     for bad in ("", ".", "..", "x/.."):
-        with pytest.raises(ValueError, match="name at its end"):
+        with pytest.raises(ValueError, match="ends in a name"):
             AtomicDir(bad)
     with pytest.raises(ValueError, match="keep"):
         AtomicDir("x", keep=-1)

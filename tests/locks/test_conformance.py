@@ -555,6 +555,20 @@ def test_a_killed_waiter_does_not_block_those_behind_it(target: Target, holder: 
     assert behind.at - began < target.bound_s + SLACK_S
 
 
+@only(*LEASES)
+def test_a_lock_lasts_as_long_as_its_own_holder_has_asked_for(target: Target, holder: Peer) -> None:
+    """Another user of the lock may ask for a longer or shorter time."""
+    longer = Caller(target.lock(ttl=300).acquire, timeout=PATIENCE)
+    until_waiters(target.lock(), 1)
+    began = time.monotonic()
+    holder.kill()
+    with longer.result() as hold:
+        assert elapsed(began) < target.bound_s + SLACK_S
+        with pytest.raises(holdfast.Timeout):
+            in_thread(target.lock(ttl=1).acquire, timeout=1.5)
+        hold.check()
+
+
 def test_a_lost_lock_is_reported_and_never_taken_from_the_next_holder(target: Target, start: Start) -> None:
     lost: list[object] = []
     hold = target.lock(**({} if target.kind == "lock" else {"on_lost": lost.append})).acquire(timeout=PATIENCE)

@@ -44,10 +44,10 @@ def fill_queue(queue: TaskQueue, number: int, *, only_waiting: bool = False) -> 
 def fill_store(store: EventStore, number: int) -> None:
     """Append events of three types, with two tags each."""
     types = ("OrderPlaced", "OrderPaid", "OrderShipped")
-    for begin in range(0, number, 10_000):
+    for begin in range(0, number, 500):
         store.append(
             [
                 Event(types[n % 3], {"total": n % 90}, tags=[f"order:{n}", f"customer:{n % 997}"])
-                for n in range(begin, min(begin + 10_000, number))
+                for n in range(begin, min(begin + 500, number))
             ]
         )

@@ -9,6 +9,7 @@ was told. Nothing waits for a moment of time.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -49,7 +50,7 @@ class Program:
     def __init__(self, directory: Path, *words: object) -> None:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         self.process = subprocess.Popen(
-            ["python", *map(str, words)],  # as somebody would call it: the pages show this
+            ["python", *map(str, words)],  # as a user calls it: the pages show this
             executable=sys.executable,
             cwd=directory,
             env=environment,
@@ -138,17 +139,21 @@ class Scene:
         queue.schedule("heartbeat", {"ping": "api"}, every=300)
 
     def _spread(self, queue: TaskQueue) -> None:
-        """Let the tasks that ended have ended in the course of the last hour: one cannot wait for that."""
+        """Let the tasks that ended have ended in the course of the last hour: a test cannot wait for that."""
         import sqlite3
 
         now = time()
         with sqlite3.connect(f"{queue.path}/queue.db") as database:
-            rows = database.execute("select seq from task where ended_at is not null order by seq").fetchall()
-            for place, (seq,) in enumerate(rows):
+            query = "select seq, history from task where ended_at is not null order by seq"
+            rows = database.execute(query).fetchall()
+            for place, (seq, history) in enumerate(rows):
                 minute = (place * 61 // len(rows)) + (place * place) % 7 - 3
                 ended = now - max(0.5, min(59, 59 - minute)) * 60
-                change = "update task set put_at = ?, started_at = ?, ended_at = ? where seq = ?"
-                database.execute(change, (ended - 8, ended - 3, ended, seq))
+                past = json.loads(history or "[]")
+                for attempt in past:
+                    attempt.update(started_at=ended - 7, ended_at=ended - 5)
+                change = "update task set put_at = ?, started_at = ?, ended_at = ?, history = ? where seq = ?"
+                database.execute(change, (ended - 8, ended - 3, ended, json.dumps(past), seq))
         database.close()
 
     def _make_events(self) -> None:

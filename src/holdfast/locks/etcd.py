@@ -250,26 +250,32 @@ class EtcdWaiter(Waiter):
     def __init__(self, engine: EtcdEngine, place: Place) -> None:
         self._engine, self._place = engine, place
         self._watch: Watch | None = None
+        self._front = (0, "", "")  # the entry that the watch is for
 
     def attempt(self, timeout: float) -> ServerGrant | None:
         """Look, watch what is in front, and look again: what was deleted in between causes no event.
 
-        The second look reads two keys. The first one, for which etcd goes through all keys of the name, is made again
-        only if the key in front was deleted.
+        For the first look, etcd goes through all keys of the name. The second one reads two keys, and so do those that
+        no event has caused.
         """
         engine, until = self._engine, monotonic() + timeout
-        self._end_watch()
         try:
+            is_quiet = self._watch is not None and not wait.poll([self._watch.fd], 0)
+            if is_quiet and engine.is_excluded(self._place, self._front, timeout):
+                return None
+            self._end_watch()
             while excluding := engine.ahead(self._place, wait.time_left(until)):
                 key = engine.prefix if engine.permits else excluding[-1][1]
                 request = {"key": encode(key), "filters": ["NOPUT"]}
                 if engine.permits:
                     request["range_end"] = _after(key)
                 self._watch = engine.server.watch(request, wait.time_left(until))
-                if engine.is_excluded(self._place, excluding[-1], wait.time_left(until)):
+                self._front = excluding[-1]
+                if engine.is_excluded(self._place, self._front, wait.time_left(until)):
                     return None
                 self._end_watch()
         except LeaseGone:  # this process was stopped or cut off: wait at the end of the queue
+            self._end_watch()
             self._place.leave(timeout)
             self._place = engine.add(wait.time_left(until))
             return self.attempt(wait.time_left(until))

@@ -100,7 +100,7 @@ class Locks:
         return [change for change in reversed(self.changes) if change.path == path]
 
     def was_broken(self, status: Status) -> None:
-        """Note that this lock was broken with the web console."""
+        """A user of the console has broken this lock."""
         with self._mutex:
             names = ", ".join(map(str, status.holders)) or "an unknown process"
             self.changes.append(Change(time(), status.path, f"broken here, lost by {names}", is_loss=True))

@@ -5,8 +5,8 @@ of news. A page waits until the version of one of its topics has changed.
 
     paths                     inotify, for all directories in one instance. It reports everything that wakes the library
     events on PostgreSQL      LISTEN, as `EventStore.tail`
-    queues on PostgreSQL      only a worker that waits is notified: NOTIFY is a lock of the whole server
-    locks on servers          only the next waiter of a lock is notified
+    queues on PostgreSQL      a worker that waits is notified, and no other process: NOTIFY locks the whole server
+    locks on servers          the next waiter of a lock is notified, and no other process
 
 The last two report nothing to a page. It looks at them every 1 to 5 seconds, rarer while nothing changes.
 
