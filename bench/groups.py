@@ -27,7 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 # What `make bench` leaves out, because it takes minutes and fills gigabytes: run.py --only measures these.
-BY_NAME = ("events-many", "tasks-many-postgres", "engines-scale", "web")
+BY_NAME = ("events-many", "tasks-many-postgres", "engines-scale")
 # What `make bench` measures with few rounds, or smaller: run.py --only measures them in full.
 SHORTENED = (
     "directory",
