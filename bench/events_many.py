@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 from zlib import crc32
 
-from events import Contest
+from events_contest import Contest
 from measure import Place, Row, Table, paired_ratio
 
 from holdfast.events import AppendCondition, Event, EventStore, Query

@@ -25,7 +25,7 @@ from statistics import median
 from threading import Thread, local
 from typing import Any
 
-from events import event, line_of, raw_appender
+from events_contest import event, line_of, raw_appender
 
 from holdfast import system
 from holdfast.events import AppendCondition, EventStore, Query

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from events import Sqlite, event, line_of, raw_appender
+from events_contest import event, line_of, raw_appender
+from events_peers import Sqlite
 from measure import Place, Row, Table, run_children
 
 from holdfast.events import EventStore

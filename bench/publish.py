@@ -65,12 +65,12 @@ class Progress:
         if self._terminal:
             print(f"\r\x1b[K{self.text(name, since)}", end="", flush=True)
 
-    def ahead(self, name: str, since: float) -> float:
-        """Seconds, with what is left of the section that runs."""
+    def time_left(self, name: str, since: float) -> float:
+        """The expected seconds of the sections ahead, and of the rest of the one that runs."""
         return sum(self._guess[left] for left in self._left) - min(clock() - since, self._guess[name])
 
     def text(self, name: str, since: float) -> str:
-        total, ahead = sum(self._guess.values()), self.ahead(name, since)
+        total, ahead = sum(self._guess.values()), self.time_left(name, since)
         full = round(BAR * (1 - ahead / total))
         number = len(self._guess) - len(self._left) + 1
         return f"[{'#' * full}{'-' * (BAR - full)}] {number}/{len(self._guess)} {name}, about {minutes(ahead)} left"
@@ -96,10 +96,10 @@ def measure_all(names: Iterable[str], quick: bool, directory: str, known: dict[s
     results = {}
     for name in names:
         since = clock()
-        hurry = quick or progress.ahead(name, since) > deadline - since
+        is_short = quick or progress.time_left(name, since) > deadline - since
         if since < deadline:
             limit = min(SECTION_LIMIT_S, deadline - since)
-            found = measure(name, hurry, directory, limit, partial(progress.show, name, since))
+            found = measure(name, is_short, directory, limit, partial(progress.show, name, since))
         else:
             found = {"quick": quick, "load": 0.0, "error": "no time left", "tables": [], "seconds": 0.0, "others": 0.0}
         results[name] = about | found

@@ -21,6 +21,7 @@ import directories
 import engines
 import events
 import events_many
+import events_peers
 import events_postgres
 import events_takeover
 import events_writers
@@ -66,7 +67,7 @@ SECTIONS: dict[str, Section] = {
     "events-processes": events.processes,
     "events-writers": lambda quick, places: iter([events_writers.section(quick, places[0])]),
     "events-sizes": lambda quick, places: iter([events_many.sizes(quick, places[0])]),
-    "events-peers": lambda quick, places: iter([events.side_by_side(quick, places[0])]),
+    "events-peers": lambda quick, places: iter([events_peers.side_by_side(quick, places[0])]),
     "events-many": lambda quick, places: iter([events_many.section(quick, places[0])]),
     "events-million": lambda quick, places: iter([events.million(quick, places[0])]),
     "events-postgres": events_postgres.section,

@@ -285,6 +285,21 @@ def sooner(moment: float, deadline: float | None) -> float:
     return moment if deadline is None or moment < deadline else deadline
 
 
+def time_left(until: float) -> float:
+    """The seconds until a moment. Never 0: many functions take a timeout of 0 as none, or fail before they look."""
+    return max(0.001, until - monotonic())
+
+
+def until_admitted(place: process.LinePlace, notified: Notified, deadline: float | None) -> Steps[None]:
+    """Wait until a place in a line of this process is admitted. Raises `DeadlinePassed`."""
+    while not place.admitted:
+        check_deadline(deadline)
+        notified.until = sooner(monotonic() + RECHECK_S, deadline)
+        yield notified
+        if not place.admitted:
+            place.admit_next()
+
+
 def check_deadline(deadline: float | None) -> None:
     if deadline is not None and monotonic() >= deadline:
         raise DeadlinePassed

@@ -168,7 +168,9 @@ def test_a_timeout_takes_as_long_as_it_says(path: str, holding: Callable[..., su
     assert time.monotonic() - began >= 0.75
 
 
-def test_who_waits_gets_it(path: str, holding: Callable[..., subprocess.Popen[str]], begin: Any) -> None:
+def test_a_waiter_acquires_the_lock_after_the_release(
+    path: str, holding: Callable[..., subprocess.Popen[str]], begin: Any
+) -> None:
     process = holding(path)
     waiter = begin("run", path, "--", "echo", "got it")
     until(lambda: len(Lock(path).status().waiters) == 1)
@@ -372,7 +374,7 @@ def test_a_lock_lost_to_a_break_is_reported(path: str, begin: Any) -> None:
         (("PATH", "--", "/etc/passwd"), 126, "not executable"),
     ],
 )
-def test_what_goes_wrong_is_one_line(words: tuple[str, ...], code: int, says: str, path: str, tmp_path: Path) -> None:
+def test_an_error_is_one_line(words: tuple[str, ...], code: int, says: str, path: str, tmp_path: Path) -> None:
     content = tmp_path / "content"
     content.write_text("data")
     places = {"PATH": path, "PATH/no/x": path + "/no/x", "DIRECTORY": str(tmp_path), "CONTENT": str(content)}
@@ -444,7 +446,7 @@ def test_the_descriptor_of_a_script(path: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a container")
-def test_in_a_container_whoever_has_inherited_a_lock_is_named(path: str) -> None:
+def test_in_a_container_the_process_that_inherited_a_lock_is_named(path: str) -> None:
     """The command that took it is gone. Of such a lock, /proc/locks says nothing there."""
     command = f'"{sys.executable}" -m holdfast'
     script = f"""
@@ -722,7 +724,7 @@ def test_a_lock_never_is_the_commands_standard_output(closed: str, kind: str, pa
     assert done.returncode == 0, done
 
 
-def test_nobody_acquires_for_the_dead(path: str, start_peer: Callable[..., Peer], begin: Any) -> None:
+def test_a_lock_cannot_be_acquired_for_a_dead_process(path: str, start_peer: Callable[..., Peer], begin: Any) -> None:
     done = holdfast("lockfile", "try", "--pid", NO_PROCESS, path)
     assert done.returncode == 2 and "no process" in done.stderr and not os.path.exists(path)
     peer = start_peer()
@@ -769,7 +771,7 @@ def test_numbers_beyond_reason(words: tuple[str, ...], path: str) -> None:
     assert done.returncode in (0, 64) and "Traceback" not in done.stderr
 
 
-def test_what_steers_a_terminal_is_not_printed(tmp_path: Path) -> None:
+def test_control_characters_are_not_printed(tmp_path: Path) -> None:
     name = str(tmp_path / "a\x1b[31m\u009b\u202e")
     for words in (
         ("lockfile", "try", name),

@@ -120,7 +120,7 @@ def test_tail(shop: Path) -> None:
         (["head", "--after", "0"], "unrecognized arguments: --after"),
     ],
 )
-def test_what_an_action_does_not_know_is_not_ignored(words: list[str], said: str, shop: Path) -> None:
+def test_an_option_that_an_action_does_not_have_is_refused(words: list[str], said: str, shop: Path) -> None:
     EventStore(shop).append(Event("A"))
     action, *rest = words
     assert said in call(action, shop, *rest, status=2)
@@ -143,7 +143,9 @@ def test_nowhere_to_print_to(action: str, shop: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_what_may_not_be_read_is_not_said_to_be_missing(in_memory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_may_not_be_read_is_not_reported_as_missing(
+    in_memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     shop = in_memory / "shop"
     EventStore(shop).append(Event("A"))
     in_memory.chmod(0o755)

@@ -410,7 +410,7 @@ def test_a_directory_is_replaced_by_what_a_command_builds(tmp_path: Path) -> Non
     assert run("replace", tmp_path / "file", "--", "true").returncode == 3
 
 
-def test_a_directory_that_somebody_else_changes(tmp_path: Path, begin: Any) -> None:  # noqa: F811
+def test_a_directory_that_another_program_changes(tmp_path: Path, begin: Any) -> None:  # noqa: F811
     site = tmp_path / "site"
     first = begin("dir", "replace", site, "--", "sh", "-c", "echo here; cat", stdin=subprocess.PIPE)
     assert first.stdout.readline() == "here\n"

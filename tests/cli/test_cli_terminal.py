@@ -372,7 +372,7 @@ def test_the_bar_of_a_worker_counts_failed_tasks_as_failed(
     assert sorted(line for line in lines if line.startswith("hello")) == ["hello a", "hello b", "hello c"]
 
 
-def test_what_commands_print_is_above_the_bar(jobs: TaskQueue, terminal: Callable[..., Terminal]) -> None:
+def test_the_output_of_commands_is_above_the_bar(jobs: TaskQueue, terminal: Callable[..., Terminal]) -> None:
     """Also without a newline at its end; and many lines, over the end of the screen. The bar is there once."""
     gate = os.path.join(jobs.path, "..", "gate")
     os.mkfifo(gate)

@@ -267,7 +267,7 @@ def test_of_those_who_race_for_a_condition_one_wins(racers: int, rounds: int, du
     assert wins == rounds and len(tags) == rounds and set(tags.values()) == {1}
 
 
-def test_who_looks_and_then_appends_never_acts_on_old_news(place: Any) -> None:
+def test_a_writer_that_reads_and_then_appends_never_acts_on_old_news(place: Any) -> None:
     """A counter that everybody reads, and raises by one under the condition that nobody else did."""
     place.store()
     rounds = 150

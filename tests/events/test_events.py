@@ -73,7 +73,7 @@ def many(store: Path, count: int, *, segment_size: int = 2000) -> EventStore:
 # The face.
 
 
-def test_what_is_appended_is_read(shop: Path) -> None:
+def test_appended_events_are_read(shop: Path) -> None:
     store = EventStore(shop)
     assert store.head() == 0 and list(store.read()) == [] and store.read_last() is None
     assert store.append([Event("OrderPlaced", {"id": 7}, tags={"order:7"}, metadata={"by": "me"})]) == 1
@@ -206,7 +206,7 @@ def test_no_two_texts_are_taken_for_each_other(shop: Path) -> None:
         (lambda: Query.of(types="T"), "several texts"),
     ],
 )
-def test_what_is_no_event_is_told_at_once(make: Callable[[], object], text: str) -> None:
+def test_a_value_that_is_no_event_is_refused_at_once(make: Callable[[], object], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         make()
 
@@ -347,7 +347,7 @@ def test_segments_are_named_by_their_first_event(shop: Path) -> None:
         assert not (shop / "events" / name).read_bytes().endswith(b"\n\n"), "a full segment needs no room"
 
 
-def test_what_is_indexed_is_not_indexed_again(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexed_events_are_not_indexed_again(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many(shop, 100).rebuild_index()
     monkeypatch.setattr(Builder, "_add", None)
     store = EventStore(shop)
@@ -402,7 +402,7 @@ def swap(shop: Path, change: Callable[[bytes], bytes]) -> None:
 
 @pytest.mark.parametrize("wreck", WRECKS)
 @pytest.mark.parametrize("durable", [True, False])
-def test_what_is_derived_is_made_again(wreck: str, durable: bool, shop: Path) -> None:
+def test_derived_files_are_made_again(wreck: str, durable: bool, shop: Path) -> None:
     running = many(shop, 60)
     reader = EventStore(shop)
     assert len(list(reader.read(Query.of(tags={"order:3"})))) == 1
@@ -525,7 +525,7 @@ def test_a_missing_segment(shop: Path) -> None:
         list(EventStore(shop).read())
 
 
-def test_what_is_no_store(tmp_path: Path, shop: Path) -> None:
+def test_a_path_that_is_no_store_is_refused(tmp_path: Path, shop: Path) -> None:
     (tmp_path / "file").write_text("data")
     with pytest.raises(OSError, match="directory"):
         EventStore(tmp_path / "file")
@@ -574,7 +574,7 @@ def test_a_directory_that_can_only_be_read(shop: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["moved", "removed", "imported"])
-def test_a_store_that_is_brought_back_while_somebody_runs(way: str, shop: Path, tmp_path: Path) -> None:
+def test_a_store_that_is_restored_while_a_process_has_it_open(way: str, shop: Path, tmp_path: Path) -> None:
     running, reader = many(shop, 30), EventStore(shop)
     assert len(list(reader.read(Query.of(tags={"order:30"})))) == 1
     shutil.copytree(shop, tmp_path / "backup")
@@ -624,7 +624,7 @@ def test_damage_among_what_was_not_synced(ledger: bool, shop: Path) -> None:
     assert len(lines_of(shop)) == 100
 
 
-def test_what_is_cut_off_is_kept_aside(shop: Path) -> None:
+def test_lines_that_are_cut_off_are_kept_aside(shop: Path) -> None:
     """After a power failure nobody knows whether it had been acknowledged."""
     store = EventStore(shop, durable=False)
     for number in range(10):
@@ -656,7 +656,7 @@ def test_segments_that_are_missing_at_the_end(is_indexed: bool, shop: Path) -> N
     assert EventStore(shop).head() == int(last_but_one.name[:10]) - 1
 
 
-def test_what_is_left_is_the_store_if_one_says_so(shop: Path) -> None:
+def test_the_rest_of_a_log_is_the_store_after_the_ledger_was_removed(shop: Path) -> None:
     """The remedy that its errors tell of."""
     many(shop, 60)
     *_, last = sorted((shop / "events").iterdir())
@@ -839,7 +839,7 @@ def test_a_failed_sync_is_a_failed_append(shop: Path, monkeypatch: pytest.Monkey
     assert reader.verify().ok
 
 
-def test_who_wrote_behind_a_failed_sync_is_told_too(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_behind_a_failed_sync_fails_too(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writes, B writes behind it, A's sync fails: B's must not be acknowledged either."""
     a, b = EventStore(shop), EventStore(shop)
     a.append(orders(1))

@@ -146,7 +146,7 @@ def test_two_that_fail_take_back_once(shop: Path, syncs: Syncs) -> None:
     assert third.outcome() == 5 and types(shop) == ["c"]
 
 
-def test_nobody_takes_anothers_position_for_its_own(shop: Path, syncs: Syncs) -> None:
+def test_an_append_that_was_taken_back_does_not_claim_the_position_of_another(shop: Path, syncs: Syncs) -> None:
     """A wrote 5 and has not synced; it is taken back, and C has another 5 that is on disk."""
     a, b, c = three(shop)
     reached, go_on = threading.Event(), threading.Event()
@@ -168,7 +168,7 @@ def test_nobody_takes_anothers_position_for_its_own(shop: Path, syncs: Syncs) ->
 
 
 @pytest.mark.usefixtures("no_turns")
-def test_what_was_taken_back_is_not_remembered(shop: Path, syncs: Syncs) -> None:
+def test_events_that_were_taken_back_are_not_remembered(shop: Path, syncs: Syncs) -> None:
     a, b, c = three(shop)
     once = AppendCondition(Query.of(tags={"x"}))
     syncs.hold("A")
@@ -185,7 +185,7 @@ def test_what_was_taken_back_is_not_remembered(shop: Path, syncs: Syncs) -> None
 
 
 @pytest.mark.usefixtures("no_turns")
-def test_who_was_luckier_covers_us(shop: Path, syncs: Syncs) -> None:
+def test_a_sync_of_another_process_that_succeeds_covers_a_failed_one(shop: Path, syncs: Syncs) -> None:
     a, _, c = three(shop)
     syncs.hold("A")
     syncs.broken.add("A")
@@ -198,7 +198,7 @@ def test_who_was_luckier_covers_us(shop: Path, syncs: Syncs) -> None:
 
 @pytest.mark.parametrize("segment_size", [1 << 20, 300])
 @pytest.mark.usefixtures("no_turns")
-def test_what_is_visible_is_not_taken_back(segment_size: int, shop: Path, syncs: Syncs) -> None:
+def test_visible_events_are_not_taken_back(segment_size: int, shop: Path, syncs: Syncs) -> None:
     """Another writer did not want to wait for the disk, so readers have seen both."""
     a, _, _ = three(shop)
     impatient = EventStore(shop, durable=False, segment_size=segment_size)
@@ -508,7 +508,7 @@ def test_an_import_that_does_not_get_the_lock(shop: Path) -> None:
     assert store.append(Event("next")) == 2
 
 
-def test_one_bad_condition_is_nobody_elses(shop: Path, syncs: Syncs) -> None:
+def test_a_bad_condition_fails_only_its_own_append(shop: Path, syncs: Syncs) -> None:
     store = EventStore(shop)
     store.append(Event("base"))
     with pytest.raises(TypeError, match="texts, not 7"):
@@ -528,7 +528,7 @@ def test_one_bad_condition_is_nobody_elses(shop: Path, syncs: Syncs) -> None:
     [msgspec.Raw(b"1\n2"), msgspec.Raw(b"garbage"), msgspec.Raw(b""), "[" * 3],
     ids=["lines", "garbage", "none", "ok"],
 )
-def test_what_could_not_be_read_again_is_not_written(data: Any, shop: Path) -> None:
+def test_data_that_could_not_be_read_again_is_not_written(data: Any, shop: Path) -> None:
     store = EventStore(shop)
     if isinstance(data, str):
         assert store.append(Event("T", data)) == 1
@@ -601,7 +601,7 @@ def test_files_of_another_store(shop: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_turns")
-def test_somebody_syncs_while_it_is_found_out_what_is_to_be_taken_back(shop: Path, syncs: Syncs) -> None:
+def test_another_process_syncs_while_a_writer_decides_what_to_take_back(shop: Path, syncs: Syncs) -> None:
     """A sync of A fails. While A looks where what is on disk ends, B's sync goes well. It is not believed any more."""
     a, b, _ = three(shop)
     syncs.hold("B")
@@ -785,7 +785,9 @@ def test_a_forked_worker_does_not_have_its_parents_turn(shop: Path) -> None:
         os.waitpid(child, 0)
 
 
-def test_nobody_vouches_for_what_failed(shop: Path, syncs: Syncs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_reports_success_for_events_whose_sync_failed(
+    shop: Path, syncs: Syncs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel tells only those of an error who had the file open then. D opens it later, and would hear nothing. A,
     whose event is in its way, is slow to say that its sync went wrong: D does not sync before."""
     a, _, _ = three(shop)
@@ -809,7 +811,7 @@ def test_nobody_vouches_for_what_failed(shop: Path, syncs: Syncs, monkeypatch: p
     assert first.outcome() == fourth.outcome() == "OSError" and types(shop) == []
 
 
-def test_one_syncs_at_a_time(shop: Path, syncs: Syncs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_syncs_at_a_time(shop: Path, syncs: Syncs, monkeypatch: pytest.MonkeyPatch) -> None:
     """While A syncs, B does not: it might be told that all is well by a sync that A has to do for both, and fails."""
     a, b, _ = three(shop)
     b.append(Event("before"))
@@ -917,7 +919,7 @@ def test_others_append_between_two_looks_of_a_reader_without_a_ledger(
 
 
 @contextmanager
-def locked_by_somebody(path: Path) -> Iterator[None]:
+def locked_by_another_program(path: Path) -> Iterator[None]:
     """As if its process had been stopped."""
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -929,7 +931,7 @@ def test_a_process_that_has_the_turn_to_sync_is_waited_for(rolls: bool, shop: Pa
     """Nothing becomes visible meanwhile, nothing is lost, and all goes on when it does."""
     store, other = (EventStore(shop, segment_size=1 if rolls else 1 << 20) for _ in range(2))
     store.append(Event("a"))
-    with locked_by_somebody(shop / "ledger"):
+    with locked_by_another_program(shop / "ledger"):
         first = Thread("A", lambda: store.append(Event("b")))
         until(lambda: b'"type":"b"' in b"".join(path.read_bytes() for path in (shop / "events").iterdir()) or rolls)
         second = Thread("B", lambda: other.append(Event("b")))
@@ -943,7 +945,7 @@ def test_a_stopped_process_that_has_the_turn_to_sync_delays_the_others_once(
 ) -> None:
     store = EventStore(shop, segment_size=1 if rolls else 1 << 20)
     store.append(Event("a"))
-    with locked_by_somebody(shop / "ledger"):
+    with locked_by_another_program(shop / "ledger"):
         monkeypatch.setattr(ledger_module, "_PATIENCE_S", 0.05)
         assert store.append(Event("b")) == 2
         monkeypatch.setattr(ledger_module, "_PATIENCE_S", 3600)  # the second append does not wait again
@@ -1046,7 +1048,9 @@ def test_two_interrupts_while_it_is_undone(shop: Path, monkeypatch: pytest.Monke
     assert not interrupts and store.append(Event("c")) == 2 and seen(shop) == ["a", "c"]
 
 
-def test_what_identifies_a_store_is_on_disk_whoever_made_it(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_that_identifies_a_store_is_on_disk_whichever_process_made_it(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     fsync = system.fsync
     monkeypatch.setattr(system, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
@@ -1054,7 +1058,7 @@ def test_what_identifies_a_store_is_on_disk_whoever_made_it(shop: Path, monkeypa
     assert any("store.json" in path for path in synced) and {str(shop), str(shop.parent)} <= set(synced)
 
 
-def test_what_is_ready_is_taken_while_it_is_read(shop: Path) -> None:
+def test_events_that_are_ready_are_returned_while_a_tail_reads(shop: Path) -> None:
     """By a task that comes after one that was cancelled. The tail had taken that for the end."""
     store = EventStore(shop)
     store.append([Event("T", n) for n in range(600)])

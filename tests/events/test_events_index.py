@@ -115,7 +115,7 @@ def test_blocks_find_what_a_list_finds() -> None:
         assert list(search(block, query, low, high, backwards=True)) == wanted[::-1]
 
 
-def test_what_is_kept_in_memory_is_bounded() -> None:
+def test_the_memory_of_the_index_is_bounded() -> None:
     recent = Recent(0)
     for position in range(1, 100_001):
         recent.add(position, "T", ["t"])

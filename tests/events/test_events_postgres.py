@@ -276,7 +276,7 @@ def follow():
 """
 
 
-def test_who_follows_misses_no_event_of_a_late_commit(
+def test_a_follower_misses_no_event_of_a_late_commit(
     postgres: str, store: EventStore, start_peer: Callable[..., Peer]
 ) -> None:
     """Eight writers, many of whose transactions stay open for a while after their events have positions."""
@@ -503,7 +503,7 @@ def test_a_server_that_is_read_only_can_be_read(postgres: str, store: EventStore
         EventStore(postgres + "?prefix=new_")
 
 
-def test_who_follows_goes_on_after_a_restart(
+def test_a_follower_goes_on_after_a_restart(
     postgres: str, postgres_server: servers.Postgres, store: EventStore
 ) -> None:
     """Its session listens again, and looks for what was appended meanwhile."""
@@ -527,7 +527,7 @@ def test_who_follows_goes_on_after_a_restart(
     assert found == [1, 2]
 
 
-def test_who_follows_sleeps_while_nothing_comes(postgres: str, store: EventStore, start_peer: Any) -> None:
+def test_a_follower_sleeps_while_no_event_comes(postgres: str, store: EventStore, start_peer: Any) -> None:
     peer = start_peer(url=postgres, tagged=False)
     peer.do(FOLLOW)
     peer.begin("follow()")
@@ -536,7 +536,7 @@ def test_who_follows_sleeps_while_nothing_comes(postgres: str, store: EventStore
     assert peer.answer() == [1]
 
 
-def test_the_session_that_listens_is_closed_when_nobody_follows(
+def test_the_session_that_listens_is_closed_without_a_follower(
     store: EventStore, sql: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.events import postgres_listener
@@ -645,7 +645,7 @@ UNSTORABLE = [Event("T\0"), Event("T", tags={"a" * 1001}), Event("T", tags={"\0"
 
 
 @pytest.mark.parametrize("event", UNSTORABLE)
-def test_what_the_tables_cannot_contain_is_refused(event: Event, store: EventStore) -> None:
+def test_an_event_that_the_tables_cannot_contain_is_refused(event: Event, store: EventStore) -> None:
     with pytest.raises(ValueError, match="PostgreSQL"):
         store.append([Event("Good"), event])
     assert store.head() == 0

@@ -72,7 +72,7 @@ def test_each_version_is_read_as_the_latest(place: Any) -> None:
     assert anyio.run(first) == LATEST
 
 
-def test_what_is_stored_does_not_change(place: Any) -> None:
+def test_stored_events_do_not_change(place: Any) -> None:
     store = place.store(**history(place))
     list(store.read())
     assert [event.data for event in place.store().read()] == [

@@ -66,7 +66,7 @@ def test_the_versions_of_a_forgotten_aggregate_stay_recorded(in_memory: Path) ->
         own.application_recorder().insert_events([StoredEvent(id, 2, "T", b"x")])
 
 
-def test_what_was_processed_stays_known_when_the_events_are_forgotten(in_memory: Path) -> None:
+def test_processed_notifications_stay_known_when_the_events_are_forgotten(in_memory: Path) -> None:
     id = uuid4()
     with recorders(in_memory) as own:
         own.process_recorder().insert_events([StoredEvent(id, 1, "T", b"x")], tracking=Tracking("upstream", 7))

@@ -18,6 +18,7 @@ import holdfast
 from holdfast import Unsupported
 from holdfast import filelock as ours
 from holdfast.filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from holdfast.filelock.unsupported import MISSING
 
 KINDS = pytest.mark.parametrize("kind", [FileLock, SoftFileLock])
 IMPORT = "from holdfast.filelock import FileLock, SoftFileLock, ReadWriteLock, Timeout"
@@ -420,7 +421,7 @@ def test_soft_locks_refuse_what_needs_a_descriptor(path):
             SoftFileLock(path, **options)
 
 
-@pytest.mark.parametrize("name", ours._MISSING)
+@pytest.mark.parametrize("name", MISSING)
 def test_a_name_that_is_missing_says_what_to_use(name):
     kind = getattr(ours, name)
     if not issubclass(kind, Exception):

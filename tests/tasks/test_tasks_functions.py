@@ -312,7 +312,7 @@ def test_sigterm_lets_coroutines_finish(queue: TaskQueue, in_memory: Path) -> No
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 @pytest.mark.parametrize("is_coroutine", [True, False])
-def test_what_a_handler_completes_is_stored_when_complete_returns(
+def test_a_completion_by_a_handler_is_stored_when_complete_returns(
     engine: str, is_coroutine: bool, jobs: Path, request: pytest.FixtureRequest, in_memory: Path
 ) -> None:
     """Although a worker writes the ends of short tasks together."""

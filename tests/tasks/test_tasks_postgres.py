@@ -292,7 +292,7 @@ def test_a_queue_is_never_empty_while_a_task_changes_its_state(store: PostgresSt
     worker.close()
 
 
-def test_a_worker_whose_session_was_ended_keeps_its_tasks_if_nobody_took_them(
+def test_a_worker_whose_session_was_ended_keeps_the_tasks_that_no_other_worker_took(
     store: PostgresStore, postgres: str
 ) -> None:
     store.add(tasks(2))

@@ -509,7 +509,7 @@ def test_adding_tasks_wakes_as_many_idle_workers_as_there_are_tasks(store: Sqlit
 
 
 def test_if_a_woken_worker_is_dead_another_one_is_woken(store: SqliteStore) -> None:
-    """Its bell is gone, and nobody has noticed its death yet."""
+    """Its FIFO is gone, and no process has noticed its death yet."""
 
     def die() -> None:
         worker = store.register()
@@ -695,7 +695,7 @@ def test_a_queue_is_collected_in_a_transaction_of_another_one(where: str, durabl
     queue.close()
 
 
-def test_what_a_thread_completed_before_it_ended_is_written(where: str) -> None:
+def test_completions_of_a_thread_that_has_ended_are_written(where: str) -> None:
     queue = TaskQueue(where, durable=False)
     id = queue.put(1, attempts=1)
 

@@ -55,7 +55,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def say(text: str) -> bool:
-    """False: nobody reads it."""
+    """False: no process reads it."""
     global _lost
     if sys.stdout is None:
         _lost = "it is closed"

@@ -37,7 +37,7 @@ def look_ahead(request: Request, name: str, head: int, last_match: LastMatch) ->
 def admit(requests: Iterable[Request], name: str, head: int, last_match: LastMatch) -> list[Request]:
     """Those that may append. Each gets the position of its last event; each of the others gets its error.
 
-    For a caller that nobody can come before: it holds the lock, and the log ends with `head`.
+    For a caller that holds the lock, so that no other append comes first. The log ends with `head`.
     """
     admitted: list[Request] = []
     drafts: list[Draft] = []

@@ -147,7 +147,7 @@ def copy(source: EventStore, target: EventStore) -> int:
     """Append to `target` the events of `source` that it does not have yet, at the same positions. Return how many.
 
     Every batch is copied whole. So if this process is killed, the target has the first batches of the source, and the
-    next call goes on behind them. The target may have no other events, and nobody else appends to it meanwhile.
+    next call goes on behind them. The target may have no other events, and no other program may append to it meanwhile.
     """
     _check_beginning(source, target)
     count = 0

@@ -61,7 +61,7 @@ def _read_all(store: EventStore, wanted: list[tuple[int, Projection[Any]]], head
 
 
 def _kept(store: EventStore, projection: Projection[Any], head: int) -> Any:
-    """What was kept is only a shortcut. If it is damaged, or of another history, it is made again."""
+    """The state of a projection with a name. A saved state that is damaged, or of another history, is made again."""
     try:
         return projections.state_at(store, projection, head, save_after=_SAVE_AFTER, rebuild=False)
     except CorruptStore as error:
@@ -94,7 +94,7 @@ def execute(store: EventStore, decide_fn: Callable[[Decide], Iterable[Event] | N
                     path=store.path,
                     position=error.position,
                 ) from None
-            sleep(uniform(0, 0.002 * 2**attempt))  # not in step with whoever we met
+            sleep(uniform(0, 0.002 * 2**attempt))  # at random, so that two competitors do not meet again
     raise AssertionError
 
 

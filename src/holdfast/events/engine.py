@@ -8,8 +8,8 @@ queries, decisions, projections, following, copies. An engine implements four op
     read      the events that match a query, between two positions
     wait      the steps of a wait until the head changes
 
-and a few more: `load`, `save`, `forget`, `checkpoint`, `verify`, `rebuild`, `close`. Any number of
-threads and processes call them at once.
+and a few more: `load`, `save`, `forget`, `checkpoint`, `verify`, `rebuild`, `close`. Any number of threads and
+processes call them at once.
 
 What every engine promises (tests/events/test_engines.py):
 
@@ -20,7 +20,7 @@ What every engine promises (tests/events/test_engines.py):
 * A request that is answered without an error is visible to every `head` and `read` that begins afterwards, in all
   processes. If the engine is durable, it survives a power failure. A request that is answered with an error has left
   no event, unless the error says that this is not known.
-* A process that is killed at any step leaves each of its requests whole or not at all, and keeps nobody waiting.
+* A process that is killed at any step leaves each of its requests whole or not at all, and blocks no other process.
 
 An engine decides which requests it commits together. `requests` collects the appends of the threads of a process, and
 `conditions` decides about them in order. Both are written for all engines.
@@ -177,7 +177,7 @@ class Engine(ABC):
     def save(self, document: Document, content: bytes) -> None:
         """Replace all of a document that was loaded. A process that is killed here leaves the old or the new content.
 
-        After a `forget` this does nothing: the content may have been made of what is forgotten.
+        If `forget` was called since the load, this does nothing: the content may contain data that is forgotten.
         """
 
     @abstractmethod

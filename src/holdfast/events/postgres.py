@@ -10,7 +10,7 @@ transaction ends. So positions become visible in their order and without gaps. (
 are committed later than greater ones, and a reader that follows would miss them.) `postgres_append` has the details.
 
 Readers take no lock. They ask for one page after the other, and hold no transaction between two pages: events up to a
-head that was visible once never change. `postgres_listener` wakes those who wait.
+head that was visible once never change. `postgres_listener` wakes the waiters.
 
 A document of `project` is a row, which is replaced under an advisory lock. The row with the empty name is their era:
 `forget` changes it, and what was loaded before is not saved.

@@ -1,4 +1,4 @@
-"""Appending to an event store in PostgreSQL: one transaction for all who wait in this process.
+"""Appending to an event store in PostgreSQL: one transaction for all requests that wait in this process.
 
     look ahead   each thread checks its own condition up to the visible head, without the lock
     at once      begin, the advisory lock, the events unless one breaks a condition, a notification, commit: one round
@@ -301,7 +301,7 @@ class Appender(GroupCommit):
         return row[0], (since if complete and since is not None else row[0], events)
 
     def _checked(self) -> int | None:
-        """The position behind which the conditions of those who wait are to be checked. None: they have none."""
+        """The position behind which the conditions of the waiting requests are checked. None: they have none."""
         waiting = [request for request in self.queue.waiting if request.condition is not None]
         positions = [max(one.condition.after or 0, one.checked) for one in waiting if one.condition]
         return max(min(positions), self.known - _RECENT) if positions else None

@@ -7,7 +7,7 @@
         wait until waiter.fd is readable   rung by a notification, and when a lost session was replaced
     listener.leave(waiter)
 
-The thread reads every notification, also while nobody waits: a session that did not read would fill the queue of
+The thread reads every notification, also while no thread waits: a session that did not read would fill the queue of
 notifications of the server. The thread ends, and closes the session, some time after the last waiter has left.
 """
 
@@ -177,7 +177,7 @@ class Listener:
                     self._ring()
 
     def _rest(self, control: _Bell, seconds: float | None, *others: int) -> set[int]:
-        """Wait for one of the descriptors. Raises _Ended if nobody waits for some time, or the listener was closed."""
+        """Wait for one of the descriptors. Raises _Ended after some time without waiters, or if it was closed."""
         while True:
             nobody = not self._waiters
             ready = poll([control.fd, *others], LINGER_S if nobody else seconds)

@@ -2,11 +2,11 @@
 
     {"position": 41, "event": ["3f2a…", "2026-…"], "query": …, "state": …}, replaced as a whole
 
-State and position are saved together. So the state has seen every event up to its position once, whichever process dies
-at whatever step. Several processes may bring one projection up to date at once: each saves a state that is right.
+State and position are saved together. So the state has seen every event up to its position once, even if a process
+dies at any step. Several processes may bring one projection up to date at once: each saves a state that is right.
 
 `event` is the id and the time of the event at the position. If the store has another event there, it was brought back
-from a copy, or has lost events, and the state is not believed.
+from a copy, or has lost events, and the state is not used.
 """
 
 from __future__ import annotations

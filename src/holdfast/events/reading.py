@@ -59,7 +59,7 @@ class Reading(Iterator[StoredEvent]):
 class AsyncReading(AsyncIterator[StoredEvent]):
     """A `Reading` for tasks: several events are read at once, in a thread. (No generator: those want to be closed.)
 
-    A task may be cancelled while the thread reads. What that reads is for whoever asks next.
+    A task may be cancelled while the thread reads. The next caller gets the events of that reading.
     """
 
     def __init__(self, begin: Callable[[], Reading]) -> None:

@@ -1,8 +1,8 @@
 """Appends that wait in this process, first come, first served. Every engine commits them in groups (`GroupCommit`).
 
-    A, B, C, D … are put in. The first one leads: its thread does the work of all who are there when it takes them
+    A, B, C, D … are put in. The first one leads: its thread takes all requests that wait, and appends them
     A request can be withdrawn until it is taken
-    Whoever leads sees to it, whatever happens to it, that everybody it took is answered, and that the next one leads
+    The leader answers every request that it took, also after an error or an interrupt, and then lets the next one lead
 
 An interrupt may come between any two lines. So everything that ends something can be done twice.
 """
@@ -40,7 +40,7 @@ class Request:
     state = WAITING
     may_withdraw = False  # the caller is a task, which can be cancelled
     leads = False
-    _bell: LockType | None = None
+    _wakeup: LockType | None = None
     _deadline: float | None = None
 
     def __init__(self, drafts: Sequence[Draft], condition: AppendCondition | None, timeout: float | None) -> None:
@@ -48,41 +48,41 @@ class Request:
         self.condition = condition
         self._timeout = timeout
 
-    def hang_bell(self) -> None:
-        """Before anybody sees it who may ring. Whoever leads from the beginning needs none."""
-        self._bell = allocate_lock()
-        self._bell.acquire()
+    def prepare_to_wait(self) -> None:
+        """Before another thread sees the request, and may wake it. A request that leads at once never waits."""
+        self._wakeup = allocate_lock()
+        self._wakeup.acquire()
         _ = self.deadline
 
     @property
     def deadline(self) -> float | None:
-        """Counted from when it first had to wait."""
+        """The timeout counts from the first moment at which the request had to wait."""
         if self._deadline is None and self._timeout is not None:
             self._deadline = monotonic() + self._timeout
         return self._deadline
 
     def wait(self) -> None:
         """Until it is done, or its turn to lead has come."""
-        assert self._bell is not None
-        self._bell.acquire()
+        assert self._wakeup is not None
+        self._wakeup.acquire()
 
     def wake(self) -> None:
-        if self._bell is not None and self._bell.locked():
-            self._bell.release()
+        if self._wakeup is not None and self._wakeup.locked():
+            self._wakeup.release()
 
 
 class Group:
-    """What one who leads has taken."""
+    """The requests that a leader has taken."""
 
     taken: Sequence[Request] = ()
-    is_done = False  # what was asked for, for those who were not told of an error
+    is_done = False  # all of them are appended, but for those that have an error
 
 
 class Queue:
-    """The appends of a process that nobody has taken yet."""
+    """The appends of a process that no leader has taken yet."""
 
     def __init__(self) -> None:
-        self._mutex = RLock()  # so that one can ask whether it is one's own
+        self._mutex = RLock()  # so that a thread can ask whether it has it
         self._waiting: list[Request] = []
         self._has_leader = False
         self._together = 1  # how many were taken the last time
@@ -92,7 +92,7 @@ class Queue:
 
     @property
     def waiting(self) -> Sequence[Request]:
-        """Those that nobody has taken, now."""
+        """The requests that no leader has taken."""
         return tuple(self._waiting)
 
     @property
@@ -106,7 +106,7 @@ class Queue:
                 if request.state != WAITING:
                     continue  # it was withdrawn
                 if self._has_leader:
-                    request.hang_bell()
+                    request.prepare_to_wait()
                 self._waiting.append(request)
                 if not self._has_leader:
                     self._has_leader = request.leads = True
@@ -139,12 +139,12 @@ class Queue:
             self._waiting[0].wake()
         else:
             self._has_leader = False
-        request.leads = False  # last: who is interrupted before does all of it again
+        request.leads = False  # last: a thread that is interrupted before this does all of it again
 
-    # For who leads.
+    # For the leader.
 
     def gather(self) -> None:
-        """Those who were taken together the last time are about to append again. Let them, for a moment."""
+        """Wait a moment for the requests of the threads whose last requests were taken together."""
         if self._together > 1:
             for _ in range(_LOOKS):
                 if len(self._waiting) >= self._together:
@@ -152,7 +152,7 @@ class Queue:
                 sleep(_A_MOMENT)
 
     def take(self, leader: Request, group: Group) -> bool:
-        """Everybody who is there. False: this request was withdrawn meanwhile, and another one leads."""
+        """Take all requests that wait. False: the leader was withdrawn meanwhile, and another request leads."""
         with self._mutex:
             if not leader.leads:
                 return False
@@ -163,7 +163,7 @@ class Queue:
         return True
 
     def put_back(self, leader: Request, group: Group) -> None:
-        """Nothing was done for those who were taken. They come first again, but for the leader, who is done."""
+        """Put the requests back at the front of the queue: none was appended. The leader is not put back."""
         with self._mutex:
             for request in group.taken:
                 request.state = WAITING
@@ -171,19 +171,21 @@ class Queue:
             group.taken = [leader] if leader in group.taken else []
 
     def fail(self, leader: Request, error: BaseException) -> None:
-        """It could take nobody; the others try for themselves."""
+        """The leader could take no request. The others try for themselves."""
         with self._mutex:
             if leader.state == WAITING:
                 leader.error = error
 
     def answer(self, leader: Request, group: Group) -> None:
-        """Those who were taken are done, and the next one leads."""
+        """Answer the requests that were taken, and let the next one lead."""
         if not group.taken:
             self.withdraw(leader)
         with self._mutex:
             for request in group.taken:
                 if not group.is_done and request.error is None:
-                    request.error = InterruptedError(errno.EINTR, "whoever appended it was interrupted, more than once")
+                    request.error = InterruptedError(
+                        errno.EINTR, "the thread that appended it was interrupted more than once"
+                    )
                 request.state = DONE
             self._pass_on(leader)
         for request in group.taken:
@@ -239,7 +241,7 @@ class GroupCommit:
                         else:
                             request.wait()
                     if request.error is not None:
-                        self.queue.abandon(requests)  # what stands behind it must not come without it
+                        self.queue.abandon(requests)  # a request with `behind` must not be appended without it
             except BaseException:
                 try:
                     self.queue.abandon(requests)
@@ -253,7 +255,7 @@ class GroupCommit:
         try:
             self.queue.gather()
             self._append(group, request)
-        except Exception as error:  # the same for everybody in it
+        except Exception as error:  # the same for all requests of the group
             for one in group.taken:
                 one.error = one.error or error
             if not group.taken:
@@ -262,7 +264,7 @@ class GroupCommit:
             self._interrupted(group, request, error)
             raise
         finally:
-            # Nobody else may be left waiting. A function that does it again would be one more that is interrupted.
+            # No other thread may be left waiting. The repetition is no function: that could be interrupted, too.
             try:
                 self.queue.answer(request, group)
             except BaseException:

@@ -1,11 +1,11 @@
 """The data of events as objects of classes, and in the version that this program knows.
 
     types      classes by the type of the event
-    upcasts    functions that make data of one version to data of the next one
+    upcasts    functions that turn data of one version into data of the next one
 
 The notes in the metadata of an event (`model.notes_of`) contain the version of its data, `{"schema": 2}`. Without that
 it is version 1. An event is appended with the latest version. When it is read, its data goes through the functions of
-all later versions, and then becomes an object of the class. What is stored does not change.
+all later versions, and then becomes an object of the class. The stored event does not change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .model import Event, StoredEvent, notes_of, with_notes
 
 
 class Upcast(msgspec.Struct, frozen=True):
-    """Data of a type, as JSON: `function` makes version `version` to version `version + 1`."""
+    """`function` turns data of a type, as JSON, from version `version` into version `version + 1`."""
 
     type: str
     version: int
@@ -28,14 +28,14 @@ class Upcast(msgspec.Struct, frozen=True):
 
 
 def upcast(type: str, version: int, function: Callable[[Any], Any]) -> Upcast:
-    """`function(data)` returns data of the version after `version`. Versions count from 1. Data is as JSON has it."""
+    """`function(data)` returns data of the version after `version`. Versions count from 1. Data is JSON."""
     if not isinstance(type, str) or not isinstance(version, int) or version < 1 or not callable(function):
         raise TypeError(f"upcast takes a type, a version from 1 on, and a function; not {(type, version, function)!r}")
     return Upcast(type, version, function)
 
 
 class Schemas:
-    """What one program knows about the data of events."""
+    """The classes and upcasts of one program."""
 
     def __init__(self, types: Mapping[str, type] | Iterable[type], upcasts: Iterable[Upcast]) -> None:
         self.types = dict(types) if isinstance(types, Mapping) else {kind.__name__: kind for kind in types}
@@ -46,7 +46,7 @@ class Schemas:
         self._steps: dict[str, dict[int, Callable[[Any], Any]]] = {}
         for one in self.upcasts:
             if not isinstance(one, Upcast):
-                raise TypeError(f"upcasts are made with upcast(type, version, function); this is none: {one!r}")
+                raise TypeError(f"upcasts are made with upcast(type, version, function), not {one!r}")
             if self._steps.setdefault(one.type, {}).setdefault(one.version, one.function) is not one.function:
                 raise ValueError(f"there are two upcasts of {one.type!r} from version {one.version}")
         for name, steps in self._steps.items():
@@ -62,7 +62,7 @@ class Schemas:
     def draft(self, event: Event) -> Draft:
         """The event as it is appended. Data that could not be read again is refused."""
         if not isinstance(event, Event):
-            raise TypeError(f"what is appended are Events, not {event!r}")
+            raise TypeError(f"append takes Events, not {event!r}")
         kind = self.types.get(event.type)
         if kind is not None:
             try:

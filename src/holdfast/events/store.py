@@ -39,10 +39,10 @@ class EventStore:
 
     path: the directory, or a URL such as postgresql://user@host/database
     lock_timeout: how long an append waits for the others: None for ever, 0 one try, else seconds
-    durable: what was appended survives a power failure, and readers see nothing that might not
+    durable: an event that was appended survives a power failure, and readers see no other events
     types: classes (msgspec Structs, dataclasses) by the type of the event whose data they are, or just the classes
-    upcasts: what makes data of earlier versions to data of the latest one: [upcast("OrderPlaced", 1, function), …]
-    segment_size: when to begin a new file of the log, in bytes. What is in the last one may be read when it is opened
+    upcasts: functions that turn data of a version into data of the next one: [upcast("OrderPlaced", 1, function), …]
+    segment_size: bytes in a file of the log, before a new one begins. Opening a store may read the last one
     mode: permissions of the files
     """
 
@@ -101,7 +101,7 @@ class EventStore:
     def append(
         self, events: Event | Iterable[Event], condition: AppendCondition | None = None, *, connection: Any = None
     ) -> int:
-        """Append all of the events, or none. Gives the position of the last one.
+        """Append all of the events, or none. Returns the position of the last event.
 
         connection: PostgreSQL: append in the transaction of this psycopg connection. The events are there if and only
             if the caller commits. Until then all other appends to the store wait
@@ -266,8 +266,8 @@ class EventStore:
         """Erase the data and the metadata of all events that have this tag. Returns the number of events.
 
         The events keep their positions, ids, times, types and tags, so conditions and positions stay as they are. Their
-        data is None from then on, and `event.is_forgotten` is true. Kept projections are removed, and are made again.
-        What else remains: docs/events.md. If this is killed, call it again.
+        data is None from then on, and `event.is_forgotten` is true. States of projections with a name are removed, and
+        are made again when they are needed. docs/events.md says what else remains. If this is killed, call it again.
         """
         if not isinstance(tag, str) or not tag:
             raise TypeError(f"forget takes one tag, which is a text, not {tag!r}")
@@ -283,9 +283,9 @@ class EventStore:
         return decisions.decide(self, wanted)
 
     def execute(self, decide_fn: Callable[[Decide], Iterable[Event] | None], attempts: int = 3) -> int:
-        """Read, decide, append; and again if something came in between. Gives the position of the last event.
+        """Read, decide, append; and again if another append came in between. Returns the last position.
 
-        `decide_fn` gets a function that takes projections and gives their states, and returns the events to append.
+        `decide_fn` gets a function that takes projections and returns their states. It returns the events to append.
         """
         return decisions.execute(self, decide_fn, attempts)
 
@@ -298,7 +298,7 @@ class EventStore:
         *,
         rebuild: bool = False,
     ) -> State:
-        """Bring a projection up to date, from where it was left, and give its state, which has to be JSON."""
+        """Bring a projection up to date, from where it was left. Returns its state, which must be JSON."""
         projection: Projection[Any] = Projection(query, fn, initial, name)
         return projections.state_at(self, projection, self.head(), save_after=0, rebuild=rebuild)  # type: ignore[no-any-return]
 
@@ -322,7 +322,7 @@ class EventStore:
     # Looking after it.
 
     def verify(self) -> Report:
-        """Look at every line, and at what is derived from them. Changes nothing."""
+        """Check all events and everything that is derived from them. Changes nothing."""
         return self._engine.verify()
 
     def rebuild_index(self) -> None:
@@ -337,11 +337,11 @@ class EventStore:
         return self._engine.backup(os.fsdecode(target))
 
     def export(self, target: base.StrPath | Any, query: Query = _ALL, after: int = 0) -> int:
-        """Write events as JSON lines to a file or to something with `write`. Gives how many."""
+        """Write events as JSON lines to a file, or to an object with `write`. Returns their number."""
         return copies.export(self, target, query, after)
 
     def import_(self, source: base.StrPath | Iterable[bytes | str]) -> int:
-        """Append what `export` wrote. What was appended together is again. Gives how many."""
+        """Append the lines that `export` wrote. A batch stays a batch. Returns the number of events."""
         return copies.import_(self, source)
 
     def copy_to(self, target: EventStore) -> int:

@@ -18,7 +18,7 @@ async def uncancelled(work: Callable[[], None], withdraw: Callable[[], bool]) ->
     """
     done = Event()
     errors: list[BaseException] = []
-    right = [True]  # to begin the work, or to say that nobody will
+    right = [True]  # to begin the work, or to say that no thread will
 
     def take_right() -> bool:
         try:
@@ -58,7 +58,7 @@ async def uncancelled(work: Callable[[], None], withdraw: Callable[[], bool]) ->
 def _deliver_later(cancelled: BaseException) -> None:
     """trio and anyio's scopes cancel again by themselves; asyncio's own `task.cancel()` is said once.
 
-    Not if the task has ended by then, or whoever cancelled it has taken that back: a timeout that was too late.
+    Not if the task has ended by then, or the cancellation was taken back: a timeout that was too late.
     """
     import asyncio
 

@@ -63,10 +63,6 @@ _LOADED_ON_USE = {
     "lock_descriptor": "descriptor",
     "unlock_descriptor": "descriptor",
 }
-_MISSING: tuple[str, ...] = ("AsyncAcquireSoftReadWriteReturnProxy", "AsyncSoftFileLease", "AsyncSoftReadWriteLock")
-_MISSING += ("AsyncStrictSoftFileLock", "CompromiseReason", "LeaseCompromise", "LeaseSettingsMismatch")
-_MISSING += ("MarkerSoftFileLock", "OwnerMode", "OwnerRecord", "SoftFileLease", "SoftFileLockProtocolError")
-_MISSING += ("SoftReadWriteLock", "StrictSoftFileClaim", "StrictSoftFileClaimState", "StrictSoftFileLock")
 
 __all__ = ["AcquireReturnProxy", "AsyncAcquireReadWriteReturnProxy", "AsyncAcquireReturnProxy", "AsyncFileLock"]
 __all__ += ["AsyncReadWriteLock", "AsyncSoftFileLock", "AsyncUnixFileLock", "AsyncWindowsFileLock", "BaseAsyncFileLock"]
@@ -78,13 +74,13 @@ __all__ += ["__version__", "asyncio", "has_fcntl", "lock_descriptor", "unlock_de
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name in _MISSING:
-        found = getattr(import_module(".unsupported", __name__), name)
-    elif name in _LOADED_ON_USE:
+    if name in _LOADED_ON_USE:
         module = import_module(f".{_LOADED_ON_USE[name]}", __name__)
         found = module if name == "asyncio" else getattr(module, name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = import_module(".unsupported", __name__).MISSING.get(name)
+        if found is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found
     return found
 

@@ -7,33 +7,22 @@ import os
 from contextlib import asynccontextmanager
 
 from .. import errors, process
+from .asyncio import AsyncAcquireReturnProxy
 from .core import QuietHold
-from .read_write import first_attempt, make_core, raise_refused, read_write_timeout
+from .read_write import change_of_mode, first_attempt, make_core, raise_refused, read_write_timeout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from types import TracebackType
     from typing import Any
 
     from .read_write import Mode
 
 
-class AsyncAcquireReadWriteReturnProxy:
+class AsyncAcquireReadWriteReturnProxy(AsyncAcquireReturnProxy):
     """What an acquire returns. An `async with` block of it releases the lock at its end."""
 
-    __slots__ = ("lock",)
-
-    def __init__(self, lock: AsyncReadWriteLock) -> None:
-        self.lock = lock
-
-    async def __aenter__(self) -> AsyncReadWriteLock:
-        return self.lock
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.lock.release()
+    __slots__ = ()
 
 
 class _Level:
@@ -104,15 +93,13 @@ class AsyncReadWriteLock:
         if level is None:
             hold = await self._take(mode, seconds)
             if self._is_closed:  # while this task waited
-                _release(hold)
+                hold.release_if_held()
                 self._check_usable()
             self._levels[task] = _Level(mode, hold)
         elif level.mode == mode:
             level.depth += 1
         else:
-            change = "upgrade" if mode == "write" else "downgrade"
-            text = f"Cannot acquire {mode} lock on {self.lock_file} (lock id: {id(self)})"
-            raise RuntimeError(f"{text}: already holding a {level.mode} lock ({change} not allowed)")
+            raise change_of_mode(f"lock on {self.lock_file} (lock id: {id(self)})", level.mode, mode)
         return AsyncAcquireReadWriteReturnProxy(self)
 
     async def _take(self, mode: Mode, seconds: float | None) -> QuietHold:
@@ -144,7 +131,10 @@ class AsyncReadWriteLock:
         level.depth = 0 if force else level.depth - 1
         if not level.depth:
             del self._levels[task]
-            _release(level.hold)
+            level.hold.release_if_held()
+
+    async def _leave_block_as_task(self, error: BaseException | None) -> None:  # of the proxy
+        await self.release()
 
     async def close(self) -> None:
         """Release what all tasks hold. The object cannot be used any more."""
@@ -153,11 +143,4 @@ class AsyncReadWriteLock:
         self._is_closed = True
         levels, self._levels = self._levels, {}
         for level in levels.values():
-            _release(level.hold)
-
-
-def _release(hold: QuietHold) -> None:
-    try:
-        hold.release()
-    except errors.LockLost:
-        pass
+            level.hold.release_if_held()

@@ -10,7 +10,7 @@ from time import monotonic
 
 from .. import errors, wait
 from . import options
-from .core import CANCEL_CHECK_S, until_admitted
+from .core import CANCEL_CHECK_S, seconds_left
 from .errors import raise_both, timed_out
 from .kinds import SoftFileLock, UnixFileLock, WindowsFileLock
 from .lock import BaseFileLock
@@ -35,10 +35,10 @@ class AsyncAcquireReturnProxy:
 
     __slots__ = ("lock",)
 
-    def __init__(self, lock: BaseAsyncFileLock) -> None:
+    def __init__(self, lock: Any) -> None:
         self.lock = lock
 
-    async def __aenter__(self) -> BaseAsyncFileLock:
+    async def __aenter__(self) -> Any:
         return self.lock
 
     async def __aexit__(
@@ -131,7 +131,7 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
     ) -> AsyncAcquireReturnProxy:
         """`BaseFileLock.acquire` for a task. Other tasks run meanwhile."""
         state, seconds = self._begin(timeout, poll_interval, blocking)
-        if not self._joined(state):
+        if not self._add_level(state):
             await self._acquire_in_turn_as_task(state, seconds, cancel_check)
         return AsyncAcquireReturnProxy(self)
 
@@ -142,10 +142,9 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
         try:
             if not place.admitted:
                 stop = cancel_check if timeout != 0 else None
-                await wait.adrive(until_admitted(place, notified, deadline), stop, CANCEL_CHECK_S)
-            if not self._joined(state):
-                left = max(deadline - monotonic(), 0.0) if deadline and timeout else timeout
-                await self._acquire_as_task(state, left, cancel_check)
+                await wait.adrive(wait.until_admitted(place, notified, deadline), stop, CANCEL_CHECK_S)
+            if not self._add_level(state):
+                await self._acquire_as_task(state, seconds_left(timeout, deadline), cancel_check)
         except (wait.DeadlinePassed, wait.Stopped):
             raise timed_out(state.lock_file, None, None) from None
         finally:
@@ -164,12 +163,12 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
                     self._check_deadlock(core, asynchronous=True)
                 self._log_wait(state, timeout)
                 hold = await core.await_(found, timeout, cancel_check)
-            self._note(state, hold)
-            self._call_back(state)
+            self._set_held(state, hold)
+            self._call_on_acquired(state)
         except BaseException as error:
             if hold is None and isinstance(error, errors.HoldfastError):
                 self._raise_as_filelock(error, state, timeout)
-            self._forget(state, hold)  # an error of the hook, or an interrupt
+            self._undo_acquire(state, hold)  # an error of the hook, or an interrupt
             raise
 
     async def release(self, force: bool = False) -> None:  # type: ignore[override]

@@ -13,7 +13,8 @@ import ast
 import os
 from pathlib import Path
 
-from . import _MISSING, __all__
+from . import __all__
+from .unsupported import MISSING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ _NOTES = {
     "close_error_policy": "has no effect: an error of close is always raised",
 }
 _METHODS = {"acquire", "acquire_read", "acquire_write", "read_lock", "write_lock"}
-_OF_SUBCLASSES = {"_acquire", "_release", "_context"}
-_OTHER_FILE = "does not exclude the one of filelock, whose file is a database: change all programs at once"
+_OVERRIDDEN = {"_acquire", "_release", "_context"}
+_READ_WRITE_NOTE = "does not exclude the one of filelock, whose file is a database: change all programs at once"
 
 
 class Finding:
@@ -71,7 +72,7 @@ def findings_in(file: Path) -> list[Finding]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Walks through a program. `_names` are the names that it gives to things of filelock."""
+    """Walks through a program. `_names`: the names of filelock by the names under which the program imports them."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -108,24 +109,24 @@ class _Reader(ast.NodeVisitor):
             self._judge_name(node, alias.name)
 
     def _judge_name(self, node: ast.AST, name: str) -> None:
-        if name in _MISSING:
+        if name in MISSING:
             self._add(node, "unsupported", f"{name}: see docs/filelock.md for what to use instead")
         elif name.startswith("_") and not name.startswith("__"):
             self._add(node, "unsupported", f"{name} is a private name of filelock")
         elif name in ("ReadWriteLock", "AsyncReadWriteLock"):
-            self._add(node, "note", f"{name} {_OTHER_FILE}")
+            self._add(node, "note", f"{name} {_READ_WRITE_NOTE}")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.value, ast.Name) and node.value.id in self._modules:
             self._judge_name(node, node.attr)
-        elif node.attr in _OF_SUBCLASSES:
+        elif node.attr in _OVERRIDDEN:
             self._add(node, "unsupported", f"{node.attr} is a private name of filelock, if this is a lock of it")
         self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         if any(self._name_of(base) in _CLASSES for base in node.bases):
             for part in node.body:
-                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name in _OF_SUBCLASSES:
+                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name in _OVERRIDDEN:
                     self._add(part, "unsupported", f"{part.name} of a subclass is never called")
         self.generic_visit(node)
 
@@ -138,7 +139,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _name_of(self, node: ast.expr) -> str:
-        """The name in filelock of what an expression names, or ""."""
+        """The name of filelock that an expression means, or ""."""
         if isinstance(node, ast.Name):
             return self._names.get(node.id, "")
         is_of_module = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)

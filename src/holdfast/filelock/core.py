@@ -1,7 +1,7 @@
 """The locks of Holdfast behind the objects of this package: no check for deadlocks, and holds that may be dropped.
 
-A hold of one's own with a finite timeout ends in Timeout, and so the engines wait for it. `BaseFileLock` checks for a
-wait without end.
+A caller that waits for a hold of its own thread or task gets Timeout, if it has a timeout. So the engines wait for such
+a hold, too. `BaseFileLock` refuses a wait for it without end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from time import monotonic
 
 from .. import process, wait
-from ..errors import Timeout
+from ..errors import LockLost, Timeout
 from ..locks.base import BaseLock
 from ..locks.hold import Hold
 from ..locks.lock import WholeFile
@@ -36,9 +36,16 @@ class QuietHold(Hold):
     def __del__(self) -> None:
         self._drop()
 
+    def release_if_held(self) -> None:
+        """Release the lock. Nothing happens if it was lost."""
+        try:
+            self.release()
+        except LockLost:
+            pass
+
 
 class NativeEngine(WholeFile):
-    """All of a file, for the time of a hold. It accepts a file with content, and leaves it in place."""
+    """A kernel lock on all of a file. A caller that waits for itself gets Timeout."""
 
     __slots__ = ()
 
@@ -88,11 +95,6 @@ class Turns:
         return process.LinePlace(self._key, 1, notified)
 
 
-def until_admitted(place: process.LinePlace, notified: wait.Notified, deadline: float | None) -> wait.Steps[None]:
-    """Wait for the turn of a place. Raises `wait.DeadlinePassed`."""
-    while not place.admitted:
-        wait.check_deadline(deadline)
-        notified.until = wait.sooner(monotonic() + wait.RECHECK_S, deadline)
-        yield notified
-        if not place.admitted:
-            place.admit_next()
+def seconds_left(timeout: float | None, deadline: float | None) -> float | None:
+    """What is left of a timeout that ends at `deadline`. A timeout of 0 stays 0: one attempt."""
+    return max(deadline - monotonic(), 0.0) if deadline and timeout else timeout

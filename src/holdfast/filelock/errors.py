@@ -19,7 +19,7 @@ class Timeout(errors.Timeout):
     """The lock was not acquired in time. It is a TimeoutError, and a `holdfast.Timeout`.
 
     lock_file: the path of the lock, as it was passed
-    holder: for a soft lock of another machine, who holds it
+    holder: of a soft lock on another machine
     """
 
     def __init__(self, lock_file: str, holder: str | None = None) -> None:
@@ -48,7 +48,7 @@ class SoftFileLockLifetimeWarning(FutureWarning):
 
 
 def raise_as_os_error(error: errors.HoldfastError, path: str) -> NoReturn:
-    """Raise what filelock raises where Holdfast refuses a path. An error that filelock does not have stays as it is."""
+    """Raise the error of filelock where Holdfast refuses a path. An error unknown there is raised as is."""
     if "\0" in path:
         raise ValueError("embedded null byte") from error
     code = 0 if path else errno.ENOENT
@@ -77,7 +77,7 @@ def timed_out(path: str, status: Status | None, holder: str | None) -> Timeout:
 
 
 def raise_both(error: BaseException, failure: BaseException) -> NoReturn:
-    """Raise what failed in a block, and the failure to release its lock."""
+    """Raise the error of a block together with that of the release of its lock."""
     group: Any = getattr(builtins, "BaseExceptionGroup", None)
     if group is None:  # Python 3.10, where anyio installs this package
         from importlib import import_module

@@ -15,7 +15,7 @@ from time import monotonic
 from .. import errors, process, wait
 from ..paths import absolute
 from . import options
-from .core import CANCEL_CHECK_S, until_admitted
+from .core import CANCEL_CHECK_S, seconds_left
 from .errors import raise_as_os_error, raise_both, timed_out
 from .state import DEBUG, WARNING, Configured, State, ThreadStates, log
 
@@ -105,7 +105,7 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         )
 
     def _holder_elsewhere(self, core: Core) -> str | None:
-        """Who holds the lock on another machine, for Timeout."""
+        """The holder on another machine, for Timeout."""
 
     @classmethod
     def _check_native_options(cls, preserve_lock_file: bool, on_acquired: object) -> None:
@@ -137,7 +137,7 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             warn("use poll_interval instead of poll_intervall", DeprecationWarning, stacklevel=2)
             poll_interval = poll_intervall
         state, seconds = self._begin(timeout, poll_interval, blocking)
-        if not self._joined(state):
+        if not self._add_level(state):
             if self._is_thread_local:
                 self._acquire_alone(state, seconds, cancel_check)
             else:
@@ -156,35 +156,33 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             options.check_blocking(blocking)
         if poll_interval is not None:
             options.check_poll_interval(poll_interval)
-        return state, options.wait_of(state.timeout if timeout is None else timeout, blocking)
+        return state, options.seconds_to_wait(state.timeout if timeout is None else timeout, blocking)
 
     def _check_process(self) -> None:
         if self._registry is not process.current_registry():
             name = f"{type(self).__name__} on {self.lock_file}"
             raise RuntimeError(f"{name} was inherited across fork; construct a new instance")
 
-    def _joined(self, state: State) -> bool:
-        """Count one more level if the lock is held, and no other thread is still in its acquire."""
+    def _add_level(self, state: State) -> bool:
+        """Count one more level if the lock is held, and no other thread is still in its acquire. False: neither."""
         with state.mutex:
-            if state.hold is None or state.waiting not in (0, get_ident()):
+            if state.hold is None or state.acquiring_thread not in (0, get_ident()):
                 return False
             state.counter += 1
             return True
 
     def _acquire_in_turn(self, state: State, timeout: float | None, cancel_check: CancelCheck) -> None:
-        if state.waiting == get_ident():
+        if state.acquiring_thread == get_ident():
             self._refuse_reentry(state)
         deadline = None if timeout is None else monotonic() + timeout
         notified = wait.Notified()
         place = state.turns.join(notified)
         try:
             if not place.admitted:
-                wait.drive(
-                    until_admitted(place, notified, deadline), cancel_check if timeout != 0 else None, CANCEL_CHECK_S
-                )
-            if not self._joined(state):
-                left = timeout if not deadline or not timeout else max(deadline - monotonic(), 0.0)
-                self._acquire_alone(state, left, cancel_check)
+                stop = cancel_check if timeout != 0 else None
+                wait.drive(wait.until_admitted(place, notified, deadline), stop, CANCEL_CHECK_S)
+            if not self._add_level(state):
+                self._acquire_alone(state, seconds_left(timeout, deadline), cancel_check)
         except (wait.DeadlinePassed, wait.Stopped):
             raise timed_out(state.lock_file, None, None) from None
         finally:
@@ -192,9 +190,9 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
 
     def _acquire_alone(self, state: State, timeout: float | None, cancel_check: CancelCheck) -> None:
         me = get_ident()
-        if state.waiting == me:
+        if state.acquiring_thread == me:
             self._refuse_reentry(state)
-        state.waiting = me
+        state.acquiring_thread = me
         hold = None
         try:
             log(DEBUG, "Attempting to acquire lock %s on %s", id(self), state.lock_file)
@@ -207,15 +205,15 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
                     self._check_deadlock(core, asynchronous=False)
                 self._log_wait(state, timeout)
                 hold = core.wait(found, timeout, cancel_check)
-            self._note(state, hold)
-            self._call_back(state)
+            self._set_held(state, hold)
+            self._call_on_acquired(state)
         except BaseException as error:
             if hold is None and isinstance(error, errors.HoldfastError):
                 self._raise_as_filelock(error, state, timeout)
-            self._forget(state, hold)  # an error of the hook, or an interrupt
+            self._undo_acquire(state, hold)  # an error of the hook, or an interrupt
             raise
         finally:
-            state.waiting = 0
+            state.acquiring_thread = 0
 
     def _refuse_reentry(self, state: State) -> NoReturn:
         text = f"Deadlock: lock '{state.lock_file}' is acquired again while this thread's acquire of it waits"
@@ -273,16 +271,16 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             message = "Lock %s not acquired on %s, waiting %s seconds ..."
             log(DEBUG, message, id(self), state.lock_file, state.poll_interval)
 
-    def _note(self, state: State, hold: QuietHold) -> None:
-        """The lock is held."""
+    def _set_held(self, state: State, hold: QuietHold) -> None:
+        """Note that the lock is held."""
         with state.mutex:
             state.counter = 1
             state.hold = hold
             self._held.add(state)
         log(DEBUG, "Lock %s acquired on %s", id(self), state.lock_file)
 
-    def _forget(self, state: State, hold: QuietHold | None) -> None:
-        """The acquire failed after it had taken the lock."""
+    def _undo_acquire(self, state: State, hold: QuietHold | None) -> None:
+        """Release the lock of an acquire that failed after it had taken it."""
         if hold is not None:
             with state.mutex:
                 if state.hold is hold:
@@ -300,7 +298,7 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         holder = self._holder_elsewhere(state.core) if state.core is not None else None
         raise timed_out(state.lock_file, error.status, holder) from (error if str(error) else None)
 
-    def _call_back(self, state: State) -> None:
+    def _call_on_acquired(self, state: State) -> None:
         hook, hold = self._on_acquired, state.hold
         if hook is not None and hold is not None:
             hook(hold.fileno())
@@ -318,17 +316,17 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         hold, counter = state.hold, state.counter
         if hold is not None:
             try:
-                self._leave(state, force)
+                self._leave_level(state, force)
             except BaseException as error:
-                # An interrupt before anything changed: nobody will release the lock a second time.
+                # An interrupt before anything changed: the caller will not release the lock a second time.
                 if not isinstance(error, OSError) and state.hold is hold and state.counter == counter:
-                    self._leave(state, force)
+                    self._leave_level(state, force)
                 raise
         if force:
             for other in [one for one in list(self._held) if not one.thread.is_alive()]:  # threads change it
-                self._leave(other, True)
+                self._leave_level(other, True)
 
-    def _leave(self, state: State, force: bool) -> None:
+    def _leave_level(self, state: State, force: bool) -> None:
         with state.mutex:
             hold = state.hold
             if hold is None:

@@ -60,7 +60,7 @@ def check_poll_interval(value: Any) -> float:
     return found
 
 
-def wait_of(timeout: Any, blocking: bool) -> float | None:
+def seconds_to_wait(timeout: Any, blocking: bool) -> float | None:
     """How long an acquire waits: None for ever, 0 for one attempt."""
     found = seconds("timeout", timeout)
     if not blocking:

@@ -15,10 +15,10 @@ from time import monotonic
 from .. import errors, process, wait
 from ..locks.lock import WholeFile
 from ..paths import absolute
-from .core import Core, QuietHold, Turns, until_admitted
+from .core import Core, NativeEngine, QuietHold, Turns, seconds_left
 from .errors import is_directory, raise_as_os_error, timed_out
 from .lock import AcquireReturnProxy
-from .options import canonical, singletons, wait_of
+from .options import canonical, seconds_to_wait, singletons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,24 +29,15 @@ if TYPE_CHECKING:
 
 
 def read_write_timeout(timeout: float, blocking: bool) -> float | None:
-    found = wait_of(timeout, blocking)
+    found = seconds_to_wait(timeout, blocking)
     if found is None and timeout not in (-1, float("inf")):
         raise ValueError(f"timeout must be a non-negative number or -1, not {float(timeout)!r}")
     return found
 
 
-class PatientEngine(WholeFile):
-    """All of an empty file, shared or not. A caller that waits for itself gets Timeout."""
-
-    __slots__ = ()
-
-    def shares_already(self, *, asynchronous: bool) -> bool:
-        return False
-
-
 def make_core(path: str, mode: Mode, timeout: float | None) -> Core:
     name = canonical(path) if os.pardir in path.split(os.sep) else absolute(path)
-    kind = WholeFile if timeout is None else PatientEngine
+    kind = WholeFile if timeout is None else NativeEngine
     engine = kind(name, shared=mode == "read", keep=True, fair=True, mode=0o666, follow=False)
     return Core(engine, None)
 
@@ -66,6 +57,11 @@ def raise_refused(error: errors.HoldfastError, path: str) -> NoReturn:
         message = f"{text} another path, or remove the file when no program uses it."
         raise errors.NotALockFile(message, path=path) from error
     raise_as_os_error(error, path)
+
+
+def change_of_mode(lock: str, held: Mode | None, wanted: Mode) -> RuntimeError:
+    change = "upgrade" if wanted == "write" else "downgrade"
+    return RuntimeError(f"Cannot acquire {wanted} {lock}: already holding a {held} lock ({change} not allowed)")
 
 
 class ReadWriteLockMeta(type):
@@ -151,15 +147,15 @@ class ReadWriteLock(metaclass=ReadWriteLockMeta):
         blocking = self.blocking if blocking is None else blocking
         seconds = read_write_timeout(self.timeout if timeout is None else timeout, blocking)
         self._check_usable()
-        if not self._joined(mode):
+        if not self._add_level(mode):
             deadline = None if seconds is None else monotonic() + seconds
             notified = wait.Notified()
             place = self._turns.join(notified)
             try:
                 if not place.admitted:
-                    wait.drive(until_admitted(place, notified, deadline))
-                if not self._joined(mode):
-                    self._take(mode, max(deadline - monotonic(), 0.0) if deadline and seconds else seconds)
+                    wait.drive(wait.until_admitted(place, notified, deadline))
+                if not self._add_level(mode):
+                    self._take(mode, seconds_left(seconds, deadline))
             except wait.DeadlinePassed:
                 raise timed_out(self.lock_file, None, None) from None
             except errors.HoldfastError as error:
@@ -182,7 +178,7 @@ class ReadWriteLock(metaclass=ReadWriteLockMeta):
         if self._is_closed:
             raise RuntimeError(f"ReadWriteLock on {self.lock_file} is closed; construct a new instance")
 
-    def _joined(self, mode: Mode) -> bool:
+    def _add_level(self, mode: Mode) -> bool:
         """Count one more level if the lock is held in this mode."""
         me = get_ident()
         with self._mutex:
@@ -190,10 +186,7 @@ class ReadWriteLock(metaclass=ReadWriteLockMeta):
                 return False
             lock = f"lock on {self.lock_file} (lock id: {id(self)})"
             if mode != self._mode:
-                change = "upgrade" if mode == "write" else "downgrade"
-                raise RuntimeError(
-                    f"Cannot acquire {mode} {lock}: already holding a {self._mode} lock ({change} not allowed)"
-                )
+                raise change_of_mode(lock, self._mode, mode)
             if mode == "write" and me not in self._levels:
                 (other,) = self._levels
                 raise RuntimeError(f"Cannot acquire write {lock} from thread {me} while it is held by thread {other}")
@@ -216,14 +209,11 @@ class ReadWriteLock(metaclass=ReadWriteLockMeta):
                     if self._hold is None
                     else f"Cannot release {self._mode} {lock} from thread {me}, which does not hold it"
                 )
-            hold = self._left(me, force)
+            hold = self._leave_level(me, force)
         if hold is not None:
-            try:
-                hold.release()
-            except errors.LockLost:
-                pass
+            hold.release_if_held()
 
-    def _left(self, me: int, force: bool) -> QuietHold | None:
+    def _leave_level(self, me: int, force: bool) -> QuietHold | None:
         """Leave a level. Returns the hold if that was the last one."""
         if not force:
             self._levels[me] -= 1

@@ -1,4 +1,4 @@
-"""What a lock object knows: its options, whether it is held, and how often."""
+"""The state of a lock object: its options, its hold, and the number of its levels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class State:
 
     __slots__ = (
         *("blocking", "core", "counter", "hold", "is_fixed", "lifetime", "lock_file"),
-        *("mode", "mutex", "poll_interval", "thread", "timeout", "turns", "waiting"),
+        *("mode", "mutex", "poll_interval", "thread", "timeout", "turns", "acquiring_thread"),
     )
 
     def __init__(self, lock_file: str, **values: Any) -> None:
@@ -52,7 +52,7 @@ class State:
         self.is_fixed = False  # does the path mean the same file after a change of the working directory?
         self.hold: QuietHold | None = None
         self.counter = 0
-        self.waiting = 0  # the thread that acquires
+        self.acquiring_thread = 0  # its ident; 0: no thread is in an acquire
         self.thread: Thread = current_thread()
         self.mutex = RLock()
         self.turns = Turns()

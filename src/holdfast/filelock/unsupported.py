@@ -1,4 +1,4 @@
-"""The names of filelock that this package does not have. Each says what to use instead, when it is called.
+"""The names of filelock that this package does not have. A call of one raises an error that names the alternative.
 
 They exist, so that a program that imports one of them and does not use it keeps running.
 """
@@ -16,6 +16,22 @@ _LEASE = "holdfast.LockFile(path, stale_after=seconds, stale='dead-or-old', hear
 _SHARED = "holdfast.filelock.ReadWriteLock(path), or holdfast.Lock(path, shared=True)"
 _STATUS = "lock.status(), which names the holder"
 _TOKEN = "hold.check() and holdfast.LockLost"
+_INSTEAD = {
+    "AsyncAcquireSoftReadWriteReturnProxy": _SHARED,
+    "AsyncSoftFileLease": f"{_LEASE}, with `async with`",
+    "AsyncSoftReadWriteLock": f"{_SHARED}, with `async with`",
+    "AsyncStrictSoftFileLock": f"{_STRICT}, with `async with`",
+    "CompromiseReason": _TOKEN,
+    "LeaseCompromise": _TOKEN,
+    "MarkerSoftFileLock": _STRICT,
+    "OwnerMode": _STATUS,
+    "OwnerRecord": _STATUS,
+    "SoftFileLease": _LEASE,
+    "SoftReadWriteLock": _SHARED,
+    "StrictSoftFileClaim": _STATUS,
+    "StrictSoftFileClaimState": _STATUS,
+    "StrictSoftFileLock": _STRICT,
+}
 
 
 class _Missing:
@@ -25,65 +41,16 @@ class _Missing:
         raise Unsupported(f"holdfast.filelock has no {cls.__name__}. Use {cls._instead} instead. See docs/filelock.md.")
 
 
-class StrictSoftFileLock(_Missing):
-    _instead = _STRICT
-
-
-class StrictSoftFileClaim(_Missing):
-    _instead = _STATUS
-
-
-class StrictSoftFileClaimState(_Missing):
-    _instead = _STATUS
-
-
-class AsyncStrictSoftFileLock(_Missing):
-    _instead = f"{_STRICT}, with `async with`"
-
-
-class MarkerSoftFileLock(_Missing):
-    _instead = _STRICT
-
-
-class SoftFileLease(_Missing):
-    _instead = _LEASE
-
-
-class AsyncSoftFileLease(_Missing):
-    _instead = f"{_LEASE}, with `async with`"
-
-
-class SoftReadWriteLock(_Missing):
-    _instead = _SHARED
-
-
-class AsyncSoftReadWriteLock(_Missing):
-    _instead = f"{_SHARED}, with `async with`"
-
-
-class AsyncAcquireSoftReadWriteReturnProxy(_Missing):
-    _instead = _SHARED
-
-
-class OwnerMode(_Missing):
-    _instead = _STATUS
-
-
-class OwnerRecord(_Missing):
-    _instead = _STATUS
-
-
-class CompromiseReason(_Missing):
-    _instead = _TOKEN
-
-
-class LeaseCompromise(_Missing):
-    _instead = _TOKEN
-
-
 class LeaseSettingsMismatch(ValueError):
     """Never raised: for `except` clauses of programs that use leases of filelock."""
 
 
 class SoftFileLockProtocolError(OSError):
     """Never raised: for `except` clauses of programs that use strict locks of filelock."""
+
+
+MISSING: dict[str, type] = {
+    **{name: type(name, (_Missing,), {"_instead": instead}) for name, instead in _INSTEAD.items()},
+    "LeaseSettingsMismatch": LeaseSettingsMismatch,
+    "SoftFileLockProtocolError": SoftFileLockProtocolError,
+}

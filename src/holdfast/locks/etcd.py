@@ -86,10 +86,10 @@ class EtcdEngine(ServerEngine):
             return found
         if self.kind == "x" or self.excluding(found, None):
             return BUSY
-        place: Place | None = self.add(max(0.001, until - monotonic()))
+        place: Place | None = self.add(wait.time_left(until))
         assert place is not None
         try:
-            if self.ahead(place, max(0.001, until - monotonic())):
+            if self.ahead(place, wait.time_left(until)):
                 return BUSY
             grant, place = place.grant(), None
             return grant
@@ -103,7 +103,7 @@ class EtcdEngine(ServerEngine):
         """Add a key of ours. Return its place, or with `only_if_free` the grant or the keys that are there."""
         until = monotonic() + timeout
         for _ in range(2):
-            lease = self.server.lease(self.ttl, max(0.001, until - monotonic()))
+            lease = self.server.lease(self.ttl, wait.time_left(until))
             key = f"{self.prefix}{self.kind}/{int(lease.id):x}-{next(_numbers)}"
             put = {"request_put": {"key": encode(key), "value": encode(client_name()), "lease": lease.id}}
             mine: dict[str, Any] = {"key": encode(key)}
@@ -113,9 +113,7 @@ class EtcdEngine(ServerEngine):
             failure = [{"request_range": each} for each in ranges]
             request = {"compare": [compare], "success": [put], "failure": failure}
             try:
-                return self._added(
-                    self.call("kv/txn", request, max(0.001, until - monotonic())), lease, key, only_if_free
-                )
+                return self._added(self.call("kv/txn", request, wait.time_left(until)), lease, key, only_if_free)
             except EtcdError as error:
                 if error.code != LEASE_NOT_FOUND:
                     lease.discard(key)  # a cluster that was too slow may have added it
@@ -266,21 +264,21 @@ class EtcdWaiter(Waiter):
             if is_quiet and engine.is_excluded(self._place, self._front, timeout):
                 return None
             self._end_watch()
-            while excluding := engine.ahead(self._place, max(0.001, until - monotonic())):
+            while excluding := engine.ahead(self._place, wait.time_left(until)):
                 key = engine.prefix if engine.permits else excluding[-1][1]
                 request = {"key": encode(key), "filters": ["NOPUT"]}
                 if engine.permits:
                     request["range_end"] = _after(key)
-                self._watch = engine.server.watch(request, max(0.001, until - monotonic()))
+                self._watch = engine.server.watch(request, wait.time_left(until))
                 self._front = excluding[-1]
-                if engine.is_excluded(self._place, self._front, max(0.001, until - monotonic())):
+                if engine.is_excluded(self._place, self._front, wait.time_left(until)):
                     return None
                 self._end_watch()
         except LeaseGone:  # this process was stopped or cut off: wait at the end of the queue
             self._end_watch()
             self._place.leave(timeout)
-            self._place = engine.add(max(0.001, until - monotonic()))
-            return self.attempt(max(0.001, until - monotonic()))
+            self._place = engine.add(wait.time_left(until))
+            return self.attempt(wait.time_left(until))
         return self._place.grant()
 
     def _end_watch(self) -> None:

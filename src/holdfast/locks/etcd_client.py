@@ -111,7 +111,7 @@ class EtcdServer:
             connection = self._idle.pop()
         tries = len(self._hosts) + (connection is not None)
         for tried in range(tries):
-            share = max(0.001, until - monotonic()) / (tries - tried)
+            share = wait.time_left(until) / (tries - tried)
             try:
                 return self._answer(connection or self._connect(share), method, request, monotonic() + share)
             except (OSError, http.client.HTTPException, EtcdError) as error:
@@ -159,7 +159,7 @@ class EtcdServer:
             error = EtcdError(self.name, answer.get("code", 0), str(answer.get("message") or answer.get("error")))
             if error.code == _TOKEN_EXPIRED and self._token and monotonic() < until:
                 self._token = ""
-                return self.call(method, request, max(0.001, until - monotonic()))
+                return self.call(method, request, wait.time_left(until))
             raise error
         result: dict[str, Any] = answer.get("result", answer)
         return result
@@ -169,7 +169,7 @@ class EtcdServer:
     ) -> http.client.HTTPResponse:
         if self._user and not self._token and method != "auth/authenticate":
             self._token = self._authenticate(until)
-        connection.sock.settimeout(max(0.001, until - monotonic()))
+        connection.sock.settimeout(wait.time_left(until))
         headers = {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})
         connection.request("POST", f"/v3/{method}", json.dumps(request), headers)
         return connection.getresponse()
@@ -177,7 +177,7 @@ class EtcdServer:
     def _authenticate(self, until: float) -> str:
         request = {"name": self._user, "password": self._password}
         try:
-            return str(self.call("auth/authenticate", request, max(0.001, until - monotonic()))["token"])
+            return str(self.call("auth/authenticate", request, wait.time_left(until))["token"])
         except EtcdError as error:
             raise unreachable(self.name, error.reason, "Check the user name and the password.") from None
 
@@ -189,7 +189,7 @@ class EtcdServer:
         try:
             found = self._leases.get(ttl)
             if found is None or found.is_lost or clock() >= found.deadline:
-                found = self._leases[ttl] = EtcdLease(self, ttl, max(0.001, until - monotonic()))
+                found = self._leases[ttl] = EtcdLease(self, ttl, wait.time_left(until))
             return found
         finally:
             self._mutex.release()
@@ -197,7 +197,7 @@ class EtcdServer:
     def watch(self, request: dict[str, Any], timeout: float) -> Watch:
         until = monotonic() + timeout
         for tried in range(len(self._hosts)):
-            share = max(0.001, until - monotonic()) / (len(self._hosts) - tried)
+            share = wait.time_left(until) / (len(self._hosts) - tried)
             try:
                 return self._watch(request, share)
             except (OSError, http.client.HTTPException) as error:

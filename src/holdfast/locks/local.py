@@ -94,12 +94,8 @@ class LocalEngine(Engine):
         notified = wait.AsyncNotified() if asynchronous else wait.Notified()
         place = process.LinePlace(self.location.file, 1 if queue is None else TICKETS_PER_PROCESS, notified)
         try:
-            while not place.admitted:
-                wait.check_deadline(deadline)
-                notified.until = wait.sooner(monotonic() + wait.RECHECK_S, deadline)
-                yield notified
-                if not place.admitted:
-                    place.admit_next()
+            if not place.admitted:
+                yield from wait.until_admitted(place, notified, deadline)
             joined = queue is not None and queue.join()
             place.admit_next()
             if queue is not None and joined:

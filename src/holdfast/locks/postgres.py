@@ -118,14 +118,14 @@ class PostgresEngine(ServerEngine):
         failure: HoldfastError = self._other_number(0)
         for _ in range(3):  # a session that has ended, and a name that a crash has deleted
             # First: the session of this process may have the key for another name.
-            self._know(max(0.001, until - monotonic()))
+            self._know(wait.time_left(until))
             if not self.shared and sessions.holds(self.number):
                 return BUSY
-            # That of a semaphore may have other permits of it.
+            # The session of a semaphore may hold other permits of it.
             key = None if self.permits else self.number
-            session = sessions.borrow(max(0.001, until - monotonic()), key, exclusive=not self.shared)
+            session = sessions.borrow(wait.time_left(until), key, exclusive=not self.shared)
             try:
-                found = self._attempt(session, max(0.001, until - monotonic()))
+                found = self._attempt(session, wait.time_left(until))
             except NoTables:
                 found = None
             except ConnectionFailed as error:
@@ -151,9 +151,9 @@ class PostgresEngine(ServerEngine):
         try:
             if (self.lock_name, self.permits) not in sessions.known:
                 # A session that has the key could take it once more, as if no process used the name.
-                session = sessions.borrow(max(0.001, until - monotonic()), self.number)
+                session = sessions.borrow(wait.time_left(until), self.number)
                 try:
-                    self._learn(session, max(0.001, until - monotonic()))
+                    self._learn(session, wait.time_left(until))
                 finally:
                     sessions.forget(session, self.number)
         finally:
@@ -231,7 +231,7 @@ class PostgresEngine(ServerEngine):
         until = monotonic() + timeout
 
         def run(query: str) -> Any:
-            return session.ask(query, max(0.001, until - monotonic()))[-1]
+            return session.ask(query, wait.time_left(until))[-1]
 
         tables = ",".join(f"'{name}'" for name in _TABLES)
         row = f"{self.number}, {sql.Literal(self.lock_name).as_string(None)}, {self.permits}"
@@ -359,8 +359,8 @@ class _LockWaiter(Waiter):
     def _granted(self, timeout: float) -> ServerGrant | None:
         engine, session, until = self._engine, self._session, monotonic() + timeout
         query = f"select {TOKEN} {engine._row}"  # and a proof that the connection still works
-        while (row := self._if_known(lambda: session.ask(query, max(0.001, until - monotonic()))[0])) is None:
-            engine._know_again(max(0.001, until - monotonic()))
+        while (row := self._if_known(lambda: session.ask(query, wait.time_left(until))[0])) is None:
+            engine._know_again(wait.time_left(until))
         sessions = engine.sessions
         with sessions.mutex:
             session.has_waiter = False
@@ -400,10 +400,10 @@ class _PermitWaiter(_LockWaiter):
             pass
 
         def attempt() -> ServerGrant | Outcome | None:
-            return engine._attempt_permit(session, max(0.001, until - monotonic()), first=True)
+            return engine._attempt_permit(session, wait.time_left(until), first=True)
 
         while (grant := self._if_known(attempt)) is None:
-            engine._know_again(max(0.001, until - monotonic()))
+            engine._know_again(wait.time_left(until))
         if isinstance(grant, Outcome):
             return None
         session.ask(f"unlisten *; select pg_advisory_unlock({engine.queue})", timeout)

@@ -176,7 +176,7 @@ class LockSession(Lease):
             name = f"holdfast_{next(self._numbers)}"
             self.ask(f"prepare {name} as {query}", timeout)
             self._prepared[query] = name
-        (row,) = self.ask(name, max(0.001, until - monotonic()), lambda rows: owed(rows[0]), numbers)
+        (row,) = self.ask(name, wait.time_left(until), lambda rows: owed(rows[0]), numbers)
         found: tuple[Any, ...] | None = row
         return found
 
@@ -285,7 +285,7 @@ class Sessions:
         try:
             session = self._find(key, exclusive)
             if session is None:
-                session = self.open(max(0.001, until - monotonic()))
+                session = self.open(wait.time_left(until))
                 with self.mutex:
                     self.all.append(session)
                     self.note(session, key, exclusive)

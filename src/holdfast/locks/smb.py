@@ -4,8 +4,8 @@
 
     name.token      the lock. Its holder has it open for writing, and lets others only read it. It contains the last
                     token, and stays
-    name            who has the lock. Its holder has it open for writing and deleting, and lets others only read it. It
-                    contains `pid@host`. The server deletes it when it is closed, by its holder or by the end of the
+    name            names the holder: it contains `pid@host`. The holder has it open for writing and deleting, and lets
+                    others only read it. The server deletes it when it is closed, by its holder or by the end of the
                     connection
 
 Only the holder of `name.token` creates and deletes `name`. Otherwise two clients could hold the lock on Samba, which
@@ -112,7 +112,7 @@ class SmbEngine(ServerEngine):
         share, until = self._share, monotonic() + timeout
         session = share.session(timeout)
         if not share.is_proven:
-            self._prove(session, left(until))
+            self._prove(session, wait.time_left(until))
             share.is_proven = True
         return session
 
@@ -126,7 +126,7 @@ class SmbEngine(ServerEngine):
             except ConnectionFailed:
                 if session.is_open:
                     raise
-            return work(self.session(left(until)), until)
+            return work(self.session(wait.time_left(until)), until)
         except Refused as error:
             raise explain(self.name, error) from None
         except ConnectionFailed as error:
@@ -185,7 +185,7 @@ class SmbEngine(ServerEngine):
     def _open(self, session: SmbSession, lock: Any, until: float) -> int | None:
         """Open the lock, or create it. Return the last token. None: it was deleted meanwhile."""
         calls = [smb_file.open_lock(lock), smb_file.count_names(lock), lock.read(0, _MAX_CONTENT, send=False)]
-        _, names, content = session.ask(calls, left(until), lock)
+        _, names, content = session.ask(calls, wait.time_left(until), lock)
         digits = content.strip() or b"0"
         if not digits.isdigit() or len(digits) > _MAX_DIGITS:
             text = f"{self.name}.token does not hold a number, and was not changed. Check the path, or delete it."
@@ -196,7 +196,9 @@ class SmbEngine(ServerEngine):
         """Create the file that names the holder. False: one was there again and again, which no process has open."""
         for _ in range(_MAX_ROUNDS):
             try:
-                session.ask([smb_file.create(file), file.write(client_name().encode(), send=False)], left(until), file)
+                session.ask(
+                    [smb_file.create(file), file.write(client_name().encode(), send=False)], wait.time_left(until), file
+                )
             except Refused as error:
                 if error.status != _COLLISION:
                     raise
@@ -209,11 +211,11 @@ class SmbEngine(ServerEngine):
         file = session.file(self.path)
         try:
             calls = [smb_file.open_alone(file), smb_file.count_names(file), file.read(0, _MAX_CONTENT, send=False)]
-            _, names, content = session.ask(calls, left(until), file)
+            _, names, content = session.ask(calls, wait.time_left(until), file)
             if content and not _CLIENT.fullmatch(content):
                 raise NotALockFile(f"{self.name} is not a lock. It was not changed. Check the path.", path=self.name)
             if names:  # else its holder has just deleted it. Samba would delete another file of this name
-                session.ask([smb_file.delete(file)], left(until))
+                session.ask([smb_file.delete(file)], wait.time_left(until))
         except Refused as error:
             if error.status != _NOT_FOUND:
                 raise
@@ -223,7 +225,7 @@ class SmbEngine(ServerEngine):
     def _write_token(self, session: SmbSession, files: tuple[Any, ...], last: int, until: float) -> int:
         created = max(file.creation_time for file in files).timestamp()
         token: int = max(last + 1, round(created * 1_000_000))
-        session.ask([files[0].write(b"%d\n" % token, send=False)], left(until))
+        session.ask([files[0].write(b"%d\n" % token, send=False)], wait.time_left(until))
         return token
 
     def _exists(self, session: SmbSession, until: float) -> bool:
@@ -239,8 +241,8 @@ class SmbEngine(ServerEngine):
 
         def delete(session: SmbSession, until: float) -> None:
             file = session.file(f"{self.path}.token")
-            session.ask([smb_file.open_alone(file)], left(until), file)
-            session.ask([smb_file.delete(file), file.close(send=False)], left(until))
+            session.ask([smb_file.open_alone(file)], wait.time_left(until), file)
+            session.ask([smb_file.delete(file), file.close(send=False)], wait.time_left(until))
 
         self.on_session(delete, CALL_TIMEOUT_S)
 
@@ -280,13 +282,8 @@ class SmbEngine(ServerEngine):
         file = session.file(self.path)
         calls = [smb_file.open_for_reading(file, alone=alone), file.read(0, _MAX_CONTENT, send=False)]
         calls.append(file.close(send=False))
-        _, content, _ = session.ask(calls, left(until), file)
+        _, content, _ = session.ask(calls, wait.time_left(until), file)
         return file.creation_time.timestamp(), content
-
-
-def left(until: float) -> float:
-    """The seconds until a moment. Never 0, which would leave no time for an answer."""
-    return max(0.001, until - monotonic())
 
 
 def _close(session: SmbSession, file: Any) -> None:
@@ -307,7 +304,7 @@ class _SmbWaiter(Waiter):
         engine = self._engine
 
         def register(session: SmbSession, until: float) -> DirectoryWatch:
-            return watch(session, engine.directory, engine.file_name, self._wake, left(until))
+            return watch(session, engine.directory, engine.file_name, self._wake, wait.time_left(until))
 
         return self._call(register, timeout)
 
@@ -326,7 +323,7 @@ class _SmbWaiter(Waiter):
         if not self._watch.session.is_open:
             self._watch.remove(self._wake)
             self._watch = self._register(timeout)
-        found, soon = self._call(self._engine.take, left(until))
+        found, soon = self._call(self._engine.take, wait.time_left(until))
         if isinstance(found, ServerGrant):
             self._watch.remove(self._wake)
             return found

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from .. import process, system
 from ..errors import ConnectionFailed, HoldfastError, NotALockFile, UnsafePath, Unsupported
 from ..files import OwnedFd, pipe
+from ..wait import time_left
 from .renewal import clock
 from .server import Lease, LeaseGone, ServerGrant, unreachable, within
 
@@ -376,7 +377,7 @@ class Share:
         try:
             found = self._session
             if found is None or not found.is_open:
-                found = self._session = SmbSession(self._address, self._name, max(0.001, until - monotonic()))
+                found = self._session = SmbSession(self._address, self._name, time_left(until))
             return found
         finally:
             self._opening.release()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import process, system
 from ..errors import HoldfastError
+from ..wait import time_left
 from . import smb_file
 from .server import STATUS_TIMEOUT_S
 from .smb_session import Refused, SmbSession
@@ -41,7 +42,7 @@ def watch(session: SmbSession, directory: str, name: str, pipe: OwnedFd, timeout
             found = _watches[key] = DirectoryWatch(key)
         found.pipes[pipe] = name.casefold()
     try:
-        found.begin(max(0.001, until - monotonic()))
+        found.begin(time_left(until))
     except BaseException:
         found.remove(pipe)
         raise

@@ -14,16 +14,16 @@ Tasks with the same key are admitted under an advisory lock. If the server ends 
 The statements of a transaction are sent in a pipeline: it waits for the server only where a result is read.
 
 Lost connections: if one is lost before the commit is sent, the server rolls the transaction back, and it is repeated on
-a new connection. If it is lost while the commit is under way, nobody knows whether that was done. So each transaction
-writes a random mark into the row of its connection in the table `session`. The next connection waits until that
-transaction has ended, and compares the mark. `pg_xact_status` is no proof: a server that crashed uses the ids of lost
-transactions again.
+a new connection. If it is lost while the commit is under way, the client does not know whether that was done. So each
+transaction writes a random mark into the row of its connection in the table `session`. The next connection waits until
+that transaction has ended, and compares the mark. `pg_xact_status` is no proof: a server that crashed uses the ids of
+lost transactions again.
 
 Waking: NOTIFY takes a lock of the whole server, so it must be rare. A claim that finds no task adds its worker to the
 table `idle`, commits, and looks once more for a task. A transaction that made n tasks ready commits, and then removes n
 rows from `idle` and notifies these workers. If both happen at the same time, at least one of them sees the other. A
-process that dies between its commit and its notification wakes nobody: idle workers look again every second. The row of
-a process that waits for changes has a negative `until`.
+process that dies between its commit and its notification wakes no worker: idle workers look again every second. The
+row of a process that waits for changes has a negative `until`.
 
 Workers that live or die: see `server`. Clock: the server's.
 """
@@ -290,7 +290,7 @@ class PostgresStore(Store):
             tx = Transaction(run, run(f"select {_CLOCK}").fetchone()[0])
             result = work(tx)
             self.finish(tx)
-            if tx.ready or tx.due:  # nobody knows which workers are idle when the caller commits
+            if tx.ready or tx.due:  # it is not known which workers are idle when the caller commits
                 run("select pg_notify(%s, '')", [f"{self.prefix}all"])
         return result
 

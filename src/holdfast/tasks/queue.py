@@ -337,7 +337,7 @@ class TaskQueue:
         return self.store.within(timeout, lambda: self._wait(wanted, timeout, cancelled))
 
     def _wait(self, wanted: list[str], timeout: float | None, cancelled: threading.Event | None) -> list[Task]:
-        waiting: list[str] = []  # ids of tasks that have not ended. One is looked at until it has
+        waiting: list[str] = []  # ids of tasks that have not ended. The last one is read until it has ended
         with closing(self._changes(timeout)) as changes:
             for _ in changes:
                 is_cancelled = cancelled is not None and cancelled.is_set()

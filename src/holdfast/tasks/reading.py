@@ -133,13 +133,13 @@ class Reader(ABC):
         is readable. Call `claim(idle=True)` before."""
         deadline = monotonic() + seconds
         while True:
-            left = min(deadline - monotonic(), worker.look, max(0.0, worker.until - self.now()))
+            left = min(deadline - monotonic(), worker.recheck_s, max(0.0, worker.until - self.now()))
             ready = worker.wait(left, *others)
             if ready.intersection(others):
                 return Woken.OTHER
-            if worker.bell.fd in ready:
+            if worker.wakeup.fd in ready:
                 with suppress(BlockingIOError):
-                    system.read(worker.bell.fd, 4096)
+                    system.read(worker.wakeup.fd, 4096)
                 return Woken.TASK
             if monotonic() >= deadline:
                 return Woken.TIME

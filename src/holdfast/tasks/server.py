@@ -82,7 +82,7 @@ class InProcess:
         with self._mutex:
             if self._home is None or not self._receive(self._home):
                 self._home = postgres.explained(self._url, self._connect)
-                self._ring(f"{self._prefix}all")  # notifications may have been lost
+                self._wake(f"{self._prefix}all")  # notifications may have been lost
             return self._home
 
     def _receive(self, session: postgres.Session) -> bool:
@@ -94,16 +94,16 @@ class InProcess:
             session.close()
         return session.is_open
 
-    def _ring(self, channel: str) -> None:
+    def _wake(self, channel: str) -> None:
         name = channel[len(self._prefix) :]
         for number, worker in list(self._workers.items()):
             if name in ("all", str(number)):
-                worker.ring()
+                worker.wake()
 
     def _connect(self) -> postgres.Session:
         session = postgres.connect(self._url)
         run = session.connection.execute
-        session.connection.add_notify_handler(lambda notification: self._ring(notification.channel))
+        session.connection.add_notify_handler(lambda notification: self._wake(notification.channel))
         try:
             run(f'listen "{self._prefix}all"')
             numbers = list(self._workers)
@@ -155,13 +155,13 @@ class Worker(Registration):
     """A worker of this process, and a pipe that wakes it."""
 
     number = 0
-    look = LOOK_S
+    recheck_s = LOOK_S
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self._here = store.here()
-        self.bell, self._writer = pipe()
-        for end in (self.bell, self._writer):
+        self.wakeup, self._writer = pipe()
+        for end in (self.wakeup, self._writer):
             os.set_blocking(end.fd, False)
         self.number, boot = self._here.register(self)
         self.name = f"{process_name()}.{boot}.{self.number}"
@@ -169,18 +169,18 @@ class Worker(Registration):
     @property
     def is_open(self) -> bool:
         """False after `close`, and in a forked child."""
-        return self.bell.is_open
+        return self.wakeup.is_open
 
     def fileno(self) -> int:
         return self._here.home().fileno()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         with suppress(BlockingIOError):  # full of earlier rings
             system.write(self._writer.fd, b"!")
 
     def wait(self, seconds: float, *others: int) -> set[int]:
         deadline = monotonic() + seconds
-        mine = [self.bell.fd, *others]
+        mine = [self.wakeup.fd, *others]
         pause = 0.05
         while True:
             left = deadline - monotonic()
@@ -200,7 +200,7 @@ class Worker(Registration):
             self.leave()
         finally:
             self._here.unregister(self.number)
-            self.bell.close()
+            self.wakeup.close()
             self._writer.close()
 
     def __del__(self) -> None:
@@ -222,7 +222,7 @@ class ServerChanges(Changes):
     def wait(self, seconds: float) -> None:
         is_woken = self._worker.wait(min(seconds, self._pause))
         if is_woken:
-            system.read(self._worker.bell.fd, 4096)
+            system.read(self._worker.wakeup.fd, 4096)
             sleep(_BETWEEN_CHANGES_S)
         if is_woken or self._pause == LOOK_S:
             self._ask()

@@ -13,7 +13,7 @@ A connection belongs to one thread. It is closed before a fork, because SQLite f
 of this process opens or closes `queue.db` itself: that would drop SQLite's POSIX locks.
 
 A claim that finds no task adds its worker to the table `idle`, in the same transaction. A transaction that makes n
-tasks ready removes n workers from that table and rings their bells after the commit. So no task is missed, and a put
+tasks ready removes n workers from that table and wakes them after the commit. So no task is missed, and a put
 wakes no more workers than there are tasks. If a woken worker dies, the kernel closes its file in `workers`, which all
 idle workers watch.
 
@@ -51,7 +51,7 @@ from .connection import (
 )
 from .reading import Result, Run, Transaction
 from .sql import Store
-from .sqlite_worker import Worker, is_name, ring
+from .sqlite_worker import Worker, is_name, wake
 from .statements import READY, SCHEMA
 from .store import Attempt, Changes, NewTask, Registration
 
@@ -209,7 +209,7 @@ class SqliteStore(Store):
         if connection.in_transaction:  # a signal handler
             raise WouldDeadlock(f"{self.name}: this thread is in the middle of a transaction", path=self.path)
         result, woken, has_changed = self._locked(connection, self._commit, work)
-        while woken and (missed := ring(f"{self.path}/bells", woken)):  # they are dead: wake others
+        while woken and (missed := wake(f"{self.path}/bells", woken)):  # they are dead: wake others
             _, woken, _ = self._locked(connection, self._commit, lambda tx: setattr(tx, "ready", missed))
         if self.durable and sync and has_changed:
             self._sync(connection)
@@ -380,16 +380,16 @@ class SqliteStore(Store):
         with here.watching, suppress(OSError):
             if here.watch is None:
                 here.watch = system.Watch(f"{self.path}/workers", OwnedFd, system.WATCH_CLOSING)
-                worker.look = SOON_S  # a worker may have died before
+                worker.recheck_s = SOON_S  # a worker may have died before
         return here.watch
 
     def may_have_died(self, worker: Registration, ready: set[int]) -> bool:
         watch = self._here().watch
         if watch is not None and watch.fd in ready and watch.drain():  # one of the threads drains it
-            worker.look = SOON_S  # the kernel reports the close before it drops the lock
+            worker.recheck_s = SOON_S  # the kernel reports the close before it drops the lock
             return True
-        if not ready and (worker.look < RECHECK_S or watch is None):
-            worker.look = min(worker.look * 10, RECHECK_S)
+        if not ready and (worker.recheck_s < RECHECK_S or watch is None):
+            worker.recheck_s = min(worker.recheck_s * 10, RECHECK_S)
             return True
         return False
 

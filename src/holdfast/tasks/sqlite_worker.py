@@ -31,23 +31,23 @@ class Worker(Registration):
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
-        self.look = RECHECK_S  # how long `wait` sleeps at most
+        self.recheck_s = RECHECK_S  # how long `wait` sleeps at most
         for folder in ("workers", "bells"):  # a copy may have left out empty ones
             with suppress(FileExistsError):
                 system.mkdir(f"{store.path}/{folder}", 0o777)
         while True:
             self.name = f"{process_name()}.{os.urandom(4).hex()}"
-            path, bell = f"{store.path}/workers/{self.name}", f"{store.path}/bells/{self.name}"
+            path, fifo = f"{store.path}/workers/{self.name}", f"{store.path}/bells/{self.name}"
             self._file = OwnedFd(system.open_fd(path, system.O_NEW, 0o666))
             # Another process may have found the file before it was locked, and removed it.
             if try_lock(self._file.fd, system.EX_NB) and named(path, inode_of(system.fstat(self._file.fd))):
-                system.mkfifo(bell, 0o622)
-                self.bell = OwnedFd(system.open_fd(bell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+                system.mkfifo(fifo, 0o622)
+                self.wakeup = OwnedFd(system.open_fd(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
                 return
 
     def wait(self, seconds: float, *others: int) -> set[int]:
         watch = self._store.watch(self)
-        return poll([self.bell.fd, *others, *([] if watch is None else [watch.fd])], min(seconds, self.look))
+        return poll([self.wakeup.fd, *others, *([] if watch is None else [watch.fd])], min(seconds, self.recheck_s))
 
     def fileno(self) -> int:
         return self._file.fd
@@ -61,17 +61,17 @@ class Worker(Registration):
             for folder in ("bells", "workers"):
                 remove(f"{self._store.path}/{folder}/{self.name}")
             self._file.close()
-            self.bell.close()
+            self.wakeup.close()
 
 
-def ring(bells: str, workers: list[str]) -> int:
+def wake(bells: str, workers: list[str]) -> int:
     """Wake workers. Return how many are dead."""
-    return sum(not (is_name(name) and _ring(f"{bells}/{name}")) for name in workers)
+    return sum(not (is_name(name) and _wake(f"{bells}/{name}")) for name in workers)
 
 
-def _ring(bell: str) -> bool:
+def _wake(fifo: str) -> bool:
     try:
-        with OwnedFd(system.open_fd(bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
+        with OwnedFd(system.open_fd(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
             return stat.S_ISFIFO(system.fstat(file.fd).st_mode) and system.write(file.fd, b"!") == 1
     except BlockingIOError:  # the pipe is full of earlier rings
         return True

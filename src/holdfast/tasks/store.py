@@ -158,8 +158,8 @@ class Registration(ABC):
     refused = 0  # endings that were settled by `claim`, and whose token was old
     is_idle = False  # its last claim found no task, and asked to be woken
     until = NEVER  # an idle worker wakes at this moment of the engine's clock
-    look: float  # and looks around after so many seconds
-    bell: OwnedFd  # readable when it was woken
+    recheck_s: float  # and looks for dead workers after so many seconds
+    wakeup: OwnedFd  # readable when a task may be there for it
 
     @abstractmethod
     def fileno(self) -> int:
@@ -167,7 +167,7 @@ class Registration(ABC):
 
     @abstractmethod
     def wait(self, seconds: float, *others: int) -> set[int]:
-        """Wait until it is woken, or one of the descriptors is readable. Return which. The bell is not drained."""
+        """Wait until it is woken, or one of the descriptors is readable. Return which. `wakeup` is not drained."""
 
     def leave(self) -> None:
         """The worker does not wait any more, and calls neither `wait` nor `claim` soon."""

@@ -24,7 +24,7 @@ from ..owner import without_passwords
 from ..status import Status
 from ..tasks import TaskQueue
 from .text import Cleaner
-from .watching import Looks, Topic
+from .watching import Polling, Topic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Locks:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self.topic = Topic("locks", waits=[Looks()] if console.urls else ())
+        self.topic = Topic("locks", waits=[Polling()] if console.urls else ())
         self.topic.counts_opened = True
         self._mutex = threading.Lock()
         self._found: dict[str, Status] = {}
@@ -150,7 +150,7 @@ class Queue(Shown):
     """A task queue."""
 
     def __init__(self, place: str) -> None:
-        paths, waits = ([], [Looks()]) if "://" in place else ([place, f"{place}/workers"], [])
+        paths, waits = ([], [Polling()]) if "://" in place else ([place, f"{place}/workers"], [])
         super().__init__(place, Topic(place, paths, waits))
         self._queue: TaskQueue | None = None
         self._mutex = threading.Lock()
@@ -168,7 +168,7 @@ class Store(Shown):
 
     def __init__(self, place: str) -> None:
         if "://" in place:
-            topic = Topic(place, waits=[self._news, Looks()])  # `Looks`: for how far the subscriptions are
+            topic = Topic(place, waits=[self._news, Polling()])  # `Polling`: for how far the subscriptions are
         else:
             below = ("", "/events", "/projections", "/subscriptions")
             topic = Topic(place, [place + name for name in below])

@@ -17,15 +17,15 @@ from hashlib import blake2b
 from time import monotonic
 from typing import NamedTuple
 
-from .watching import Looks, Topic, Watcher
+from .watching import Polling, Topic, Watcher
 
 _SOON_S = 0.3
 _MIN_GAP_S = 0.15  # between two renderings of a page
 _SHARE = 4  # a page that takes long to render is rendered less often: a fifth of the time
 _ALIVE_S = 30.0  # a comment is sent, so that a lost connection is noticed
-_SAFETY_S, _SAFETY_SHARE = 60.0, 3000  # a look without an event, for what none reports: a lock that becomes too old
+_SAFETY_S, _SAFETY_SHARE = 60.0, 3000  # a look without an event. No event reports that a lock became too old
 
-Topics = Callable[[], list[Topic]]  # what a page shows. There may be more of them when it is rendered again
+Topics = Callable[[], list[Topic]]  # of a page. It may have more of them when it is rendered again
 
 
 class Content(NamedTuple):
@@ -44,7 +44,7 @@ class Content(NamedTuple):
 
 
 class Channel:
-    """One URL, and those who have it open."""
+    """One URL, and the browsers that show it."""
 
     def __init__(self, render: Callable[[], Awaitable[str]], topics: Topics, watcher: Watcher) -> None:
         self._render, self._topics, self._watcher = render, topics, watcher
@@ -99,7 +99,7 @@ class Channel:
             reader.set()
         for topic in self._used:
             for wait in topic.waits:
-                if isinstance(wait, Looks):
+                if isinstance(wait, Polling):
                     wait.changed()
 
 

@@ -57,7 +57,7 @@ _WHO = (
 
 @dataclass(frozen=True)
 class Access:
-    """Who may send requests."""
+    """The hosts, the token and the user whose requests are answered."""
 
     names: Collection[str]  # that Host may contain, without the port
     port: int

@@ -57,7 +57,7 @@ class Cleaner:
         return without_passwords(text) if "://" in text else text
 
     def final(self, value: Any) -> Any:
-        """What a template writes. `Markup` contains only texts that went through this already."""
+        """A value as a template writes it. `Markup` contains only texts that went through this already."""
         return self._without_secrets(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     def json(self, value: Any, indent: int | None = None) -> str:

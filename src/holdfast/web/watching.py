@@ -1,4 +1,4 @@
-"""Waits for news while a page is open: file events for paths, and what each server offers.
+"""Waits for news while a page is open: file events for paths, and the notifications of servers.
 
 A *topic* is something that pages show: the locks, one queue, one store. It has a version, which grows with each piece
 of news. A page waits until the version of one of its topics has changed.
@@ -83,7 +83,7 @@ class Topic:
             self._looks -= 1
 
     def begin(self) -> None:
-        self.version += 1  # nobody has watched it until now
+        self.version += 1  # it was not watched until now
         self._loop = asyncio.get_running_loop()
         self._tasks = [asyncio.create_task(self._repeat(wait)) for wait in self.waits]
 
@@ -100,8 +100,8 @@ class Topic:
             self.bump()
 
 
-class Looks:
-    """The pauses between looks at something that reports nothing: longer while nothing changes."""
+class Polling:
+    """The pauses between two looks at a thing that sends no events. They get longer while nothing changes."""
 
     def __init__(self) -> None:
         self._pause = _FIRST_LOOK_S
@@ -167,8 +167,8 @@ class Watcher:
                     self._look_instead(topic)
 
     def _look_instead(self, topic: Topic) -> None:
-        if not any(isinstance(wait, Looks) for wait in topic.waits):
-            topic.waits.append(Looks())
+        if not any(isinstance(wait, Polling) for wait in topic.waits):
+            topic.waits.append(Polling())
             topic.end()
             topic.begin()
 

@@ -35,7 +35,7 @@ def tag_of(name: str) -> bytes:
 
 
 def open_directory(path: str, mode: int) -> str:
-    """Make it if it is not there. Gives the id of the store."""
+    """Make the directory if it does not exist. Returns the id of the store."""
     while True:
         try:
             return read_id(path)
@@ -101,6 +101,6 @@ def _not_new(path: str) -> Exception | None:
         return FileExistsError(errno.EEXIST, text, path)
     if os.path.isdir(f"{path}/events") and segments.list_segments(f"{path}/events"):
         about = f"{path}/store.json"
-        text = f"{about} is missing, so nobody knows whose events these are. Bring it back from a copy of the store."
+        text = f"{about} is missing, so the store of these events is not known. Restore it from a copy of the store."
         return CorruptStore(text, path=about)
     return None

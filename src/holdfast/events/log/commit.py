@@ -1,4 +1,4 @@
-"""Appending: under the store's lock, for all who wait in this process.
+"""Appending: under the store's lock, for all requests that wait in this process.
 
     the queue     threads wait for each other in memory, and one does the work of all (`requests`)
     the lock      repair what a crash left, check each condition, write all of it in one go, unlock
@@ -136,10 +136,10 @@ class Committer(GroupCommit):
             raise self._timed_out(error) from None
 
     def _timed_out(self, error: Timeout) -> Timeout:
-        who = error.status.explain() if error.status is not None else "somebody holds it"
+        who = error.status.explain() if error.status is not None else "another process holds it"
         said = Timeout(
-            f"{self.lock.path}: not acquired within {self.lock.timeout or 0:g} s: {who}. Nothing was appended; with a "
-            "longer lock_timeout (--lock-timeout) one waits longer.",
+            f"{self.lock.path}: not acquired within {self.lock.timeout or 0:g} s: {who}. Nothing was appended. Pass a "
+            "longer lock_timeout (--lock-timeout).",
             path=self.lock.path,
         )
         said.status = error.status
@@ -185,7 +185,7 @@ class Committer(GroupCommit):
     def _write_texts(
         self, work: Work, tail: Tail, drafts: list[Draft], texts: list[bytes], head: int, begin: int
     ) -> None:
-        """All of it is written, and everybody who looks sees that; or nothing is, whatever interrupts us."""
+        """Write all of it, visibly for other writers, or nothing, also after an interrupt."""
         ledger, last = work.ledger, head + len(drafts)
         try:
             end = tail.write(drafts, texts, begin, room=self.disk.has_ledger)
@@ -195,7 +195,7 @@ class Committer(GroupCommit):
                 ledger.note_written(last, tail.first, end)
                 if not self.durable:
                     ledger.release(last)
-            work.head = last  # at last: from here on it is to be synced
+            work.head = last  # as the last step: from here on it is to be synced
         except BaseException:
             try:
                 self._undo(work, tail, last, head, begin)
@@ -203,12 +203,12 @@ class Committer(GroupCommit):
                 self._undo(work, tail, last, head, begin)
                 raise
             raise
-        if ledger is None:  # in any case: before it is on the server, no other machine can see it
+        if ledger is None:  # also with `durable=False`: other machines see only what is on the server
             self.disk.sync_or_undo(work, head)
 
     def _undo(self, work: Work, tail: Tail, last: int, head: int, begin: int) -> None:
         ledger = work.ledger
-        if ledger is not None and ledger.end[0] == last:  # too late: somebody may sync it at this very moment
+        if ledger is not None and ledger.end[0] == last:  # too late: another process may be syncing it
             if not self.durable:
                 ledger.release(last)
             work.head = last
@@ -221,8 +221,8 @@ class Committer(GroupCommit):
     def _find_end(self, work: Work) -> tuple[Tail, int, int]:
         """The last segment, the last event in the log, and where it ends.
 
-        If the ledger says so and the log agrees, nobody died, and there is no need to know what others wrote. With a
-        condition there is.
+        If ledger and log agree, no writer died, and the events of other writers need not be read. For a condition they
+        are read.
         """
         ledger = work.ledger = self.disk.usable_ledger()
         if ledger is not None:
@@ -237,7 +237,7 @@ class Committer(GroupCommit):
         return tail, tail.head, tail.end
 
     def _catch_up(self, work: Work) -> Tail:
-        """Know everything that is in the log, and remove what a crash left of the last append."""
+        """Read the log to its end, and remove the part of an append that a crash left."""
         ledger = work.ledger
         if ledger is not None and ledger.pending:
             self.disk.finish_cut(ledger)
@@ -260,7 +260,7 @@ class Committer(GroupCommit):
         return tail
 
     def _decide(self, work: Work, before: int) -> tuple[list[Draft], list[bytes]]:
-        """What is to be written: the events, and their lines."""
+        """The events to write, and their lines."""
         drafts: list[Draft] = []
         texts: list[bytes] = []
         now = lines.now()
@@ -273,7 +273,7 @@ class Committer(GroupCommit):
         return drafts, texts
 
     def _make_anew(self, work: Work, tail: Tail) -> Tail:
-        """A segment with nothing in it. Whoever has the old one open sees that it is gone."""
+        """Replace a segment by an empty one. Processes that have the old one open see that it was removed."""
         segments.make_segment(self.view.events, tail.first, self._mode, durable=self.durable, anew=True)
         if work.ledger is not None:
             work.ledger.note_made_anew()
@@ -281,7 +281,7 @@ class Committer(GroupCommit):
         return self.view.tail
 
     def begin_segment(self) -> None:
-        """Begin a new segment, so that those that are there do not grow any more."""
+        """Begin a new segment, so that the others do not grow any more."""
         work = Work()
         with self.lock.acquire(), self.view.mutex:
             try:

@@ -1,10 +1,11 @@
-"""What is on disk: the ledger as this process sees it, syncing, and taking back what could not be synced.
+"""The events that are on disk: the ledger as this process sees it, syncing, and taking back events after a failed sync.
 
-    write A, B     under the store's lock; nobody sees them yet
-    sync           without the lock, one process at a time, for all who wrote before it. Then they are visible
-    sync fails     under the lock again: cut off what is not visible, and say so (the ledger's epoch), before anybody is
-                   told. Readers do not go past what is on disk, and every writer looks at the epoch before it believes
-                   anything that it knows
+    write A, B     under the store's lock. No reader sees them yet
+    sync           without the lock, one process at a time, for all processes that wrote before it. Then the events are
+                   visible
+    sync fails     under the lock again: a writer cuts off the events that are not visible, and changes the epoch of the
+                   ledger, before any append raises. Readers do not go past the events on disk. Every writer compares
+                   the epoch before it uses what it has read earlier
 
 Where other machines write too, there is no ledger, and every append is synced under the lock.
 """
@@ -32,19 +33,19 @@ if TYPE_CHECKING:
 
 
 class Written:
-    """What one hold of the lock wrote."""
+    """The events that were written during one hold of the lock."""
 
     tail: Tail | None = None
     ledger: Ledger | None = None
     epoch = 0
-    text = b""  # its last line
-    start = 0  # and where that begins
+    text = b""  # the last line
+    start = 0  # where that line begins
     head = 0  # the last event, once all of it is written
-    is_lost = False  # the lock was, while we wrote
+    is_lost = False  # the lock was lost during the write
 
 
 class Disk:
-    """The store's files, as far as they are safe; for one process."""
+    """The files of the store up to the last event that is on disk, for one process."""
 
     def __init__(self, root: str, view: View, store: bytes, lock: StoreLock, *, durable: bool, mode: int) -> None:
         self.view = view
@@ -61,15 +62,15 @@ class Disk:
     def forget(self) -> None:
         self._ledger: Ledger | None = None
         self._readers: Ledger | None = None
-        self.safe_before = 0  # what was on disk before the ledger that is now, if that is not usable
-        self.looked = False  # at what a crash of the machine may have left
-        self._epoch = -1  # of what the view knows
+        self.safe_before = 0  # the last event on disk according to an earlier ledger, if there is no usable one
+        self.looked = False  # True: this boot has examined the end of the log after a crash of the machine
+        self._epoch = -1  # of the events that the view has read
         self.named = 0  # the segment whose name is sure to be on disk
 
     # Under the store's lock.
 
     def usable_ledger(self) -> Ledger | None:
-        """The ledger that everybody uses; None: there is none yet, or none here."""
+        """The ledger that all processes use. None: there is none yet, or none for this store."""
         self.safe_before = 0
         if not self.has_ledger:
             return None
@@ -77,9 +78,9 @@ class Disk:
         if ledger is None or not ledger.in_place:
             ledger = self._ledger = self._find_ledger()
         if ledger is not None and not ledger.is_trusted:
-            self._take_back_locked(ledger)  # whoever wanted to is dead, or behind us
+            self._take_back_locked(ledger)  # the process whose sync failed is dead, or waits behind us
         if ledger is not None and ledger.epoch != self._epoch:
-            self.view.forget()  # something was taken back, perhaps what we have read
+            self.view.forget()  # events were taken back, perhaps some that we have read
             self._epoch = ledger.epoch
         return ledger
 
@@ -92,13 +93,13 @@ class Disk:
         except (FileNotFoundError, ValueError):
             return None
         if ledger.is_valid(self._store):
-            self.looked = True  # somebody has, since the machine was started
+            self.looked = True  # another process has, since the machine was started
             return ledger
         self.safe_before = ledger.was_synced(self._store)
         return None
 
     def make_ledger(self, tail: Tail, head: int) -> Ledger:
-        system.fdatasync(tail.fd)  # what we found counts as on disk from now on
+        system.fdatasync(tail.fd)  # all events in it count as on disk from now on
         for folder in (self._root, self.view.events):  # of writers that were killed
             for name in system.listdir(folder):
                 if name.endswith(".tmp") and (folder != self._root or name.startswith("ledger.")):
@@ -109,7 +110,7 @@ class Disk:
         return ledger
 
     def sync_names(self, tail: Tail) -> None:
-        """Whoever made the segment may not have cared, or may have died before it could."""
+        """Sync the names of segments. Their maker may use `durable=False`, or have died before its sync."""
         if self.durable:
             sync_directory(self.view.events)
             if not self.named:
@@ -119,7 +120,7 @@ class Disk:
         self.named = tail.first
 
     def sync_or_undo(self, written: Written, head: int) -> None:
-        """Before anybody else can see it."""
+        """Sync, before another machine can see the events. Remove them if that fails."""
         assert written.tail is not None
         try:
             system.fdatasync(written.tail.fd)
@@ -131,7 +132,7 @@ class Disk:
             raise
 
     def sync_whole(self, ledger: Ledger | None, tail: Tail, head: int, end: int) -> None:
-        """All of a segment, which ends so, whoever wrote it, and however patient."""
+        """Sync all of a segment, and cut it at its end, also for writers with `durable=False`."""
         if ledger is None:
             system.fdatasync(tail.fd)
             tail.cut(end)  # no room is needed in it any more
@@ -155,12 +156,12 @@ class Disk:
             ledger.end_turn()
 
     def finish_cut(self, ledger: Ledger) -> None:
-        """Whoever said that something is taken back may have died before it was."""
+        """Cut off the events that are to be taken back. The process that began this may have died."""
         tail = self._tail(ledger.segment)
         try:
             ledger.take_turn()
             tail.cut(ledger.pending - 1)
-            with suppress(OSError):  # the disk is broken, which is what began it
+            with suppress(OSError):  # the sync failed before, and may fail again
                 system.fdatasync(tail.fd)
             self.view.forget()
             ledger.cut_is_done()
@@ -170,7 +171,7 @@ class Disk:
     # Without the lock.
 
     def sync(self, written: Written) -> None:
-        """Have it on disk. Readers see it from then on."""
+        """Sync the events. Readers see them from then on."""
         ledger, tail = written.ledger, written.tail
         if ledger is None or tail is None:
             return
@@ -180,7 +181,7 @@ class Disk:
         failure: OSError | None = None
         try:
             if not ledger.take_turn(written.head, written.epoch) or ledger.has_synced(written.head, written.epoch):
-                return  # by somebody else, meanwhile
+                return  # another process has synced them meanwhile
             if ledger.is_trusted and ledger.epoch == written.epoch:
                 covered = ledger.written_in(tail.first) or written.head
                 self._sync_file(ledger, written.epoch, system.fdatasync, tail)
@@ -191,12 +192,12 @@ class Disk:
         finally:
             ledger.end_turn()
             ledger.wake()
-        if self._take_back(written, ledger, tail):  # else another one's sync came after our write, and went well
+        if self._take_back(written, ledger, tail):  # else the sync of another process, after our write, succeeded
             raise failure or _taken_back(tail)
 
     @staticmethod
     def _sync_file(ledger: Ledger, epoch: int, sync: Callable[[int], None], tail: Tail) -> None:
-        """With the turn. The kernel does not tell of an error twice, and an interrupt may come right behind it."""
+        """The caller has the turn. The kernel reports an error once, and an interrupt may come right after it."""
         try:
             try:
                 sync(tail.fd)
@@ -209,20 +210,20 @@ class Disk:
             raise
 
     def _take_back(self, written: Written, ledger: Ledger, tail: Tail) -> bool:
-        """A sync failed: nobody may ever see what it was for. False: it is on disk all the same."""
+        """A sync failed: no reader may ever see its events. False: they are on disk all the same."""
         with self._lock.acquire(None), self.view.mutex:
             if not ledger.in_place:
-                return True  # there is another ledger now, and nobody knows what it counted on
-            if ledger.epoch != written.epoch:  # done, by another one, which left what was on disk
+                return True  # there is another ledger now. It may have been made without these events
+            if ledger.epoch != written.epoch:  # another process has taken them back, but for events on disk
                 return ledger.synced < written.head or not tail.says(written.text, written.start)
             self._take_back_locked(ledger)
             return ledger.epoch != written.epoch or ledger.synced < written.head
 
     def _take_back_locked(self, ledger: Ledger) -> None:
-        """With the store's lock. What is visible cannot be taken back: who did not want to wait for the disk saw it."""
+        """With the store's lock. Visible events cannot be taken back: readers saw those of `durable=False`."""
         self.view.forget()
         if not ledger.pending:
-            safe = ledger.visible  # and stays so: nobody's sync is believed meanwhile
+            safe = ledger.visible  # it stays the same: no sync counts until the ledger is trusted again
             if safe >= ledger.written:
                 try:
                     ledger.take_turn()
@@ -234,11 +235,11 @@ class Disk:
         self.finish_cut(ledger)
 
     def _tail(self, segment: int) -> Tail:
-        """From its beginning, whatever the index says."""
+        """The segment from its beginning. The index is not used."""
         return segments.Tail(self.view.events, self._store, Mark(segment - 1, segment), Recent(0), writable=True)
 
     def _open_at(self, safe: int, segment: int) -> Tail:
-        """A segment, read up to an event, which is there: what is cut off behind it is not to be more than that."""
+        """A segment, read up to an event that must be there, so that no more than the rest is cut off."""
         tail = self._tail(segment)
         if safe >= tail.first:
             tail.read_on(safe)
@@ -249,12 +250,12 @@ class Disk:
     # For readers.
 
     def visible(self) -> int | None:
-        """Up to where readers may go; None: nobody says, so go by the log."""
+        """The last position that readers may see. None: there is no ledger, so the log decides."""
         ledger = self._readers_ledger()
         return None if ledger is None else ledger.visible
 
     def sleeps(self) -> bool:
-        """To be said before the last look. True: `ledger_path` is touched when something becomes visible."""
+        """Announce a sleeper, before its last look. True: `ledger_path` is touched when an event becomes visible."""
         ledger = self._readers_ledger()
         return ledger is not None and ledger.sleeps()
 

@@ -1,7 +1,7 @@
 """The documents of a store in a directory: the states of projections, each in a file that is replaced as a whole.
 
 projections/<name>.json    the content
-projections/.era           another text after each `forget`. A document that was loaded before is not saved
+projections/.era           a random text, changed by each `forget`. A document that was loaded before is not saved
 projections/.lock          held while a document is saved, and while `forget` removes all of them
 """
 

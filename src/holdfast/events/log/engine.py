@@ -87,7 +87,7 @@ class LogEngine(Engine):
         return head if visible is None else visible
 
     def _check_end(self) -> None:
-        """Without a ledger, nobody says where the log ends. What is behind its end must not have been on disk."""
+        """Without a ledger, only the log shows its end. The bytes behind it must not have been on disk."""
         while True:
             found = self.view.tail.first, self.view.tail.head
             try:

@@ -4,7 +4,7 @@
                is written again grows meanwhile
     rewrite    one segment after the other: a new file, synced, renamed to the name of the old one. Positions, ids,
                times, types, tags and batches stay, so the index stays right, but for the place where it ends
-    documents  the states of projections are removed. They may contain what is forgotten
+    documents  the states of projections are removed. They may contain data that is forgotten
 
 Appends and reads go on meanwhile. A reader that has the old file open goes on with it, and opens the new one for the
 next event. A process that is killed leaves each segment old or new.
@@ -45,7 +45,7 @@ def forget(engine: LogEngine, tag: str) -> int:
             wanted = positions[bisect_left(positions, first) : bisect_left(positions, end)]
             if wanted:
                 _rewrite(engine, first, wanted)
-        _rewrite_what_was_cut(engine, tag)
+        _rewrite_cut_lines(engine, tag)
         sync_directory(folder)
         engine.documents.remove_all()
         return len(positions)
@@ -72,7 +72,7 @@ def _rewrite(engine: LogEngine, first: int, positions: list[int]) -> None:
         position = min(left)
         what = f"{path}: event {position} is damaged, and was left as it is. Restore the segment, and forget again."
         raise CorruptStore(what, path=path, position=position)
-    with index.lock():  # nobody looks for the end of the index in the new file before it is noted
+    with index.lock():  # no process looks for the end of the index in the new file before it is noted
         mark = engine.view.builder.mark()
         _replace(path, b"\n".join(found))
         if mark.position and mark.segment == first:
@@ -85,8 +85,8 @@ def _replace(path: str, text: bytes) -> None:
     replace_file(path, text, stat.S_IMODE(system.stat(path).st_mode), sync=True)
 
 
-def _rewrite_what_was_cut(engine: LogEngine, tag: str) -> None:
-    """Whole lines that a power failure has left were put aside."""
+def _rewrite_cut_lines(engine: LogEngine, tag: str) -> None:
+    """The files of lines that an append has cut off after a power failure."""
     for name in system.listdir(engine.view.events):
         if ".jsonl.cut-" not in name or name.endswith(".tmp"):
             continue

@@ -4,19 +4,21 @@ It is derived from the log, and disposable. A few numbers of 8 bytes, each writt
 
     0  "hfledger"        3  written: in the log up to here     6  epoch: how often what was written was taken back
     1  its own inode*    4  synced: on disk up to here         7  the first position of the last segment
-    2  a hash of the     5  released: visible although it      8  somebody sleeps until something becomes visible
+    2  a hash of the     5  released: visible although it      8  a reader sleeps until an event becomes visible
        boot                 is not on disk                     9  where in that segment 3 ends
    11  the store's tag     12  where it is to be cut + 1       10  3 + 9, if both are good
-   13  somebody's sync     14  the last segment in which
-       went wrong              one went wrong
+   13  a sync has          14  the last segment in which
+       failed                  a sync failed
 
-* with its generation, where there is one: a copy is told by that, and one from before the last boot by 2. They are not
-believed, except that what was on disk then was on disk. `written`, `released` and 7 belong to who holds the store's
-lock; `synced`, `epoch` and 13 to who has the turn to sync, a flock on the ledger. Readers go up to `visible`.
+* with its generation, where there is one. It tells a copy from the original, and 2 tells a ledger from before the last
+boot. Of such a ledger only one fact is used: the events that were on disk then are on disk. The holder of the store's
+lock changes `written`, `released` and 7. The process that has the turn to sync, a flock on the ledger, changes
+`synced`, `epoch` and 13. Readers go up to `visible`.
 
-Nobody is woken by a change of memory. Who sleeps says so in 8, looks once more, and waits for the file to be touched;
-who makes something visible looks there afterwards. Between writing one number and reading the other each makes a system
-call, so that at least one of them sees what the other wrote. (To touch it every time would cost as much as a write.)
+A change of memory wakes no process. A reader that is about to sleep sets 8, looks once more, and waits until the file
+is touched. A process that makes events visible reads 8 afterwards. Each makes a system call between writing one number
+and reading the other, so at least one of them sees the number of the other. (A touch at each append would cost as much
+as a write.)
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Ledger:
 
     @classmethod
     def make(cls, path: str, head: int, segment: int, store: bytes, mode: int) -> Ledger:
-        """A new one, in place of what is there. For who holds the store's lock, and has synced everything."""
+        """Replace the ledger by a new one. The caller holds the store's lock, and has synced all events."""
         private = private_name(path)
         create_file(private, b"\0" * _SIZE, mode)
         ledger = cls(private, writable=True)
@@ -140,7 +142,7 @@ class Ledger:
         """Grows whenever something is taken back: when that is said, not when it is done."""
         return self._cells[_EPOCH] + (self._cells[_PENDING] != 0)
 
-    # For who holds the store's lock.
+    # For the holder of the store's lock.
 
     def note_written(self, position: int, segment: int, end: int) -> None:
         """The log ends with this event, in that segment. One may be killed between any two of the numbers."""
@@ -162,12 +164,12 @@ class Ledger:
         """Make it visible. Say `wake` afterwards, when the lock is released."""
         self._cells[_RELEASED] = position
 
-    # For anybody.
+    # For all processes.
 
     def take_turn(self, position: int = 0, epoch: int = 0) -> bool:
         """Wait for one's turn to sync. False: it is on disk up to a position by now, by another one's sync.
 
-        One at a time: of two who sync a file at the same moment, one may be told that all is well although the other
+        One at a time: of two processes that sync a file at once, one may see a success although the other
         one's sync, which does the work for both, fails. But not for ever: a process that is stopped would stop all
         others. After some seconds the caller syncs without the turn.
         """
@@ -220,7 +222,7 @@ class Ledger:
         return self._cells[_SPOILT] == self._cells[_SEGMENT]
 
     def note_made_anew(self) -> None:
-        """The segment is another file now. Only for who holds the store's lock."""
+        """The segment is another file now. Only for the holder of the store's lock."""
         self._cells[_SPOILT] = 0
 
     @property
@@ -228,7 +230,7 @@ class Ledger:
         return not self._cells[_DISTRUST]
 
     def note_synced(self, position: int, epoch: int) -> bool:
-        """Say that it is on disk up to here. The caller has the turn. False: it is taken back."""
+        """Note that events up to here are on disk. The caller has the turn. False: they are taken back."""
         cells = self._cells
         if self.epoch != epoch or cells[_DISTRUST]:
             return False
@@ -236,16 +238,16 @@ class Ledger:
         return True
 
     def take_back(self, end: int) -> None:
-        """Say that what is not visible is to be cut off at `end`: `pending`.
+        """Note that the events that are not visible are to be cut off at `end`: `pending`.
 
-        For who holds the store's lock, when nothing is trusted, so that nothing becomes visible. One number says it:
-        whoever is killed here has said it or has not.
+        For the holder of the store's lock, while the ledger is not trusted, so that no event becomes visible. One
+        number has it all: a process that is killed here has written it or has not.
         """
         self._cells[_CHECK] = 0
         self._cells[_PENDING] = end + 1
 
     def trust_again(self) -> None:
-        """There is nothing to be taken back. The segment is not to be gone on with, all the same."""
+        """No event is to be taken back. The segment gets no more events all the same."""
         self._cells[_SPOILT] = self._cells[_SEGMENT]
         self._cells[_DISTRUST] = 0
 
@@ -255,7 +257,7 @@ class Ledger:
         return self._cells[_PENDING]
 
     def cut_is_done(self) -> None:
-        """The caller has the turn. In this order, of which everybody sees one epoch or a greater one."""
+        """The caller has the turn. The order matters: other processes read these numbers meanwhile."""
         cells = self._cells
         cells[_WRITTEN] = self.visible
         cells[_SPOILT] = cells[_SEGMENT]
@@ -264,13 +266,13 @@ class Ledger:
         cells[_DISTRUST] = 0
 
     def wake(self) -> None:
-        """Wake those who sleep. Between this and what made something visible there has been a system call."""
+        """Wake the readers that sleep. The caller has made a system call since it made events visible."""
         if self._cells[_SLEEPERS]:
             self._cells[_SLEEPERS] = 0
             system.touch(self._fd)
 
     def sleeps(self) -> bool:
-        """Somebody is about to look for the last time before it sleeps. False: it cannot say so, and has to poll."""
+        """Note that a reader looks for the last time before it sleeps. False: it may not write, and has to poll."""
         try:
             self._cells[_SLEEPERS] = 1
         except TypeError:  # we may only read it

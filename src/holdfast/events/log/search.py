@@ -8,7 +8,7 @@ for each of its types, or for each type that its tags have:
     several tags    one list for each tag. Where they differ, the search jumps to the event that is further on. So it
                     takes at most as many steps as the shortest list is long
 
-Nothing is read that is not asked for: who wants the last match only looks at the end of each list.
+Nothing is read that is not asked for: a search for the last match looks only at the end of each list.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Recent:
         if not blocks or position - blocks[-1].first >= self._BLOCK:
             if len(blocks) >= self._BLOCKS:
                 self.base = blocks[0].last
-                self.blocks = blocks = blocks[1:]  # another list: who searches in the old one goes on with it
+                self.blocks = blocks = blocks[1:]  # another list: a search in the old list goes on with it
             blocks.append(Block(position))
         blocks[-1].add(position, kind, tags)
 

@@ -142,10 +142,10 @@ class Tail:
             self._last = text[:size][-lines.SUM_LENGTH :]
         return size
 
-    # For who holds the lock.
+    # For the holder of the lock.
 
     def write(self, drafts: list[Draft], texts: list[bytes], start: int, *, room: bool) -> int:
-        """Write batches where the log ends. Who is interrupted cuts it off there. Gives where it ends then."""
+        """Write batches at the end of the log. An interrupted caller cuts them off. Returns the new end."""
         text = b"".join(texts) if len(texts) > 1 else texts[0]
         size = len(text)
         if room and start + size > self.size:
@@ -162,7 +162,7 @@ class Tail:
 
     @property
     def is_gone(self) -> bool:
-        """Has somebody removed the file?"""
+        """Was the file removed?"""
         return system.is_removed(self.fd)
 
     def _make_room(self, needed: int) -> None:
@@ -196,7 +196,7 @@ class Tail:
         return True
 
     def _save_rest(self) -> None:
-        """Whole lines are worth keeping aside: whoever wrote them may have been told that they are there."""
+        """Keep whole lines in a file: the append that wrote them may have returned."""
         rest = self._all_behind_end()
         if not _good_heads(rest, self._tag):
             return
@@ -377,14 +377,14 @@ def segment_of(firsts: list[int], position: int) -> int:
 
 
 def open_segment(path: str, *, writable: bool, anew: bool) -> int:
-    """`anew`: each read asks the server (NFS). To open it again does not, if somebody on this machine has it open, and
-    what the server says to one who gets a lock on it was seen to be ignored when others read meanwhile."""
+    """`anew`: each read asks the server (NFS). To open it again does not, if a process of this machine has it open. A
+    lock on it does not either: the client was seen to ignore the answer when other processes read meanwhile."""
     flags = system.O_EXISTING if writable else system.O_READ
     return system.open_fd(path, flags | system.O_DIRECT if anew else flags)
 
 
 def make_segment(folder: str, first: int, mode: int, *, durable: bool, anew: bool = False) -> None:
-    """An empty one. If somebody died after making it, it is there already. `anew`: in place of that."""
+    """Make an empty segment. A process that died may have made it already. `anew`: replace it."""
     path = segment_path(folder, first)
     try:
         (replace_file if anew else create_file)(path, b"", mode)
