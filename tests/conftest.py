@@ -37,6 +37,10 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
+# What tests run is not a part of the `make test` that runs the tests: `make` would print each directory that it enters.
+for variable in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+    os.environ.pop(variable, None)
+
 # A child that becomes another user may not be able to read the checkout. So the modules that the package loads on first
 # use are loaded here, whatever the order of the tests is.
 for room in ("", "locks", "atomicdir", "events", "tasks"):

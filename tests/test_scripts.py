@@ -27,7 +27,9 @@ def scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def part(scripts: Any, file: Path, text: str, **options: Any) -> Any:
     file.write_text(text)
-    return scripts.Part(file.name, [os.path.relpath(file, ROOT)], ["-c", str(ROOT / "pyproject.toml")], **options)
+    found = scripts.Part(file.name, [os.path.relpath(file, ROOT)], ["-c", str(ROOT / "pyproject.toml")], **options)
+    found.environment["PYTHONOPTIMIZE"] = ""  # the asserts of its tests count, also where these tests run with -O
+    return found
 
 
 def test_every_file_of_tests_is_in_one_part(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,6 +251,6 @@ def test_every_plot_is_drawn_from_recorded_figures(bench: Any, tmp_path: Path) -
 
 def test_make_has_both_commands() -> None:
     for target, wanted in (("bench", "publish.py locks"), ("bench-compare", "publish.py --compare locks")):
-        words = ["make", "--no-print-directory", "-n", "-o", ".venv/bench-ready", target, "ONLY=locks"]
+        words = ["make", "-n", "-o", ".venv/bench-ready", target, "ONLY=locks"]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stdout.strip().endswith(wanted), sys.version

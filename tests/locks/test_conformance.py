@@ -1078,6 +1078,7 @@ def test_a_server_out_of_memory_refuses_and_still_releases(target: Any) -> None:
         assert not target.lock().status().held
     finally:
         client.config_set("maxmemory", "0")
+        client.close()
     target.lock("another").acquire(timeout=PATIENCE).release()
 
 

@@ -239,9 +239,9 @@ def test_cleaning(tmp_path: Path) -> None:
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="too late"):
+    with pytest.raises(ValueError, match="shorter than stale_after"):
         TaskLocks(tmp_path, "w", stale_after=10, heartbeat=10)
-    with pytest.raises(ValueError, match="worker id"):
+    with pytest.raises(ValueError, match="worker_id"):
         TaskLocks(tmp_path, "")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         TaskLocks(tmp_path / "nowhere", "w").claim("t")
