@@ -334,6 +334,8 @@ def test_a_late_completion_is_refused(store: PostgresStore, postgres: str) -> No
 def test_after_a_restart_workers_have_time_to_come_back(
     store: PostgresStore, postgres: str, postgres_server: servers.Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    postgres_server.kill()
+    postgres_server.restart()  # so that it starts twice within a second on a quick machine
     store.add(tasks(2))
     worker = store.register()
     attempts = store.claim(worker, 2)

@@ -41,7 +41,7 @@ from typing import Any
 from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError, Unsupported
 from .reading import Result, Run, Transaction
-from .server import InProcess, ServerChanges, Worker
+from .server import START_TIME, InProcess, ServerChanges, Worker
 from .sql import Store
 from .statements import COLUMNS, NUMBERS, OPEN_ATTEMPT, SCHEMA, UPDATES, by_name, filled, number_of
 from .store import ENDED, NEVER, Attempt, Changes, Ending, Registration
@@ -93,7 +93,7 @@ _LOCKS = """select pid, objid::bigint as objid from pg_locks where locktype = 'a
 _DEAD = f"""substring(worker from '[0-9]+$')::bigint not in (select objid from ({_LOCKS}) held)
     and (clock_timestamp() > pg_postmaster_start_time() + interval '{{grace}} s'
         or substring(worker from '[.]([0-9]+)[.][0-9]+$')::bigint
-            = extract(epoch from pg_postmaster_start_time())::bigint)"""
+            = {START_TIME})"""
 _STATEMENTS = {
     "mark": f"""insert into {{p}}session (number, mark, at) values (?, ?, {_CLOCK})
         on conflict (number) do update set mark = excluded.mark, at = excluded.at returning at""",

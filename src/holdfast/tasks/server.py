@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 MAX_SESSIONS = 4  # of one process, besides its home session
 LOOK_S = 1.0  # between two looks of an idle worker, for what sends no notification: a worker that died
+# Of the server, in microseconds: it may start twice in a second.
+START_TIME = "(1000000 * extract(epoch from pg_postmaster_start_time()))::bigint"
 _BETWEEN_CHANGES_S = 0.005
 _UNSEEN_S = 0.05  # a transaction that was about to commit did not see who waits. So a waiter looks again
 
@@ -129,7 +131,7 @@ class InProcess:
 
         def work() -> tuple[int, int]:
             session = self.home()
-            query = f"select nextval('{self._prefix}worker'), extract(epoch from pg_postmaster_start_time())::bigint"
+            query = f"select nextval('{self._prefix}worker'), {START_TIME}"
             number, boot = session.connection.execute(query).fetchone() or (0, 0)
             self._workers[number] = worker
             self._acquire(session, number)
