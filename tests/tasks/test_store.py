@@ -646,6 +646,7 @@ def test_a_forked_child_has_its_own_connection(store: Store) -> None:
     with child(work):
         pass
     assert store.settle([done(attempt)]) == [True]
+    until(store.orphans)  # a server learns a moment later that a process has ended
     assert [one.payload_json for one in store.orphans()] == ["1"]
 
 
