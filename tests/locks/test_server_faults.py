@@ -20,7 +20,7 @@ import psycopg
 import pytest
 import servers
 from faces import Caller
-from support import PATIENCE, Waited, in_child, until
+from support import PATIENCE, Waited, in_child, state_of, until
 from test_conformance import DATABASE, QUEUES, SERVERS, Target, only, target, until_waiters  # noqa: F401
 
 import holdfast
@@ -46,6 +46,7 @@ def silent(target: Any) -> Iterator[None]:  # noqa: F811
     pids = [pid for node in nodes for pid in (node.process.pid, *servers.descendants(node.process.pid))]
     try:
         _send(pids, signal.SIGSTOP)
+        until(lambda: all(state_of(pid) in ("T", "Z", "") for pid in pids))
         yield
     finally:
         _send(pids, signal.SIGCONT)
