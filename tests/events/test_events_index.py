@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +133,36 @@ def test_it_is_built_in_the_background(shop: Path) -> None:
         store.append([Event("T", tags={"t"})] * 100)
     index = store._engine.view.builder.index
     until(lambda: index.mark().position >= 1024)
+
+
+def test_a_closed_store_may_be_removed(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing ends the thread that builds, after the block in hand."""
+    write, begun, ended = Index.write, threading.Event(), []
+
+    def slow(*words: Any) -> None:
+        begun.set()
+        time.sleep(0.1)
+        write(*words)
+        ended.append(words)
+
+    monkeypatch.setattr(Index, "write", slow)
+    with EventStore(shop, durable=False) as store:
+        store.append([Event("T", tags={"t"})] * 20_000)
+        assert begun.wait(30)
+    assert len(ended) == 1 < 20_000 / 512
+    shutil.rmtree(shop)
+    time.sleep(0.3)
+    assert len(ended) == 1
+
+
+def test_nobody_waits_in_the_background_for_the_index_of_another_process(shop: Path) -> None:
+    store = EventStore(shop, durable=False)
+    index = store._engine.view.builder.index
+    with index.lock():
+        place = index.folder()
+        store.append([Event("T", tags={"t"})] * 2000)
+        store.close()
+    assert index.folder() == place
 
 
 def test_a_process_that_ends_builds_at_least_one_block(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Building the index: what is in the log, and not in the index yet, is read again and added, outside of any append.
 
 A search that needs more than is in the index builds it first (`build`). Mostly that was done before: after an append, a
-thread adds what has come together (`build_soon`). It goes on in the background, and ends when it has caught up, or with
-the process, after one more block: what is added is added for all processes, and for good.
+thread adds what has come together (`build_soon`), unless another process does. It ends when it has caught up, or after
+the block in hand when the store is closed or the process ends: what is added is added for all processes, and for good.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Builder:
         """In a forked child, where no thread builds."""
         self._mutex = Lock()
         self._thread: Thread | None = None
+        self._is_closing = False
         self._looked = 0  # up to here it was built, or a thread was asked to build
         self._asked = 0  # up to here a search needed the index
 
@@ -108,7 +109,7 @@ class Builder:
         if self.index.known >= until or self.mark().position >= until:
             return
         # Another program may delete the index meanwhile. This process still has its file open, with all it needs.
-        with suppress(LockLost), self.index.lock():
+        with suppress(LockLost), self.index.lock(timeout=None if is_needed else 0):
             failures = 0
             while failures < 3:
                 try:
@@ -116,8 +117,8 @@ class Builder:
                     if mark.position >= until:
                         break
                     self._add(mark, until)
-                    if not is_needed and not main_thread().is_alive():
-                        break  # the process ends; but each adds something
+                    if not is_needed and (self._is_closing or not main_thread().is_alive()):
+                        break  # but each adds something
                 except (Damaged, TakenBack):  # TakenBack: a segment was written again meanwhile
                     failures += 1
                     self.index.replace()
@@ -147,6 +148,14 @@ class Builder:
     def rebuild(self, until: int) -> None:
         self.distrust()
         self.build(until)
+
+    def close(self) -> None:
+        """Whoever closed the store may remove its directory: no thread writes there any more."""
+        if (thread := self._thread) is not None:
+            self._is_closing = True
+            thread.join()
+            self._is_closing = False
+        self.index.close()
 
     def distrust(self) -> None:
         """It told what is not so. Begin a new one."""

@@ -179,7 +179,7 @@ class LogEngine(Engine):
             return  # a signal handler, while its thread appends or reads
         with self.view.mutex:
             self.view.forget()
-        self.view.builder.index.close()
+        self.view.builder.close()
         self.committer.close()
 
 

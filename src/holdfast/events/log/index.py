@@ -22,6 +22,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from ... import system
+from ...errors import Timeout
 from ...files import OwnedFd, inode_of
 from ...locks.lock import Lock
 from ...paths import mount_at
@@ -98,12 +99,14 @@ class Index(Database):
     def stay_in_memory(self) -> None:
         self._folder = ""
 
-    def lock(self) -> AbstractContextManager[object]:
+    def lock(self, timeout: float | None = None) -> AbstractContextManager[object]:
         """The right to write. If this process may not write there, the index is in another place from then on."""
         while folder := self.folder():
             try:
                 os.makedirs(folder, exist_ok=True)
-                return Lock(f"{folder}/lock", keep=True, mode=self._mode).acquire()
+                return Lock(f"{folder}/lock", keep=True, mode=self._mode).acquire(timeout=timeout)
+            except Timeout:
+                raise
             except OSError:
                 self._go_elsewhere()
         return nullcontext()
