@@ -492,6 +492,15 @@ def test_the_overview() -> None:
     assert done.returncode == 2 and "did you mean lockfile release?" in done.stderr
 
 
+@pytest.mark.parametrize("words", ["tasks", "tasks lss", "events raed", "lockfile tri"])
+def test_a_group_of_commands_says_what_its_actions_are(words: str) -> None:
+    done = holdfast(*words.split())
+    assert done.returncode == 2 and done.stdout == ""
+    name, _, mistyped = words.partition(" ")
+    hint = f"there is no action {mistyped!r} (did you mean " if mistyped else "which action? One of "
+    assert done.stderr.startswith(f"holdfast {name}: {hint}") and done.stderr.count("\n") == 1
+
+
 def test_colours_only_on_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "x.lock").touch()
     assert "\x1b" not in holdfast("ls", tmp_path).stdout

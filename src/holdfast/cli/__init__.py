@@ -131,10 +131,8 @@ def _has_json(words: list[str]) -> bool:
 
 
 def _unknown(name: str) -> str:
-    from difflib import get_close_matches
+    from .arguments import similar
 
     if name in OLD_NAMES:
         return f"holdfast {name} is now holdfast {OLD_NAMES[name]}"
-    found = get_close_matches(name, [*COMMANDS, *OLD_NAMES], 1)
-    hint = f" (did you mean {OLD_NAMES.get(found[0], found[0])}?)" if found else ""
-    return f"there is no command {name!r}{hint}; holdfast --help lists them"
+    return f"there is no command {name!r}{similar(name, COMMANDS, OLD_NAMES)}; holdfast --help lists them"

@@ -14,7 +14,7 @@ from .failures import RUN_BUSY, Misuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
 
@@ -48,7 +48,14 @@ class Parser(argparse.ArgumentParser):
 
     def find(self, words: list[str]) -> tuple[Parser, list[str]]:
         """The parser of the action that the first word names, and the words after it."""
-        return (self.action(words[0]), words[1:]) if words and words[0] in self.actions else (self, words)
+        if not self.actions or (words and words[0].startswith("-")):
+            return self, words
+        if not words:
+            self.error(f"which action? One of {', '.join(self.actions)}")
+        if words[0] not in self.actions:
+            hint = similar(words[0], self.actions)
+            raise Misuse(f"there is no action {words[0]!r}{hint}; {self.prog} --help lists them")
+        return self.action(words[0]), words[1:]
 
     def action(self, name: str, into: Parser | None = None) -> Parser:
         """The parser of one of the `actions`."""
@@ -91,6 +98,15 @@ class Parser(argparse.ArgumentParser):
             if action is not None and action.nargs != 0:
                 return number == len(word)
         return False
+
+
+def similar(word: str, names: Iterable[str], renamed: Mapping[str, str] | None = None) -> str:
+    """A hint for somebody who mistyped one of these names, or one of those that are called something else now."""
+    from difflib import get_close_matches
+
+    renamed = renamed or {}
+    found = get_close_matches(word, [*names, *renamed], 1)
+    return f" (did you mean {renamed.get(found[0], found[0])}?)" if found else ""
 
 
 def _width() -> int:
