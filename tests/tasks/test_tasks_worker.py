@@ -569,8 +569,8 @@ def test_a_timeout_of_centuries_is_accepted(queue: TaskQueue, timeout: float, th
 
 
 def test_a_handler_that_forks_or_closes_all_descriptors_loses_no_other_task(queue: TaskQueue) -> None:
-    ids = [queue.put(what, attempts=1, timeout=1) for what in ("fork and die", "close", "sleep")]
-    ids.append(queue.put("good", attempts=1))
+    ids = [queue.put(what, attempts=1) for what in ("fork and die", "close")]
+    ids += [queue.put("sleep", attempts=1, timeout=1), queue.put("good", attempts=1)]
 
     def handle(task: Claim) -> None:
         if task.payload == "fork and die":
