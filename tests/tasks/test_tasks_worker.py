@@ -695,8 +695,14 @@ def test_a_handler_may_settle_its_task_itself(queue: TaskQueue, caplog: pytest.L
     for name in ends:
         queue.put(name, id=name, attempts=1 if name == "last" else 3)
     worker = Worker(queue, lambda task: ends[task.payload](task))
-    threading.Timer(1.0, worker.stop).start()
-    summary = worker.run()
+    summaries = []
+    thread = threading.Thread(target=lambda: summaries.append(worker.run()))
+    thread.start()
+    wanted = {"complete": "done", "fail": "pending", "last": "failed", "back": "done"}
+    until(lambda: {name: queue.get(name).state for name in ends} == wanted and queue.get("fail").tried == 1)
+    worker.stop()
+    thread.join(30)
+    (summary,) = summaries
     assert (summary.done, summary.failed, summary.retried, summary.given_back) == (2, 1, 1, 1), summary
     assert queue.get("complete").result == "mine" and queue.get("back").state == "done"
     assert "has ended for this worker" not in caplog.text
