@@ -996,9 +996,13 @@ def test_an_idle_worker_sleeps(queue: TaskQueue, in_memory: Path) -> None:
     idle = "select count(*) from idle"
     until(lambda: queue.store.read(lambda run: run(idle).fetchone()[0]) == 2)  # type: ignore[attr-defined]
     pids = [worker.pid, *children_of(worker.pid)]
-    before = [processor_ticks(pid) for pid in pids]
-    time.sleep(2)
-    assert sum(processor_ticks(pid) for pid in pids) - sum(before) <= 6, "3 percent of one processor"
+
+    def is_quiet() -> bool:
+        before = [processor_ticks(pid) for pid in pids]
+        time.sleep(2)
+        return sum(processor_ticks(pid) for pid in pids) - sum(before) <= 6  # 3 percent of one processor
+
+    until(is_quiet)  # on a busy machine the same work takes more time of a processor
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
 
