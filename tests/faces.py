@@ -24,7 +24,7 @@ from holdfast.locks import queue as queues
 from holdfast.system import linux
 from holdfast.wait import Notified
 
-PATIENCE = 30.0  # for what must happen; a test that gets here has failed
+PATIENCE = 50.0  # for what must happen; a test that gets here has failed
 
 
 def eventually(true: Callable[[], object], what: str) -> None:
