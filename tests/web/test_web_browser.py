@@ -34,7 +34,7 @@ XSS = (
 
 @pytest.fixture(autouse=True)
 def _needs_a_browser(chromium: object) -> None:
-    """Playwright's own patience is 30 s for each wait."""
+    """The tabs wait as long as `until` does, which is less than the minute between two looks without an event."""
 
 
 def shows(page: Page, text: str, where: str = "main") -> None:
