@@ -8,6 +8,7 @@ import os
 import pkgutil
 import signal
 import subprocess
+import threading
 import time
 from contextlib import ExitStack
 from itertools import count
@@ -106,7 +107,11 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
-        claimer._flush_all()  # else the guard of reserved tasks may write while the directory is removed
+        # Threads of queues and stores that a test has not closed may still write, and the directory is to be removed.
+        claimer._flush_all()
+        for thread in threading.enumerate():
+            if thread.name == "holdfast index":
+                thread.join()
 
 
 @pytest.fixture
@@ -207,7 +212,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def start_peer() -> Iterator[Callable[..., Peer]]:
-    """Starts peers; ends them with the test, however it goes."""
+def start_peer(in_memory: Path) -> Iterator[Callable[..., Peer]]:
+    """Starts peers; ends them with the test, however it goes, and before its directory is removed."""
     with ExitStack() as stack:
         yield lambda **names: stack.enter_context(Peer(**names))

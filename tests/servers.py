@@ -222,8 +222,7 @@ class Server:
         """Start for the first time, on a port that is free."""
         for _ in range(5):  # another program may take the port first
             self.choose_port()
-            self.restart()
-            if self.process is not None and self.process.poll() is None:
+            if self.starts():
                 return
         pytest.fail(f"{self.kind} does not start: {self.log()[-1000:]}", pytrace=False)
 
@@ -231,9 +230,14 @@ class Server:
         self.port = free_port()
 
     def restart(self) -> None:
-        """Start the server, and wait until it accepts connections."""
+        """Start the server again. Another program may have its port for a moment."""
+        until(self.starts)
+
+    def starts(self) -> bool:
+        """Start the server, and wait until it accepts connections. False: it has ended."""
         self.begin()
         until(lambda: self.process is None or self.process.poll() is not None or self.is_ready())
+        return self.process is not None and self.process.poll() is None
 
     def begin(self) -> None:
         with open(self.directory / "log", "ab") as log:
@@ -592,11 +596,14 @@ class Etcd:
 
     def restart(self) -> None:
         """Start the nodes that do not run, and wait until all of them answer."""
-        for node in self.nodes:
-            if node.process is None or node.process.poll() is not None:
-                node.begin()
-        until(lambda: all(node.process is not None and node.process.poll() is None for node in self.nodes))
-        until(self.is_ready)
+
+        def starts() -> bool:
+            for node in self.nodes:
+                if node.process is None or node.process.poll() is not None:
+                    node.begin()
+            return self.is_ready()
+
+        until(starts)
 
     def is_ready(self) -> bool:
         return all(node.is_ready() for node in self.nodes)

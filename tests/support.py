@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NO_PROCESS = 4_194_304  # one more than the highest pid there can be
-PATIENCE = 30.0  # seconds until a test that hangs says so; nothing waits that long when it passes
+PATIENCE = 50.0  # seconds until a test that hangs says so; nothing waits that long when it passes
 
 
 class Raised(Exception):

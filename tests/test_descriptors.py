@@ -275,14 +275,14 @@ def test_a_descriptor_that_was_handed_over_by_an_inherited_one_is_closed_in_a_fo
 
 def test_a_hold_and_its_store_lock_in_one_cycle_are_closed(path: str) -> None:
     gc.collect()  # garbage of other tests
-    before = descriptors()
     lock = StoreLock(path, timeout=None, mode=0o644)
     cycle: list[object] = [lock, lock.acquire()]
     cycle.append(cycle)
     del cycle, lock
+    assert path in descriptors().values()
     with pytest.warns(ResourceWarning):
         gc.collect()
-    assert descriptors() == before
+    assert not [name for name in descriptors().values() if name.startswith(os.path.dirname(path))]
 
 
 @pytest.mark.parametrize("kind", [holdfast.Lock, holdfast.LockFile])

@@ -12,8 +12,8 @@ from tasks_command import HOLDFAST, Gate
 
 
 @pytest.fixture
-def begin() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `holdfast tasks` in the background. It is killed after the test."""
+def begin(in_memory: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `holdfast tasks` in the background. It is killed after the test, before its directory is removed."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*words: object, **options: Any) -> subprocess.Popen[str]:

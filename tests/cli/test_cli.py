@@ -31,7 +31,7 @@ supervise._LOOK = supervise._SAFETY_LOOK = 3600.0
 sys.exit(main())
 """
 HOLDFAST_BY_EVENTS = [sys.executable, "-W", "error", "-c", ONLY_EVENTS]
-PATIENCE = 30
+PATIENCE = 60
 KINDS: dict[str, tuple[str, ...]] = {"lock": (), "file": ("--lock-file",), "permits": ("-j", "1")}
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the servers run on Linux")
 
 HOLDFAST = [sys.executable, "-W", "error", "-m", "holdfast"]
-PATIENCE = 30
+PATIENCE = 60
 ENGINES = ("redis", "postgresql", "etcd", "smb")
 # For tests of what does not depend on the engine.
 SOME = [*ENGINES[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in ENGINES[2:])]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-PATIENCE = 40.0
+PATIENCE = 60.0
 
 
 class Terminal:
@@ -223,18 +223,14 @@ def rows(text: str) -> list[str]:
 
 def test_top(locks: Path, terminal: Callable[..., Terminal]) -> None:
     top = terminal("top", "--every", "0.2", cwd=locks)
-    text = top.until_shows(
-        "4 locks, 3 held, 2 waiting", "free.lock", "sort", "filter", "break", "quit", "2. pid", "v1.2.3"
-    )
-    assert rows(text) == ["build.lock", "deploy.lock", "old.lock", "free.lock"], "held ones first"
-    assert "1. pid" in text and "waits for" in text, "the queue of the lock under the cursor"
-    assert "by state" in text and "v1.2.3" in text and "HOLDER" in text
-    top.press("s")
-    top.until_shows("by age")
-    for order in ("waiting", "longest wait", "name"):
+    top.until_shows("4 locks, 3 held, 2 waiting", "free.lock", "sort", "filter", "break", "quit", "v1.2.3")
+    top.until(lambda screen: rows(screen) == ["build.lock", "deploy.lock", "old.lock", "free.lock"], "held ones first")
+    top.until_shows("1. pid", "2. pid", "waits for")  # the queue of the lock under the cursor
+    top.until_shows("by state", "v1.2.3", "HOLDER")
+    for order in ("age", "waiting", "longest wait", "name"):
         top.press("s")
-        text = top.until_shows(f"by {order}")
-    assert rows(text) == ["build.lock", "deploy.lock", "free.lock", "old.lock"]
+        top.until_shows(f"by {order}")
+    top.until(lambda screen: rows(screen) == ["build.lock", "deploy.lock", "free.lock", "old.lock"], "sorted by name")
     top.press("h")
     top.until(lambda screen: rows(screen) == ["build.lock", "deploy.lock", "old.lock"], "hid the free one")
     top.press("h")
@@ -412,7 +408,7 @@ def test_no_bar_on_a_dumb_terminal(jobs: TaskQueue, terminal: Callable[..., Term
     jobs.put("a", id="a")
     worker = terminal("tasks", "work", jobs.path, "--drain", "--", "true", TERM="dumb")
     assert worker.wait() == 0
-    assert b"\x1b" not in worker.raw and b"done a in 0." in worker.raw
+    assert b"\x1b" not in worker.raw and b"done a in " in worker.raw
 
 
 def test_watch(jobs: TaskQueue, terminal: Callable[..., Terminal]) -> None:
@@ -424,13 +420,12 @@ def test_watch(jobs: TaskQueue, terminal: Callable[..., Terminal]) -> None:
     watch.until_shows("2 pending (1 delayed)")
     claim = jobs.claim()
     assert claim is not None
-    text = watch.until_shows("1 running", "first", "x [b]", "1/1", f"{os.getpid()}@")
-    assert "RUNNING" in text and "PROGRESS" in text
+    watch.until_shows("1 running", "first", "x [b]", "1/1", f"{os.getpid()}@", "RUNNING", "PROGRESS")
     claim.progress(1, 2, "half of it")
     watch.until_shows("1/2 half of it")
     claim.fail("it is broken")
-    text = watch.until_shows("0 running", "1 failed", "failed first", "ago: it is broken")
-    assert "half of it" not in text
+    watch.until_shows("0 running", "1 failed", "failed first", "ago: it is broken")
+    watch.until(lambda screen: "half of it" not in screen, "removed the task that ran")
     watch.press("q")
     assert watch.wait() == 0
 

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,18 +140,19 @@ def test_a_closed_store_may_be_removed(shop: Path, monkeypatch: pytest.MonkeyPat
 
     def slow(*words: Any) -> None:
         begun.set()
-        time.sleep(0.1)
+        until(lambda: builder._is_closing)
         write(*words)
         ended.append(words)
 
     monkeypatch.setattr(Index, "write", slow)
     with EventStore(shop, durable=False) as store:
+        builder = store._engine.view.builder
         store.append([Event("T", tags={"t"})] * 20_000)
         assert begun.wait(30)
+        thread = builder._thread
+    assert thread is not None and not thread.is_alive()
     assert len(ended) == 1 < 20_000 / 512
     shutil.rmtree(shop)
-    time.sleep(0.3)
-    assert len(ended) == 1
 
 
 def test_nobody_waits_in_the_background_for_the_index_of_another_process(shop: Path) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Peer]
 
 TTL_S = 2.0
+BUSY_S = 1.0  # a timeout that ends while the lock is busy. A server on a busy machine must answer within it
 SLACK_S = 8.0  # for a busy machine
 ODD_NAMES = (
     "two words",
@@ -408,8 +409,8 @@ def test_busy_and_timeout_name_the_lock_and_its_holder(target: Target, holder: P
         lock.acquire(timeout=0)
     began = time.monotonic()
     with pytest.raises(holdfast.Timeout, match="not acquired within") as late:
-        lock.acquire(timeout=0.3)
-    assert 0.3 <= elapsed(began) < SLACK_S
+        lock.acquire(timeout=BUSY_S)
+    assert BUSY_S <= elapsed(began) < SLACK_S
     for error in (busy.value, late.value):
         assert error.path == lock.name and error.status is not None and error.status.held
         assert servers.PASSWORD not in str(error)
@@ -456,7 +457,7 @@ def test_tasks_acquire_wait_and_release(target: Target, holder: Peer, backend: s
         lock = target.lock(timeout=PATIENCE)
         assert await lock.atry_acquire() is None
         with pytest.raises(holdfast.Timeout):
-            await lock.aacquire(timeout=0.1)
+            await lock.aacquire(timeout=BUSY_S)
         holder.begin(f"until(lambda: {target.waiting} == 1); hold.release()")
         async with lock as hold:
             hold.check()
@@ -706,7 +707,7 @@ def assert_fails(lock: Any, *, secret: str, timeout: float = 5.0) -> None:
         began = time.monotonic()
         with pytest.raises(holdfast.ConnectionFailed) as caught:
             way()
-        assert elapsed(began) < timeout + 2.0
+        assert elapsed(began) < timeout + SLACK_S
         assert secret not in whole_text(caught.value)
 
 
@@ -809,7 +810,7 @@ def test_a_process_leaves_the_channels_that_no_waiter_needs(target: Any, monkeyp
     monkeypatch.setattr("holdfast.locks.redis._MAX_CHANNELS", 2)
     for number in range(5):
         with target.lock(f"{target.name}-{number}"), pytest.raises(holdfast.Timeout):
-            in_thread(target.lock(f"{target.name}-{number}").acquire, timeout=0.1)
+            in_thread(target.lock(f"{target.name}-{number}").acquire, timeout=BUSY_S)
     until(lambda: len(target.server.client().pubsub_channels(f"holdfast:{{{target.name}*")) <= 2)
 
 

@@ -421,7 +421,7 @@ def test_status_shows_the_timestamp_of_the_file_with_a_heartbeat(path: str) -> N
             hold.renew()
         status = LockFile(path).status()
         assert status.timestamp == int(later)
-        assert status.since is not None and abs(status.since - hold.acquired_at) < 1
+        assert status.since is not None and abs(status.since - hold.acquired_at) < 10
 
 
 def test_the_greatest_token_that_was_seen_stays_the_greatest(monkeypatch: pytest.MonkeyPatch) -> None:

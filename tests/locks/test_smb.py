@@ -150,7 +150,7 @@ def test_a_held_lock_is_busy(url: str) -> None:
 
 
 def test_status_names_the_holder(url: str, start_peer: Callable[..., Peer]) -> None:
-    lock = holdfast.lock(url, timeout=0.05)
+    lock = holdfast.lock(url, timeout=1.5)  # within which a server on a busy machine answers
     assert not lock.status().held
     peer = start_peer(url=url)
     peer.do("hold = holdfast.lock(url).acquire()")
@@ -159,7 +159,7 @@ def test_status_names_the_holder(url: str, start_peer: Callable[..., Peer]) -> N
     (holder,) = status.holders
     assert status.held and holder.pid == peer.pid
     assert holder.since == pytest.approx(token / 1_000_000)
-    with pytest.raises(Timeout, match=f"not acquired within 0.05 s: held by pid {peer.pid}"):
+    with pytest.raises(Timeout, match=f"not acquired within 1.5 s: held by pid {peer.pid}"):
         lock.acquire()
     peer.do("hold.release()")
     assert not lock.status().held

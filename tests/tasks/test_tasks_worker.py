@@ -501,7 +501,9 @@ def test_a_task_that_was_given_back_is_done_by_another_worker(queue: TaskQueue, 
     assert workers[1].end() == 0
 
 
-def test_a_child_that_was_just_in_time_is_not_killed_at_its_next_task(queue: TaskQueue) -> None:
+def test_a_child_that_was_just_in_time_is_not_killed_at_its_next_task(jobs: Path) -> None:
+    # On a busy machine a task may be late many times. The pauses between its attempts stay short.
+    queue = TaskQueue(jobs, durable=False, retry_after=0.01, max_retry_after=0.01)
     for number in range(40):
         queue.put("timed", id=f"timed {number}", timeout=0.03, attempts=50)
         queue.put("innocent", id=f"innocent {number}", attempts=1)
@@ -567,8 +569,8 @@ def test_a_timeout_of_centuries_is_accepted(queue: TaskQueue, timeout: float, th
 
 
 def test_a_handler_that_forks_or_closes_all_descriptors_loses_no_other_task(queue: TaskQueue) -> None:
-    ids = [queue.put(what, attempts=1, timeout=1) for what in ("fork and die", "close", "sleep")]
-    ids.append(queue.put("good", attempts=1))
+    ids = [queue.put(what, attempts=1) for what in ("fork and die", "close")]
+    ids += [queue.put("sleep", attempts=1, timeout=1), queue.put("good", attempts=1)]
 
     def handle(task: Claim) -> None:
         if task.payload == "fork and die":
@@ -693,8 +695,14 @@ def test_a_handler_may_settle_its_task_itself(queue: TaskQueue, caplog: pytest.L
     for name in ends:
         queue.put(name, id=name, attempts=1 if name == "last" else 3)
     worker = Worker(queue, lambda task: ends[task.payload](task))
-    threading.Timer(1.0, worker.stop).start()
-    summary = worker.run()
+    summaries = []
+    thread = threading.Thread(target=lambda: summaries.append(worker.run()))
+    thread.start()
+    wanted = {"complete": "done", "fail": "pending", "last": "failed", "back": "done"}
+    until(lambda: {name: queue.get(name).state for name in ends} == wanted and queue.get("fail").tried == 1)
+    worker.stop()
+    thread.join(30)
+    (summary,) = summaries
     assert (summary.done, summary.failed, summary.retried, summary.given_back) == (2, 1, 1, 1), summary
     assert queue.get("complete").result == "mine" and queue.get("back").state == "done"
     assert "has ended for this worker" not in caplog.text
@@ -886,10 +894,10 @@ def test_a_server_is_restarted_while_a_worker_runs(
 
 
 def test_a_late_command_keeps_what_it_printed(queue: TaskQueue) -> None:
-    id = queue.put("x", timeout=0.5, attempts=1)
+    id = queue.put("x", timeout=3, attempts=1)  # long enough for a busy machine to start the shell
     summary = Worker(queue, ["sh", "-c", "echo half; echo why >&2; sleep 600"]).run(drain=True)
     task = queue.get(id)
-    assert (task.output, task.error) == ("half", "not done within 0.5 s: why")
+    assert (task.output, task.error) == ("half", "not done within 3 s: why")
     assert summary.deaths == 0 and summary.failed == 1
 
 
@@ -906,13 +914,13 @@ def test_the_output_of_a_command_is_bounded(queue: TaskQueue, in_memory: Path) -
     small = queue.put("1600 0")
     large = queue.put(f"{1 << 28} 0")
     bad = queue.put(f"{7 << 25} 3", attempts=1)
-    late = queue.put(f"{1 << 40} 0", attempts=1, timeout=1)
+    late = queue.put(f"{1 << 40} 0", attempts=1, timeout=3)
     Worker(queue, ["sh", "-c", script, "-", "{}"], on_done=note_peak, on_failed=note_peak).run(drain=True)
     assert queue.get(small).result.endswith("\nend")
     assert len(queue.get(large).result) == (1 << 16) - 1 and queue.get(large).result.endswith("\nend")
     assert queue.get(bad).error.endswith("broken\nover") and len(queue.get(bad).error) < (1 << 16) + 100
     assert queue.get(bad).output.endswith("end")
-    assert queue.get(late).error == "not done within 1 s" and queue.get(late).output.startswith("01")
+    assert queue.get(late).error == "not done within 3 s" and queue.get(late).output.startswith("01")
     first, *others = [int(line.split()[1]) for line in noted(peaks)]
     assert max(others) < first + 8000, "kilobytes"
 
@@ -988,9 +996,13 @@ def test_an_idle_worker_sleeps(queue: TaskQueue, in_memory: Path) -> None:
     idle = "select count(*) from idle"
     until(lambda: queue.store.read(lambda run: run(idle).fetchone()[0]) == 2)  # type: ignore[attr-defined]
     pids = [worker.pid, *children_of(worker.pid)]
-    before = [processor_ticks(pid) for pid in pids]
-    time.sleep(2)
-    assert sum(processor_ticks(pid) for pid in pids) - sum(before) <= 6, "3 percent of one processor"
+
+    def is_quiet() -> bool:
+        before = [processor_ticks(pid) for pid in pids]
+        time.sleep(2)
+        return sum(processor_ticks(pid) for pid in pids) - sum(before) <= 6  # 3 percent of one processor
+
+    until(is_quiet)  # on a busy machine the same work takes more time of a processor
     worker.kill(signal.SIGTERM)
     assert worker.end() == 0
 

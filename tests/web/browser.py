@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import servers
 from console_server import ConsoleServer
+from support import PATIENCE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -25,7 +26,7 @@ def start_chromium() -> Iterator[Browser]:
 
     program = servers.installed("chromium", lambda: servers.program("chromium"))
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(program), args=OPTIONS)
+        browser = playwright.chromium.launch(executable_path=str(program), args=OPTIONS, timeout=120_000)
         try:
             yield browser
         finally:
@@ -38,6 +39,7 @@ class Tab:
     def __init__(self, browser: Browser, server: ConsoleServer, **options: Any) -> None:
         self.server = server
         self.context = browser.new_context(**options)
+        self.context.set_default_timeout(1000 * PATIENCE)
         self.page: Page = self.context.new_page()
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def console() -> Iterator[Callable[..., ConsoleServer]]:
-    """Starts `holdfast web`; ends it with the test."""
+def console(in_memory: Path) -> Iterator[Callable[..., ConsoleServer]]:
+    """Starts `holdfast web`; ends it with the test, before its directory is removed."""
     with ExitStack() as stack:
         yield lambda *words, **options: stack.enter_context(ConsoleServer(*words, **options))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import os
@@ -26,6 +27,7 @@ import holdfast
 from holdfast import Lock, LockFile
 from holdfast.events import Event, EventStore
 from holdfast.tasks import TaskQueue
+from holdfast.web import live, watching
 
 Start = Callable[..., ConsoleServer]
 PeerStart = Callable[..., Peer]
@@ -198,6 +200,41 @@ def test_a_stream_sends_a_page_only_if_it_differs(console: Start, in_memory: Pat
         with Stream(server, path, last_event_id=first.id) as again:
             queue.put(2, id="b")
             assert "task-b" in again.next(), "what the reader has is not sent again"
+
+
+@pytest.mark.parametrize("page", ["/queues", "/stores"])
+def test_a_page_that_was_empty_shows_what_is_made_later(console: Start, in_memory: Path, page: str) -> None:
+    """No other page was opened before. The directory is there for a while before the files in it."""
+    server, later = console(in_memory), in_memory / "later"
+    with Stream(server, page) as stream:
+        stream.next()
+        until(lambda: _is_quiet(server.pid))
+        later.mkdir()
+        until(lambda: _is_quiet(server.pid))
+        began = time.monotonic()
+        if page == "/queues":
+            TaskQueue(later).put(1)
+        else:
+            EventStore(str(later)).append(Event("A"))
+        stream.until("later")
+        assert time.monotonic() - began < live._SAFETY_S / 2, "by an event, and not by the look once a minute"
+
+
+def test_a_directory_that_gets_watched_is_looked_at_once_more(tmp_path: Path) -> None:
+    """A file may have been made there after the look, and before the watch."""
+
+    async def main() -> None:
+        watcher, topic = watching.Watcher(), watching.Topic("locks", [str(tmp_path)])
+        watcher.use([topic])
+        (tmp_path / "below").mkdir()
+        topic.directories.add(str(tmp_path / "below"))
+        version = topic.version
+        for _ in range(2):
+            watcher.watch(topic)
+            assert topic.version == version + 1
+        watcher.leave([topic])
+
+    asyncio.run(main())
 
 
 def test_a_server_without_open_pages_watches_nothing(console: Start, in_memory: Path) -> None:

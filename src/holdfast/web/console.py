@@ -64,6 +64,11 @@ class Locks:
         self.seen_since: float | None = None  # the first look
         self.changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
         self.errors: dict[str, str] = {}
+        self._folders: set[str] = set()  # of waiters
+
+    def watch_directories(self) -> None:
+        """All in which a lock, a queue or a store may appear. Also pages that show no locks need them."""
+        self.topic.directories = self._console.directories | self._folders
 
     def look(self) -> list[Status]:
         """All locks now, or a moment ago."""
@@ -84,8 +89,8 @@ class Locks:
                     self.errors[without_passwords(place)] = without_passwords(str(error))
             inside = self._console.inside
             found = {path: one for path, one in found.items() if not path.startswith(inside)}
-            folders = {f"{path}.queue" for path in found if "://" not in path and os.path.isdir(f"{path}.queue")}
-            self.topic.directories = self._console.directories | folders
+            self._folders = {f"{path}.queue" for path in found if "://" not in path and os.path.isdir(f"{path}.queue")}
+            self.watch_directories()
         self._looked = monotonic()
         now = time()
         if self.seen_since is None:
@@ -223,6 +228,7 @@ class Console:
             self.stores = _kept(self.stores, self.places.stores, Store)
             self.inside = tuple(f"{path}/" for path in (*self.places.queues, *self.places.stores))
             self.directories = {path for path in self.places.directories if not f"{path}/".startswith(self.inside)}
+            self.locks.watch_directories()
 
     @property
     def errors(self) -> dict[str, str]:

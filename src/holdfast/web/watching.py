@@ -161,6 +161,7 @@ class Watcher:
                 topics.add(topic)
                 try:
                     self._watch.add(path)
+                    topic.bump()  # what came into it before is no event
                 except FileNotFoundError:
                     topics.discard(topic)
                 except OSError:  # too many watches, or a file system without events
