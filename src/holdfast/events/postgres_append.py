@@ -1,12 +1,14 @@
 """Appending to an event store in PostgreSQL: one transaction for all requests that wait in this process.
 
-    look ahead   each thread checks its own condition up to the visible head, without the lock
-    at once      begin, the advisory lock, the events unless one breaks a condition, a notification, commit: one round
-                 trip. So the lock is never held while the server waits for this process
+    look ahead   each thread checks its own condition up to the visible head, without the lock. Not if that is fast:
+                 a few terms, each with one tag or none
+    at once      the advisory lock and the head; the events unless one breaks a condition, and a notification. These are
+                 two statements in one round trip, which is one transaction. So the lock is never held while the server
+                 waits for this process
 
-If a condition does not hold, or a task that can be cancelled waits, it takes two round trips:
+If another condition of the group does not hold, or a task that can be cancelled waits, it takes two round trips:
 
-    lock         begin, the advisory lock, the head; and the last events, for the conditions
+    lock         begin, the advisory lock and the head; and the last events, for the conditions
     insert       the events of those whose conditions hold, the head, a notification, commit
 
 If the connection is lost before the commit is sent, the server rolls the transaction back, and it is repeated. If it is
@@ -96,6 +98,8 @@ class Appender(GroupCommit):
     def _look_ahead(self, request: Request, look: Callable[[Callable[[Any], Any]], Any]) -> HoldfastError | None:
         condition = request.condition
         if condition is None or self.known - (condition.after or 0) <= _RECENT // 2:
+            return None
+        if statements.is_fast(condition.fail_if_match):
             return None
         query, after = condition.fail_if_match, condition.after or 0
         statement = statements.look_ahead(self._prefix, self._id, query, after)
@@ -188,7 +192,7 @@ class Appender(GroupCommit):
         else:
             mark = random.getrandbits(62)
             writes = self._writes(batches, statements.rows_of(batches, mark))
-            self._commit(session, work, writes, batches[0][0], mark)
+            self._send(session, work, [*writes, ("commit", None)], batches[0][0], mark)
         self._set_done(work, head + sum(len(drafts) for _, drafts in batches))
 
     def _set_done(self, work: Work, head: int) -> None:
@@ -224,46 +228,45 @@ class Appender(GroupCommit):
         checks = [(each.fail_if_match, max(each.after or 0, one.checked)) for one, each in with_condition]
         rows = statements.rows_of(batches, mark)
         write = statements.append_alone(self._prefix, self._id, self.channel, rows, checks, least)
-        writes = [*self._begins(leader), (self.sql["lock_head"], [self._id]), write]
         try:
-            results = self._commit(session, work, writes, guess + 1, mark)
+            results = self._send(session, work, [self._locks(leader), write], guess + 1, mark)
         except psycopg.errors.LockNotAvailable:
-            session.connection.rollback()
             self.queue.put_back(leader, work)  # the others came later
             work.timeout = self.timed_out(session.connection.execute)
             return True
-        row, (number, _) = results[-2].fetchone(), results[-1].fetchone()
-        if row is None:
-            work.mark = 0
-            raise self._other_store()
+        row, (number, match, _) = results[0].fetchone(), results[1].fetchone()
         if not number:
             work.mark = 0
-            return False
+            if row is None:
+                raise self._other_store()
+            if match and len(work.taken) == 1:
+                admit(work.taken, self.name, row[0], lambda *_: match)
+                self._set_done(work, row[0])
+            return work.is_done
         for request in work.taken:
             request.position += row[0] - guess
         self._set_done(work, row[0] + number)
         return True
 
-    def _begins(self, leader: Request) -> list[Statement]:
+    def _locks(self, leader: Request) -> Statement:
+        """The statement that acquires the lock, and returns the head."""
         deadline = leader.deadline
         left = 0 if deadline is None else max(1, int((deadline - monotonic()) * 1000))  # 0: as long as it takes
-        found: list[Statement] = [("begin", None)]
-        if not self._durable:
-            found.append(("set local synchronous_commit = off", None))
-        # In this order; each statement less is 5 % of an append.
-        lock = "select set_config('lock_timeout', %s, true), pg_advisory_xact_lock(%s)"
-        return [*found, (lock, (str(left), self.key))]
+        return self.sql["lock" if self._durable else "lock_lazily"], (str(left), self.key, self._id)
 
-    def _commit(
-        self, session: postgres.Session, work: Work, writes: Iterable[Statement], first: int, mark: int
+    def _send(
+        self, session: postgres.Session, work: Work, writes: Sequence[Statement], first: int, mark: int
     ) -> list[Any]:
-        """Run statements and commit, in one round trip. Return the cursors of the statements."""
+        """Run statements and commit, in one round trip. Return the cursors of the statements.
+
+        Without a begin, they are one transaction, and its commit is the end of the pipeline.
+        """
         run, known = session.connection.execute, self.known
         try:
             with postgres.pipeline(session.connection):
-                results = [run(*statement) for statement in writes]
+                results = [run(*statement) for statement in writes[:-1]]
                 work.first, work.known, work.mark = first, known, mark
-                run("commit")
+                results.append(run(*writes[-1]))
         except psycopg.Error as error:
             if not postgres.is_lost(error):
                 work.mark = 0  # the server has refused a statement
@@ -278,9 +281,8 @@ class Appender(GroupCommit):
         self._waits = (leader, session)
         try:
             with postgres.pipeline(session.connection):
-                for statement in self._begins(leader):
-                    run(*statement)
-                found = run(self.sql["lock_head"], [self._id])
+                run("begin")
+                found = run(*self._locks(leader))
                 recent = None if since is None else run(self.sql["recent"], (since, _RECENT))
         except psycopg.errors.LockNotAvailable:
             run("rollback")
