@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from time import monotonic, sleep
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from .. import postgres
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     Statement = tuple[str, Any]
     Steps = Generator[Statement, list[tuple[Any, ...]], None]  # statements for a connection of the caller
 
-RECONNECT_S = 30.0  # without a lock_timeout
 _RECENT = 100  # events that are read with the lock, for conditions that were checked up to there
-_MAX_PAUSE_S = 0.5
 
 
 class Work(Group):
@@ -69,9 +67,9 @@ class Appender(GroupCommit):
 
     known = 0  # a position that the store had
 
-    def __init__(self, name: str, url: str, prefix: str, id: str, options: Options, here: Callable[[], Any]) -> None:
+    def __init__(self, name: str, prefix: str, id: str, options: Options, here: Callable[[], Any]) -> None:
         super().__init__(name)
-        self.url, self._prefix, self._id, self._here = url, prefix, id, here
+        self._prefix, self._id, self._here = prefix, id, here
         self.sql = {key: text.format(p=prefix) for key, text in statements.STATEMENTS.items()}
         self.key = int.from_bytes(bytes.fromhex(id)[:8], "big", signed=True)  # of the advisory lock
         self.channel = f"holdfast_{id}"
@@ -136,28 +134,14 @@ class Appender(GroupCommit):
         return Work()
 
     def _append(self, work: Work, leader: Request) -> None:  # type: ignore[override]
-        deadline = monotonic() + (RECONNECT_S if self.timeout is None else self.timeout)
-        pause = 0.0
-        while True:
-            try:
-                with self._here().pool.session(self.timeout) as session:
-                    self._attempt(session, work, leader)
-                if work.timeout is not None:
-                    raise work.timeout
-                return
-            except ConnectionFailed as error:
-                failed: Exception = error
-            except psycopg.Error as error:
-                failed = postgres.failure(self.url, error)
-                if not postgres.is_lost(error):
-                    raise self._explained(work, postgres.explain(self.name, error, "store")) from error
-            except HoldfastError as error:
-                raise self._explained(work, error) from None
-            self._here().pool.close()  # after a restart of the server, all of them are lost
-            if monotonic() >= deadline and pause:
-                raise self._explained(work, failed) from None
-            sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(_MAX_PAUSE_S, 2 * pause or 0.02)
+        try:
+            self._here().pool.repeat(lambda session: self._attempt(session, work, leader), self.timeout)
+            if work.timeout is not None:
+                raise work.timeout
+        except psycopg.Error as error:
+            raise self._explained(work, postgres.explain(self.name, error, "store")) from error
+        except HoldfastError as error:
+            raise self._explained(work, error) from None
 
     def _explained(self, work: Work, error: Exception) -> Exception:
         """The error, with a word about what became of the events."""
@@ -376,9 +360,7 @@ class Appender(GroupCommit):
         """The statements of an append in a transaction that the caller commits. They are inside a savepoint."""
         ((before,),) = yield "select current_setting('lock_timeout')", None
         left = 0 if self.timeout is None else max(1, int(self.timeout * 1000))
-        yield "select set_config('lock_timeout', %s, true)", [str(left)]
-        yield "select pg_advisory_xact_lock(%s)", [self.key]
-        rows = yield self.sql["lock_head"], [self._id]
+        rows = yield self.sql["lock"], (str(left), self.key, self._id)
         if not rows:
             raise self._other_store()
         head, match = rows[0][0], None

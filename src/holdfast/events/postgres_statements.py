@@ -76,7 +76,6 @@ STATEMENTS = {
     "head": "select head from {p}event_store where id = %s",
     # Not only for the number: it also stops a program that does not take the advisory lock, and a transaction whose
     # snapshot is older than the last append.
-    "lock_head": "select head from {p}event_store where id = %s for no key update",
     # The row is locked after the advisory lock was acquired, and read as it is then.
     "lock": _LOCK.format(lazily=""),
     "lock_lazily": _LOCK.format(lazily="set_config('synchronous_commit', 'off', true), "),
