@@ -8,7 +8,7 @@
 
 If another condition of the group does not hold, or a task that can be cancelled waits, it takes two round trips:
 
-    lock         begin, the advisory lock and the head; and the last events, for the conditions
+    lock         begin, the advisory lock and the head; and what breaks the conditions
     insert       the events of those whose conditions hold, the head, a notification, commit
 
 If the connection is lost before the commit is sent, the server rolls the transaction back, and it is repeated. If it is
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from .model import Query
 
     Statement = tuple[str, Any]
+    Matches = dict[tuple[Query, int], int | None]  # the last event that matches, behind a position
     Steps = Generator[Statement, list[tuple[Any, ...]], None]  # statements for a connection of the caller
 
-_RECENT = 100  # events that are read with the lock, for conditions that were checked up to there
+_FEW = 50  # events, in which any condition is checked fast
 
 
 class Work(Group):
@@ -53,13 +54,6 @@ class Work(Group):
     mark = 0  # of a transaction whose commit was sent, and that may have been committed
     only_look = False  # do not append again
     timeout: Timeout | None = None
-
-
-class _Recent:
-    """An event that was read with the lock."""
-
-    def __init__(self, position: int, kind: str, tags: Iterable[str]) -> None:
-        self.position, self.type, self.tags = position, kind, frozenset(tags)
 
 
 class Appender(GroupCommit):
@@ -95,7 +89,7 @@ class Appender(GroupCommit):
 
     def _look_ahead(self, request: Request, look: Callable[[Callable[[Any], Any]], Any]) -> HoldfastError | None:
         condition = request.condition
-        if condition is None or self.known - (condition.after or 0) <= _RECENT // 2:
+        if condition is None or self.known - (condition.after or 0) <= _FEW:
             return None
         if statements.is_fast(condition.fail_if_match):
             return None
@@ -121,12 +115,6 @@ class Appender(GroupCommit):
 
     def _other_store(self) -> CorruptStore:
         return CorruptStore(f"{self.name}: another store is in these tables now. Open the store again.", path=self.name)
-
-    def last_match(self, run: Any, query: Query, after: int, head: int) -> int | None:
-        if query.matches_all:
-            return head
-        row = run(*statements.last_match(self._prefix, query, after, head)).fetchone()
-        return row[0] if row else None
 
     # The transaction of a group.
 
@@ -162,7 +150,7 @@ class Appender(GroupCommit):
         found = self._lock(session, work, leader)
         if found is None:
             return
-        head, recent = found
+        head, matches = found
         if work.mark and self._was_committed(run, work):
             return
         if not work.taken and not self.queue.take(leader, work):
@@ -170,7 +158,7 @@ class Appender(GroupCommit):
             return
         for request in work.taken:
             request.error = None  # of an earlier attempt
-        batches = self._decide(run, work.taken, head, recent)
+        batches = self._decide(run, work.taken, head, matches)
         if not batches:
             run("rollback")
         else:
@@ -198,8 +186,8 @@ class Appender(GroupCommit):
 
     def _append_at_once(self, session: postgres.Session, work: Work, leader: Request) -> bool:
         """False: it has not appended, because a condition does not hold, or for another reason."""
-        with_condition = [(one, one.condition) for one in work.taken if one.condition is not None]
-        least = max((condition.after or 0 for _, condition in with_condition), default=0)
+        checks = [_check(one) for one in work.taken if one.condition is not None]
+        least = max((after for _, after in checks), default=0)
         guess = max(self.known, least)
         batches = [
             (request.position - guess - len(request.drafts) + 1, list(request.drafts))
@@ -209,7 +197,6 @@ class Appender(GroupCommit):
         if not batches or _any_withdraws(work.taken) or any(request.error is not None for request in work.taken):
             return False
         mark = random.getrandbits(62)
-        checks = [(each.fail_if_match, max(each.after or 0, one.checked)) for one, each in with_condition]
         rows = statements.rows_of(batches, mark)
         write = statements.append_alone(self._prefix, self._id, self.channel, rows, checks, least)
         try:
@@ -257,17 +244,19 @@ class Appender(GroupCommit):
             raise
         return results
 
-    def _lock(
-        self, session: postgres.Session, work: Work, leader: Request
-    ) -> tuple[int, tuple[int, list[_Recent]]] | None:
-        """Begin a transaction, and acquire the lock. None: the time is over, or the request was withdrawn."""
-        run, since = session.connection.execute, self._checked()
+    def _lock(self, session: postgres.Session, work: Work, leader: Request) -> tuple[int, Matches] | None:
+        """Begin a transaction, and acquire the lock. None: the time is over, or the request was withdrawn.
+
+        Returns the head, and what breaks the conditions of the requests that wait now.
+        """
+        run = session.connection.execute
+        checks = [_check(one) for one in (*work.taken, *self.queue.waiting) if one.condition is not None]
         self._waits = (leader, session)
         try:
             with postgres.pipeline(session.connection):
                 run("begin")
                 found = run(*self._locks(leader))
-                recent = None if since is None else run(self.sql["recent"], (since, _RECENT))
+                asked = {each: run(*self._last_match(*each)) for each in checks if not each[0].matches_all}
         except psycopg.errors.LockNotAvailable:
             run("rollback")
             work.timeout = self.timed_out(run)
@@ -282,28 +271,22 @@ class Appender(GroupCommit):
         row = found.fetchone()
         if row is None:
             raise self._other_store()
-        events = [] if recent is None else [_Recent(*event) for event in recent]
-        complete = recent is not None and len(events) < _RECENT
-        return row[0], (since if complete and since is not None else row[0], events)
+        return row[0], {each: cursor.fetchall()[0][0] for each, cursor in asked.items()}
 
-    def _checked(self) -> int | None:
-        """The position behind which the conditions of the waiting requests are checked. None: they have none."""
-        waiting = [request for request in self.queue.waiting if request.condition is not None]
-        positions = [max(one.condition.after or 0, one.checked) for one in waiting if one.condition]
-        return max(min(positions), self.known - _RECENT) if positions else None
+    def _last_match(self, query: Query, after: int) -> Statement:
+        return statements.last_match(self._prefix, query, after)
 
     def _decide(
-        self, run: Any, requests: Sequence[Request], head: int, recent: tuple[int, list[_Recent]]
+        self, run: Any, requests: Sequence[Request], head: int, matches: Matches
     ) -> list[tuple[int, list[Draft]]]:
         """The batches to append, each with its first position."""
-        since, events = recent
 
         def last_match(query: Query, after: int, head: int) -> int | None:
             if query.matches_all:
                 return head
-            if after >= since:
-                return next((e.position for e in reversed(events) if e.position > after and query.matches(e)), None)
-            return self.last_match(run, query, after, head)
+            if (query, after) not in matches:  # its request came later
+                (matches[query, after],) = run(*self._last_match(query, after)).fetchone()
+            return matches[query, after]
 
         found = []
         for request in admit(requests, self.name, head, last_match):
@@ -365,22 +348,26 @@ class Appender(GroupCommit):
             raise self._other_store()
         head, match = rows[0][0], None
         if request.condition is not None:
-            query, after = request.condition.fail_if_match, max(request.condition.after or 0, request.checked)
+            query, after = _check(request)
             match = head
             if not query.matches_all:
-                ((match,),) = yield statements.last_match(self._prefix, query, after, head)
-        batches = self._decide_one(request, head, match)
-        if batches:
+                ((match,),) = yield self._last_match(query, after)
+        admit([request], self.name, head, lambda *_: match)
+        if request.error is not None:
+            raise request.error
+        if request.drafts:
+            batches = [(head + 1, list(request.drafts))]
             writes = self._writes(batches, statements.rows_of(batches, random.getrandbits(62)))
             for statement in writes:  # noqa: UP028  # what is sent is not for the list
                 yield statement
         yield "select set_config('lock_timeout', %s, true)", [before]
 
-    def _decide_one(self, request: Request, head: int, match: int | None) -> list[tuple[int, list[Draft]]]:
-        admit([request], self.name, head, lambda *_: match)
-        if request.error is not None:
-            raise request.error
-        return [(head + 1, list(request.drafts))] if request.drafts else []
+
+def _check(request: Request) -> tuple[Query, int]:
+    """What must not be there, and behind which position."""
+    condition = request.condition
+    assert condition is not None
+    return condition.fail_if_match, max(condition.after or 0, request.checked)
 
 
 def _any_withdraws(requests: Iterable[Request]) -> bool:

@@ -79,7 +79,6 @@ STATEMENTS = {
     # The row is locked after the advisory lock was acquired, and read as it is then.
     "lock": _LOCK.format(lazily=""),
     "lock_lazily": _LOCK.format(lazily="set_config('synchronous_commit', 'off', true), "),
-    "recent": "select position, type, tags from {p}event where position > %s order by position limit %s",
     "insert": f"""with new as ({_INSERT.format(base=0, rows="%s", unless="")})
         insert into {{p}}event_term (tag, type, position) {_TERMS.format(new="new")}""",
     "set_head": "update {p}event_store set head = %s where id = %s",
@@ -193,17 +192,17 @@ def terms_of(*queries: tuple[Query, int]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def last_match(p: str, query: Query, after: int, head: int) -> tuple[str, dict[str, Any]]:
+def last_match(p: str, query: Query, after: int) -> tuple[str, dict[str, Any]]:
     """The statement for the position of the last event that matches a query, which does not match all events."""
     terms = terms_of((query, after))
     arms = " union all ".join(_ARMS[kind] for kind in terms)
     text = f"select max(position) from ({arms}) as found".format(p=p, **_BACKWARDS)
-    return text, {**_as_json(terms), "head": head, "each": 1}
+    return text, {**_as_json(terms), "head": _NO_END, "each": 1}
 
 
 def look_ahead(p: str, id: str, query: Query, after: int) -> tuple[str, dict[str, Any]]:
     """The statement for the head, and for the last match behind a position, both of one moment."""
-    text, values = ("select null", {}) if query.matches_all else last_match(p, query, after, _NO_END)
+    text, values = ("select null", {}) if query.matches_all else last_match(p, query, after)
     return f"select head, ({text}) from {p}event_store where id = %(id)s", {**values, "id": id}
 
 
