@@ -144,7 +144,12 @@ class Proxy:
         self.port = self._listener.getsockname()[1]
         self.cut: tuple[bytes, str] | None = None
         self.cuts = 0
+        self._sent = bytearray()  # by clients
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def counted(self, message: bytes) -> int:
+        """How often clients sent a message that the server has answered."""
+        return self._sent.count(message)
 
     def _accept(self) -> None:
         while True:
@@ -166,6 +171,8 @@ class Proxy:
                         return
                     if not data:
                         return
+                    if source is client:
+                        self._sent += data
                     if source is client and self.cut is not None and self.cut[0] in data:
                         when, self.cut = self.cut[1], None
                         self.cuts += 1

@@ -28,6 +28,8 @@ import socket
 import threading
 from collections import deque
 from contextlib import contextmanager
+from random import uniform
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     Statement = tuple[str, Sequence[Any]]  # and its parameters
 
 CONNECT_TIMEOUT_S = 10
+RECONNECT_S = 30.0  # for operations without a timeout
+_MAX_PAUSE_S = 0.5
 MAX_SILENCE = 11.0  # seconds: the first probe after 5, two more, and a reply that is awaited for 2
 
 _ON_CLIENT = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000}
@@ -296,6 +300,31 @@ class Pool:
                 raise
             if session.is_open:
                 self._free.append(session)
+
+    def repeat(self, work: Callable[[Session], Result], timeout: float | None, patience: float | None = None) -> Result:
+        """Call `work` with a session. If the connection is lost, call it with another one. Raises ConnectionFailed.
+
+        timeout: for how long, in seconds. But at least twice. None: `RECONNECT_S`
+        patience: the same, but perhaps once only
+        """
+        limit = timeout if patience is None else patience
+        deadline = monotonic() + (RECONNECT_S if limit is None else limit)
+        pause = 0.0
+        while True:
+            try:
+                with self.session(timeout) as session:
+                    return work(session)
+            except ConnectionFailed as error:
+                failed = error
+            except psycopg.Error as error:
+                if not is_lost(error):
+                    raise
+                failed = failure(self._url, error)
+            self.close()  # after a restart of the server, all of them are lost
+            if monotonic() >= deadline and (pause or patience is not None):
+                raise failed
+            sleep(pause * uniform(0.5, 1.0))
+            pause = min(_MAX_PAUSE_S, 2 * pause or 0.02)
 
 
 def table_prefix(name: str, given: str) -> str:

@@ -99,7 +99,7 @@ def test_queries_are_index_scans(analyzed: bool, store: EventStore, sql: psycopg
         sql.execute("analyze")
     sql.execute(SETTINGS)
     for name, query in QUERIES.items():
-        found = [plan(sql, statements.last_match(PREFIX, query, 0, NUMBER))]
+        found = [plan(sql, statements.last_match(PREFIX, query, 0))]
         for backwards in (False, True):
             found.append(plan(sql, statements.page(PREFIX, query, 0, NUMBER, 32, backwards=backwards)))
         alone = statements.append_alone(PREFIX, store.id, "channel", "[]", [(query, 0)], 0)
@@ -127,10 +127,10 @@ def test_a_condition_on_a_frequent_type_and_a_frequent_tag_takes_a_few_steps(
     fill(sql)
     sql.execute(SETTINGS)
     placed = Query.of(types={"Placed"}, tags={"shop:1"})
-    assert steps(plan(sql, statements.last_match(PREFIX, placed, 0, NUMBER))) == 1
-    assert steps(plan(sql, statements.last_match(PREFIX, placed, NUMBER // 2, NUMBER))) == 1
+    assert steps(plan(sql, statements.last_match(PREFIX, placed, 0))) == 1
+    assert steps(plan(sql, statements.last_match(PREFIX, placed, NUMBER // 2))) == 1
     rare = Query.of(types={"Placed"}, tags={"shop:1", "order:20"})
-    assert steps(plan(sql, statements.last_match(PREFIX, rare, 0, NUMBER))) <= 4, "the rarest tag leads"
+    assert steps(plan(sql, statements.last_match(PREFIX, rare, 0))) <= 4, "the rarest tag leads"
     with pytest.raises(ConditionFailed) as caught:
         store.append([], AppendCondition(placed))
     assert caught.value.position == NUMBER // 2
@@ -442,7 +442,10 @@ def proxy(postgres: str, postgres_server: servers.Postgres) -> Iterator[tuple[se
     proxy.close()
 
 
-@pytest.mark.parametrize("message", [b"begin", b"json_populate_recordset", b"commit", b"for no key update"])
+SYNC = b"S\0\0\0\4"  # the end of a pipeline, which commits what has no begin
+
+
+@pytest.mark.parametrize("message", [b"for no key update", b"json_populate_recordset", SYNC])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_append_whose_connection_is_cut_happens_once(
     message: bytes, when: str, proxy: tuple[servers.Proxy, EventStore]
@@ -457,16 +460,78 @@ def test_an_append_whose_connection_is_cut_happens_once(
     assert datas(store) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("message", [b"begin", b"for no key update", b"json_populate_recordset", b"commit"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_append_of_a_task_whose_connection_is_cut_happens_once(
+    message: bytes, when: str, proxy: tuple[servers.Proxy, EventStore]
+) -> None:
+    """Because it can be cancelled while it waits for the lock, it takes two round trips."""
+    wire, store = proxy
+
+    async def main() -> None:
+        await store.aappend(Event("T", 0))
+        for number in (1, 2):
+            wire.cut = message, when
+            condition = AppendCondition(Query.of(tags={f"n:{number}"}))
+            assert await store.aappend(Event("T", number, {f"n:{number}"}), condition) == 1 + number
+            assert wire.cuts == number
+
+    anyio.run(main)
+    assert datas(store) == [0, 1, 2]
+
+
 def test_what_became_of_a_commit_is_not_known_if_no_connection_can_be_had(
     proxy: tuple[servers.Proxy, EventStore], postgres: str
 ) -> None:
     wire, _ = proxy
     store = EventStore(postgres.rpartition(":")[0] + f":{wire.port}/" + postgres.rpartition("/")[2], lock_timeout=0.1)
-    wire.cut = b"commit", "after"
+    wire.cut = SYNC, "after"
     wire.close()
     with pytest.raises(ConnectionFailed, match=r"not known whether the events were appended.*they are behind event 0"):
         store.append(Event("T", 1))
     assert wire.cuts == 1 and datas(EventStore(postgres)) == [1], "this time they were"
+
+
+def test_an_append_whose_commit_the_server_refuses_appends_nothing(store: EventStore, sql: Any) -> None:
+    sql.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin raise 'not today'; end $$;"
+        " create constraint trigger refuse after insert on holdfast_event deferrable initially deferred"
+        " for each row execute function refuse()"
+    )
+    with pytest.raises(psycopg.errors.RaiseException, match="not today"):
+        store.append(Event("T", 1))
+    sql.execute("drop trigger refuse on holdfast_event")
+    assert datas(store) == []
+    assert store.append(Event("T", 2)) == 1 and datas(store) == [2]
+
+
+def test_an_append_whose_condition_is_one_search_takes_one_round_trip(
+    proxy: tuple[servers.Proxy, EventStore],
+) -> None:
+    """Also if its condition does not hold."""
+    wire, store = proxy
+    store.append([Event("T", 0, {"a", "b"})] * 100)
+    fast, slow = Query.of(types={"T"}, tags={"a"}), Query.of(types={"T"}, tags={"a", "b"})
+    before = wire.counted(SYNC)
+    assert store.append(Event("T", 1), AppendCondition(Query.of(tags={"c"}))) == 101
+    assert wire.counted(SYNC) == before + 1
+    with pytest.raises(ConditionFailed, match="event 100 matches"):
+        store.append(Event("T", 1), AppendCondition(fast))
+    assert wire.counted(SYNC) == before + 2
+    with pytest.raises(ConditionFailed, match="event 100 matches"):
+        store.append(Event("T", 1), AppendCondition(slow))
+
+
+def test_an_append_of_a_task_under_a_condition_takes_two_round_trips(proxy: tuple[servers.Proxy, EventStore]) -> None:
+    wire, store = proxy
+    store.append([Event("T", 0, {"a", "b"})] * 100)
+    before = wire.counted(SYNC)
+
+    async def main() -> None:
+        assert await store.aappend(Event("T", 1), AppendCondition(Query.of(tags={"c"}))) == 101
+
+    anyio.run(main)
+    assert wire.counted(SYNC) == before + 2
 
 
 # Servers that are away, restarted, or read-only.
@@ -476,7 +541,7 @@ def test_a_server_that_is_away_is_an_error_within_the_timeout(postgres: str, pos
     store = EventStore(postgres, lock_timeout=0.2)
     store.append([Event("T", 0)] * 60)  # so that a condition is checked before the lock
     postgres_server.shut_down()
-    for condition in (None, AppendCondition(Query.of(tags={"new"}))):
+    for condition in (None, AppendCondition(Query.of(tags={"a", "b"}))):
         with pytest.raises(ConnectionFailed, match="Nothing was appended") as caught:
             store.append(Event("T", 1), condition)
         assert servers.PASSWORD not in str(caught.value)

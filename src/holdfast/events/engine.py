@@ -30,9 +30,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from weakref import WeakSet
 
 import msgspec
 
+from .. import process
 from ..errors import Unsupported
 
 TYPE_CHECKING = False
@@ -212,9 +214,30 @@ class Engine(ABC):
     def close(self) -> None:
         """Close files and connections. Whatever is done next opens them again."""
 
+    @abstractmethod
+    def begin_again(self) -> None:
+        """In a forked child, where no other thread is: not the one that appended, and not one that held a mutex."""
+
+
+_engines: WeakSet[Engine] = WeakSet()
+
+
+def _begin_again() -> None:
+    for engine in list(_engines):
+        engine.begin_again()
+
+
+process.after_fork_in_child(_begin_again)
+
 
 def open_engine(name: StrPath, options: Options) -> Engine:
     """The engine for a path or for the scheme of a URL. Raises Unsupported for an unknown scheme."""
+    engine = _open(name, options)
+    _engines.add(engine)
+    return engine
+
+
+def _open(name: StrPath, options: Options) -> Engine:
     found = _SCHEME.match(name) if isinstance(name, str) else None
     if found is None:
         from .log.engine import LogEngine

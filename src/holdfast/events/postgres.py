@@ -24,20 +24,17 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timezone
-from random import uniform
-from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import msgspec
 
 from .. import postgres, process, wait
-from ..errors import ConnectionFailed, CorruptStore, UnsafePath, Unsupported
+from ..errors import CorruptStore, UnsafePath, Unsupported
 from . import postgres_statements as statements
 from .draft import encode
 from .engine import Checkpoint, Document, Engine, Options, Problem, Report
 from .model import Query, StoredEvent, forgotten, is_erased
-from .postgres_append import RECONNECT_S, Appender
+from .postgres_append import Appender
 from .postgres_checkpoint import RowCheckpoint
 from .postgres_listener import Listener
 
@@ -55,7 +52,6 @@ if TYPE_CHECKING:
 DEFAULT_PREFIX = "holdfast_"
 MAX_SESSIONS = 4  # of one process, besides the one that listens and those of documents
 FIRST_PAGE, MAX_PAGE = 32, 1024  # events
-_MAX_PAUSE_S = 0.5
 
 # Plans for tables that are empty at first and have a million rows a minute later, also before anything was analyzed.
 _OFF = ("jit", "enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
@@ -102,9 +98,8 @@ class PostgresEngine(Engine):
         self._in_process = _InProcess(self)
         self.id = self._run(self._open, patience=0.0)
         self._in_process.listener.channel = f"holdfast_{self.id}"
-        self.appender = Appender(self.name, self.url, self._prefix, self.id, options, self.here)
+        self.appender = Appender(self.name, self._prefix, self.id, options, self.here)
         self.sql = self.appender.sql
-        _engines.add(self)
 
     # Opening.
 
@@ -156,24 +151,10 @@ class PostgresEngine(Engine):
 
     def _run(self, work: Callable[[postgres.Session], Result], patience: float | None = None) -> Result:
         """Call `work`, which changes nothing or can be repeated. If the connection is lost, call it on another one."""
-        limit = self.options.lock_timeout if patience is None else patience
-        deadline = monotonic() + (RECONNECT_S if limit is None else limit)
-        pause = 0.0
-        while True:
-            try:
-                with self.here().pool.session(self.options.lock_timeout) as session:
-                    return work(session)
-            except ConnectionFailed as error:
-                failed = error
-            except psycopg.Error as error:
-                failed = postgres.failure(self.url, error)
-                if not postgres.is_lost(error):
-                    raise postgres.explain(self.name, error, "store") from error
-            self.here().pool.close()  # after a restart of the server, all of them are lost
-            if monotonic() >= deadline and (pause or patience is not None):
-                raise failed
-            sleep(pause * uniform(0.5, 1.0))
-            pause = min(_MAX_PAUSE_S, 2 * pause or 0.02)
+        try:
+            return self.here().pool.repeat(work, self.options.lock_timeout, patience)
+        except psycopg.Error as error:
+            raise postgres.explain(self.name, error, "store") from error
 
     def look(self, work: Callable[[Any], Result]) -> Result:
         return self._run(lambda session: work(session.connection.execute))
@@ -384,14 +365,5 @@ class PostgresEngine(Engine):
 
         self._run(work)
 
-
-_engines: WeakSet[PostgresEngine] = WeakSet()
-
-
-def _begin_again() -> None:
-    """In a forked child, in which none of the threads that append is there."""
-    for engine in list(_engines):
-        engine.appender.begin_again()
-
-
-process.after_fork_in_child(_begin_again)
+    def begin_again(self) -> None:
+        self.appender.begin_again()

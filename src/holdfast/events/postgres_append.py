@@ -1,12 +1,14 @@
 """Appending to an event store in PostgreSQL: one transaction for all requests that wait in this process.
 
-    look ahead   each thread checks its own condition up to the visible head, without the lock
-    at once      begin, the advisory lock, the events unless one breaks a condition, a notification, commit: one round
-                 trip. So the lock is never held while the server waits for this process
+    look ahead   each thread checks its own condition up to the visible head, without the lock. Not if that is fast:
+                 a few terms, each with one tag or none
+    at once      the advisory lock and the head; the events unless one breaks a condition, and a notification. These are
+                 two statements in one round trip, which is one transaction. So the lock is never held while the server
+                 waits for this process
 
-If a condition does not hold, or a task that can be cancelled waits, it takes two round trips:
+If another condition of the group does not hold, or a task that can be cancelled waits, it takes two round trips:
 
-    lock         begin, the advisory lock, the head; and the last events, for the conditions
+    lock         begin, the advisory lock and the head; and what breaks the conditions
     insert       the events of those whose conditions hold, the head, a notification, commit
 
 If the connection is lost before the commit is sent, the server rolls the transaction back, and it is repeated. If it is
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from time import monotonic, sleep
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from .. import postgres
@@ -38,11 +40,10 @@ if TYPE_CHECKING:
     from .model import Query
 
     Statement = tuple[str, Any]
+    Matches = dict[tuple[Query, int], int | None]  # the last event that matches, behind a position
     Steps = Generator[Statement, list[tuple[Any, ...]], None]  # statements for a connection of the caller
 
-RECONNECT_S = 30.0  # without a lock_timeout
-_RECENT = 100  # events that are read with the lock, for conditions that were checked up to there
-_MAX_PAUSE_S = 0.5
+_FEW = 50  # events, in which any condition is checked fast
 
 
 class Work(Group):
@@ -55,21 +56,14 @@ class Work(Group):
     timeout: Timeout | None = None
 
 
-class _Recent:
-    """An event that was read with the lock."""
-
-    def __init__(self, position: int, kind: str, tags: Iterable[str]) -> None:
-        self.position, self.type, self.tags = position, kind, frozenset(tags)
-
-
 class Appender(GroupCommit):
     """Appends for all threads of a process."""
 
     known = 0  # a position that the store had
 
-    def __init__(self, name: str, url: str, prefix: str, id: str, options: Options, here: Callable[[], Any]) -> None:
+    def __init__(self, name: str, prefix: str, id: str, options: Options, here: Callable[[], Any]) -> None:
         super().__init__(name)
-        self.url, self._prefix, self._id, self._here = url, prefix, id, here
+        self._prefix, self._id, self._here = prefix, id, here
         self.sql = {key: text.format(p=prefix) for key, text in statements.STATEMENTS.items()}
         self.key = int.from_bytes(bytes.fromhex(id)[:8], "big", signed=True)  # of the advisory lock
         self.channel = f"holdfast_{id}"
@@ -95,7 +89,9 @@ class Appender(GroupCommit):
 
     def _look_ahead(self, request: Request, look: Callable[[Callable[[Any], Any]], Any]) -> HoldfastError | None:
         condition = request.condition
-        if condition is None or self.known - (condition.after or 0) <= _RECENT // 2:
+        if condition is None or self.known - (condition.after or 0) <= _FEW:
+            return None
+        if statements.is_fast(condition.fail_if_match):
             return None
         query, after = condition.fail_if_match, condition.after or 0
         statement = statements.look_ahead(self._prefix, self._id, query, after)
@@ -120,40 +116,20 @@ class Appender(GroupCommit):
     def _other_store(self) -> CorruptStore:
         return CorruptStore(f"{self.name}: another store is in these tables now. Open the store again.", path=self.name)
 
-    def last_match(self, run: Any, query: Query, after: int, head: int) -> int | None:
-        if query.matches_all:
-            return head
-        row = run(*statements.last_match(self._prefix, query, after, head)).fetchone()
-        return row[0] if row else None
-
     # The transaction of a group.
 
     def _new_group(self) -> Work:
         return Work()
 
     def _append(self, work: Work, leader: Request) -> None:  # type: ignore[override]
-        deadline = monotonic() + (RECONNECT_S if self.timeout is None else self.timeout)
-        pause = 0.0
-        while True:
-            try:
-                with self._here().pool.session(self.timeout) as session:
-                    self._attempt(session, work, leader)
-                if work.timeout is not None:
-                    raise work.timeout
-                return
-            except ConnectionFailed as error:
-                failed: Exception = error
-            except psycopg.Error as error:
-                failed = postgres.failure(self.url, error)
-                if not postgres.is_lost(error):
-                    raise self._explained(work, postgres.explain(self.name, error, "store")) from error
-            except HoldfastError as error:
-                raise self._explained(work, error) from None
-            self._here().pool.close()  # after a restart of the server, all of them are lost
-            if monotonic() >= deadline and pause:
-                raise self._explained(work, failed) from None
-            sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(_MAX_PAUSE_S, 2 * pause or 0.02)
+        try:
+            self._here().pool.repeat(lambda session: self._attempt(session, work, leader), self.timeout)
+            if work.timeout is not None:
+                raise work.timeout
+        except psycopg.Error as error:
+            raise self._explained(work, postgres.explain(self.name, error, "store")) from error
+        except HoldfastError as error:
+            raise self._explained(work, error) from None
 
     def _explained(self, work: Work, error: Exception) -> Exception:
         """The error, with a word about what became of the events."""
@@ -174,7 +150,7 @@ class Appender(GroupCommit):
         found = self._lock(session, work, leader)
         if found is None:
             return
-        head, recent = found
+        head, matches = found
         if work.mark and self._was_committed(run, work):
             return
         if not work.taken and not self.queue.take(leader, work):
@@ -182,13 +158,13 @@ class Appender(GroupCommit):
             return
         for request in work.taken:
             request.error = None  # of an earlier attempt
-        batches = self._decide(run, work.taken, head, recent)
+        batches = self._decide(run, work.taken, head, matches)
         if not batches:
             run("rollback")
         else:
             mark = random.getrandbits(62)
             writes = self._writes(batches, statements.rows_of(batches, mark))
-            self._commit(session, work, writes, batches[0][0], mark)
+            self._send(session, work, [*writes, ("commit", None)], batches[0][0], mark)
         self._set_done(work, head + sum(len(drafts) for _, drafts in batches))
 
     def _set_done(self, work: Work, head: int) -> None:
@@ -210,8 +186,8 @@ class Appender(GroupCommit):
 
     def _append_at_once(self, session: postgres.Session, work: Work, leader: Request) -> bool:
         """False: it has not appended, because a condition does not hold, or for another reason."""
-        with_condition = [(one, one.condition) for one in work.taken if one.condition is not None]
-        least = max((condition.after or 0 for _, condition in with_condition), default=0)
+        checks = [_check(one) for one in work.taken if one.condition is not None]
+        least = max((after for _, after in checks), default=0)
         guess = max(self.known, least)
         batches = [
             (request.position - guess - len(request.drafts) + 1, list(request.drafts))
@@ -221,67 +197,66 @@ class Appender(GroupCommit):
         if not batches or _any_withdraws(work.taken) or any(request.error is not None for request in work.taken):
             return False
         mark = random.getrandbits(62)
-        checks = [(each.fail_if_match, max(each.after or 0, one.checked)) for one, each in with_condition]
         rows = statements.rows_of(batches, mark)
         write = statements.append_alone(self._prefix, self._id, self.channel, rows, checks, least)
-        writes = [*self._begins(leader), (self.sql["lock_head"], [self._id]), write]
         try:
-            results = self._commit(session, work, writes, guess + 1, mark)
+            results = self._send(session, work, [self._locks(leader), write], guess + 1, mark)
         except psycopg.errors.LockNotAvailable:
-            session.connection.rollback()
             self.queue.put_back(leader, work)  # the others came later
             work.timeout = self.timed_out(session.connection.execute)
             return True
-        row, (number, _) = results[-2].fetchone(), results[-1].fetchone()
-        if row is None:
-            work.mark = 0
-            raise self._other_store()
+        row, (number, match, _) = results[0].fetchone(), results[1].fetchone()
         if not number:
             work.mark = 0
-            return False
+            if row is None:
+                raise self._other_store()
+            if match and len(work.taken) == 1:
+                admit(work.taken, self.name, row[0], lambda *_: match)
+                self._set_done(work, row[0])
+            return work.is_done
         for request in work.taken:
             request.position += row[0] - guess
         self._set_done(work, row[0] + number)
         return True
 
-    def _begins(self, leader: Request) -> list[Statement]:
+    def _locks(self, leader: Request) -> Statement:
+        """The statement that acquires the lock, and returns the head."""
         deadline = leader.deadline
         left = 0 if deadline is None else max(1, int((deadline - monotonic()) * 1000))  # 0: as long as it takes
-        found: list[Statement] = [("begin", None)]
-        if not self._durable:
-            found.append(("set local synchronous_commit = off", None))
-        # In this order; each statement less is 5 % of an append.
-        lock = "select set_config('lock_timeout', %s, true), pg_advisory_xact_lock(%s)"
-        return [*found, (lock, (str(left), self.key))]
+        return self.sql["lock" if self._durable else "lock_lazily"], (str(left), self.key, self._id)
 
-    def _commit(
-        self, session: postgres.Session, work: Work, writes: Iterable[Statement], first: int, mark: int
+    def _send(
+        self, session: postgres.Session, work: Work, writes: Sequence[Statement], first: int, mark: int
     ) -> list[Any]:
-        """Run statements and commit, in one round trip. Return the cursors of the statements."""
+        """Run statements and commit, in one round trip. Return the cursors of the statements.
+
+        Without a begin, they are one transaction, and its commit is the end of the pipeline.
+        """
         run, known = session.connection.execute, self.known
         try:
             with postgres.pipeline(session.connection):
-                results = [run(*statement) for statement in writes]
+                results = [run(*statement) for statement in writes[:-1]]
                 work.first, work.known, work.mark = first, known, mark
-                run("commit")
+                results.append(run(*writes[-1]))
         except psycopg.Error as error:
             if not postgres.is_lost(error):
                 work.mark = 0  # the server has refused a statement
             raise
         return results
 
-    def _lock(
-        self, session: postgres.Session, work: Work, leader: Request
-    ) -> tuple[int, tuple[int, list[_Recent]]] | None:
-        """Begin a transaction, and acquire the lock. None: the time is over, or the request was withdrawn."""
-        run, since = session.connection.execute, self._checked()
+    def _lock(self, session: postgres.Session, work: Work, leader: Request) -> tuple[int, Matches] | None:
+        """Begin a transaction, and acquire the lock. None: the time is over, or the request was withdrawn.
+
+        Returns the head, and what breaks the conditions of the requests that wait now.
+        """
+        run = session.connection.execute
+        checks = [_check(one) for one in (*work.taken, *self.queue.waiting) if one.condition is not None]
         self._waits = (leader, session)
         try:
             with postgres.pipeline(session.connection):
-                for statement in self._begins(leader):
-                    run(*statement)
-                found = run(self.sql["lock_head"], [self._id])
-                recent = None if since is None else run(self.sql["recent"], (since, _RECENT))
+                run("begin")
+                found = run(*self._locks(leader))
+                asked = {each: run(*self._last_match(*each)) for each in checks if not each[0].matches_all}
         except psycopg.errors.LockNotAvailable:
             run("rollback")
             work.timeout = self.timed_out(run)
@@ -296,28 +271,22 @@ class Appender(GroupCommit):
         row = found.fetchone()
         if row is None:
             raise self._other_store()
-        events = [] if recent is None else [_Recent(*event) for event in recent]
-        complete = recent is not None and len(events) < _RECENT
-        return row[0], (since if complete and since is not None else row[0], events)
+        return row[0], {each: cursor.fetchall()[0][0] for each, cursor in asked.items()}
 
-    def _checked(self) -> int | None:
-        """The position behind which the conditions of the waiting requests are checked. None: they have none."""
-        waiting = [request for request in self.queue.waiting if request.condition is not None]
-        positions = [max(one.condition.after or 0, one.checked) for one in waiting if one.condition]
-        return max(min(positions), self.known - _RECENT) if positions else None
+    def _last_match(self, query: Query, after: int) -> Statement:
+        return statements.last_match(self._prefix, query, after)
 
     def _decide(
-        self, run: Any, requests: Sequence[Request], head: int, recent: tuple[int, list[_Recent]]
+        self, run: Any, requests: Sequence[Request], head: int, matches: Matches
     ) -> list[tuple[int, list[Draft]]]:
         """The batches to append, each with its first position."""
-        since, events = recent
 
         def last_match(query: Query, after: int, head: int) -> int | None:
             if query.matches_all:
                 return head
-            if after >= since:
-                return next((e.position for e in reversed(events) if e.position > after and query.matches(e)), None)
-            return self.last_match(run, query, after, head)
+            if (query, after) not in matches:  # its request came later
+                (matches[query, after],) = run(*self._last_match(query, after)).fetchone()
+            return matches[query, after]
 
         found = []
         for request in admit(requests, self.name, head, last_match):
@@ -374,29 +343,31 @@ class Appender(GroupCommit):
         """The statements of an append in a transaction that the caller commits. They are inside a savepoint."""
         ((before,),) = yield "select current_setting('lock_timeout')", None
         left = 0 if self.timeout is None else max(1, int(self.timeout * 1000))
-        yield "select set_config('lock_timeout', %s, true)", [str(left)]
-        yield "select pg_advisory_xact_lock(%s)", [self.key]
-        rows = yield self.sql["lock_head"], [self._id]
+        rows = yield self.sql["lock"], (str(left), self.key, self._id)
         if not rows:
             raise self._other_store()
         head, match = rows[0][0], None
         if request.condition is not None:
-            query, after = request.condition.fail_if_match, max(request.condition.after or 0, request.checked)
+            query, after = _check(request)
             match = head
             if not query.matches_all:
-                ((match,),) = yield statements.last_match(self._prefix, query, after, head)
-        batches = self._decide_one(request, head, match)
-        if batches:
+                ((match,),) = yield self._last_match(query, after)
+        admit([request], self.name, head, lambda *_: match)
+        if request.error is not None:
+            raise request.error
+        if request.drafts:
+            batches = [(head + 1, list(request.drafts))]
             writes = self._writes(batches, statements.rows_of(batches, random.getrandbits(62)))
             for statement in writes:  # noqa: UP028  # what is sent is not for the list
                 yield statement
         yield "select set_config('lock_timeout', %s, true)", [before]
 
-    def _decide_one(self, request: Request, head: int, match: int | None) -> list[tuple[int, list[Draft]]]:
-        admit([request], self.name, head, lambda *_: match)
-        if request.error is not None:
-            raise request.error
-        return [(head + 1, list(request.drafts))] if request.drafts else []
+
+def _check(request: Request) -> tuple[Query, int]:
+    """What must not be there, and behind which position."""
+    condition = request.condition
+    assert condition is not None
+    return condition.fail_if_match, max(condition.after or 0, request.checked)
 
 
 def _any_withdraws(requests: Iterable[Request]) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _NO_END = (1 << 63) - 1
+_FEW = 8  # terms
 MAX_LENGTH = 1000  # bytes of a tag or a type: both, and a position, must fit into an entry of a B-tree
 
 SCHEMA = """
@@ -67,13 +68,17 @@ _INSERT = f"""insert into {{{{p}}}}event ({_COLUMNS}, mark)
     from json_populate_recordset(null::{{{{p}}}}event, {{rows}}::json) {{unless}}
     returning position, type, tags"""
 
+_LOCK = """with lock as materialized (select {lazily}set_config('lock_timeout', %s, true), pg_advisory_xact_lock(%s))
+    select head from lock cross join {{p}}event_store as store where id = %s for no key update of store"""
+
 STATEMENTS = {
     "store": "select id, version from {p}event_store",
     "head": "select head from {p}event_store where id = %s",
     # Not only for the number: it also stops a program that does not take the advisory lock, and a transaction whose
     # snapshot is older than the last append.
-    "lock_head": "select head from {p}event_store where id = %s for no key update",
-    "recent": "select position, type, tags from {p}event where position > %s order by position limit %s",
+    # The row is locked after the advisory lock was acquired, and read as it is then.
+    "lock": _LOCK.format(lazily=""),
+    "lock_lazily": _LOCK.format(lazily="set_config('synchronous_commit', 'off', true), "),
     "insert": f"""with new as ({_INSERT.format(base=0, rows="%s", unless="")})
         insert into {{p}}event_term (tag, type, position) {_TERMS.format(new="new")}""",
     "set_head": "update {p}event_store set head = %s where id = %s",
@@ -156,14 +161,20 @@ _PAGE = """with found as materialized ({arms}),
     order by position {order}"""
 # An append without a second round trip: unless an event breaks a condition, or a position is not there yet.
 _ALONE = f"""with old as materialized (select head from {{p}}event_store where id = %(id)s),
-    broken as materialized (select 1 as one from ({{arms}}) as found limit 1),
+    broken as materialized (select position from ({{arms}}) as found order by position desc limit 1),
     new as ({_INSERT.format(base="head", rows="%(rows)s", unless=_UNLESS)}),
     terms as (insert into {{p}}event_term (tag, type, position) {_TERMS.format(new="new")}),
     counted as (select count(*) as number from new),
     moved as (update {{p}}event_store set head = head + number from counted where id = %(id)s and number > 0)
-    select number, pg_notify(%(channel)s, '') from counted"""
+    select number, (select position from broken), pg_notify(%(channel)s, '') from counted"""
 _ALL = """select {columns}, null::bigint from {p}event where position > %(after)s and position <= %(head)s
     order by position {order} limit %(each)s"""
+
+
+def is_fast(query: Query) -> bool:
+    """Can its matches be found while others wait? The last match of each term is one search in the index."""
+    terms = terms_of((query, 0))
+    return not query.matches_all and "leaps" not in terms and len(terms["ranges"]) <= _FEW
 
 
 def terms_of(*queries: tuple[Query, int]) -> dict[str, list[dict[str, Any]]]:
@@ -181,17 +192,17 @@ def terms_of(*queries: tuple[Query, int]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def last_match(p: str, query: Query, after: int, head: int) -> tuple[str, dict[str, Any]]:
+def last_match(p: str, query: Query, after: int) -> tuple[str, dict[str, Any]]:
     """The statement for the position of the last event that matches a query, which does not match all events."""
     terms = terms_of((query, after))
     arms = " union all ".join(_ARMS[kind] for kind in terms)
     text = f"select max(position) from ({arms}) as found".format(p=p, **_BACKWARDS)
-    return text, {**_as_json(terms), "head": head, "each": 1}
+    return text, {**_as_json(terms), "head": _NO_END, "each": 1}
 
 
 def look_ahead(p: str, id: str, query: Query, after: int) -> tuple[str, dict[str, Any]]:
     """The statement for the head, and for the last match behind a position, both of one moment."""
-    text, values = ("select null", {}) if query.matches_all else last_match(p, query, after, _NO_END)
+    text, values = ("select null", {}) if query.matches_all else last_match(p, query, after)
     return f"select head, ({text}) from {p}event_store where id = %(id)s", {**values, "id": id}
 
 
@@ -199,10 +210,10 @@ def append_alone(
     p: str, id: str, channel: str, rows: str, conditions: Sequence[tuple[Query, int]], least: int
 ) -> tuple[str, dict[str, Any]]:
     """The statement that appends, with positions that count from the head, unless an event matches one of the queries
-    behind its position, or the head is below `least`. It returns the number of events that it added."""
+    behind its position, or the head is below `least`. It returns the number of events that it added, and a match."""
     terms = terms_of(*((query, after) for query, after in conditions if not query.matches_all))
     most = min((after for query, after in conditions if query.matches_all), default=_NO_END)
-    arms = " union all ".join(_ARMS[kind] for kind in terms) or "select where false"
+    arms = " union all ".join(_ARMS[kind] for kind in terms) or "select null::bigint as position where false"
     words = {"id": id, "channel": channel, "rows": rows, "least": least, "most": most, "head": _NO_END, "each": 1}
     return _ALONE.replace("{arms}", arms).format(p=p, **_BACKWARDS), {**_as_json(terms), **words}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from time import monotonic
 from typing import Any, TypeVar
@@ -368,12 +369,8 @@ class EventStore:
         return await _to_its_end(lambda: self.import_(source))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _open_again, (
-            self._given,
-            self.schemas.types,
-            self.schemas.upcasts,
-            *msgspec.structs.astuple(self._options),
-        )
+        words = {**msgspec.structs.asdict(self._options), "types": self.schemas.types, "upcasts": self.schemas.upcasts}
+        return partial(EventStore, self._given, **words), ()
 
 
 def _check_selection(query: Query, after: int) -> None:
@@ -390,20 +387,6 @@ def _answer(request: Request) -> int:
         finally:
             request.error = None  # no circle
     return request.position
-
-
-def _open_again(
-    path: Any, types: Any, upcasts: Any, lock_timeout: Any, durable: bool, segment_size: int, mode: int
-) -> EventStore:
-    return EventStore(
-        path,
-        lock_timeout=lock_timeout,
-        durable=durable,
-        types=types,
-        upcasts=upcasts,
-        segment_size=segment_size,
-        mode=mode,
-    )
 
 
 async def _to_its_end(work: Callable[[], State]) -> State:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from ... import process, system, wait
+from ... import system, wait
 from ...errors import ConditionFailed, CorruptStore, UnsafePath
 from ...paths import mount_at
 from ...watch import Waiting
@@ -38,7 +37,6 @@ class LogEngine(Engine):
         self.view = View(self.name, self.tag, options.mode, shared=not mount.is_ours, anew=mount.reads_old)
         self.committer = Committer(self.name, self.view, self.tag, options)
         self.documents = Documents(f"{self.name}/projections", options)
-        _engines.add(self)
 
     def commit(self, *requests: Request) -> None:
         if not self._look_ahead(requests):
@@ -182,22 +180,13 @@ class LogEngine(Engine):
         self.view.builder.close()
         self.committer.close()
 
+    def begin_again(self) -> None:
+        self.view.know_nothing()  # the same one: a reading that has begun goes on with it
+        self.committer.begin_again()
+
 
 def _inode_of(path: str) -> int | None:
     try:
         return system.stat(path).st_ino
     except FileNotFoundError:
         return None
-
-
-_engines: weakref.WeakSet[LogEngine] = weakref.WeakSet()
-
-
-def _begin_again() -> None:
-    """In a forked child: its threads are gone, also one that held a mutex."""
-    for engine in list(_engines):
-        engine.view.know_nothing()  # the same one: a reading that has begun goes on with it
-        engine.committer.begin_again()
-
-
-process.after_fork_in_child(_begin_again)
