@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
+from time import monotonic
 from typing import Any, TypeVar
 
 from .. import owner, process, system
@@ -42,6 +43,7 @@ from ..sqlite import inside_sqlite
 from ..wait import RECHECK_S
 from .connection import (
     BUSY_WAIT_S,
+    LOOK_EVERY_S,
     MAX_WAL_BYTES,
     SOON_S,
     Connection,
@@ -201,7 +203,7 @@ class SqliteStore(Store):
         try:
             connection: Connection = local.connection
         except AttributeError:
-            connection = local.connection = Connection(self.path, self._lock)
+            connection = local.connection = Connection(self.path, self._lock, self.durable)
         return connection
 
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
@@ -243,7 +245,9 @@ class SqliteStore(Store):
             hold = connection.acquire()
             with inside_sqlite:
                 connection.open()
-                self._check_file()
+                if (now := monotonic()) >= connection.check_at:
+                    self._check_file()
+                    connection.check_at = now + LOOK_EVERY_S
                 result = step(connection, of)
                 self._commits += 1
                 if self._commits % _CHECK_WAL_EVERY == 0 or self._sync_failed:
