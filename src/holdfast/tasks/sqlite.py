@@ -303,12 +303,14 @@ class SqliteStore(Store):
             raise FileNotFoundError(errno.ENOENT, text, self.path)
 
     def _checkpoint_if_large(self, connection: Connection) -> None:
-        """Empty the write-ahead log, unless a reader still needs it."""
+        """Empty the write-ahead log if readers have made it large, unless one still needs it."""
         try:
             size = system.stat(f"{self._file}-wal").st_size
         except FileNotFoundError:
             return
         if size <= self._wal_limit and not self._sync_failed:
+            if self.durable:
+                connection.fill_log(size)
             return
         connection.run(f"pragma busy_timeout = {_CHECKPOINT_WAIT_MS}")
         try:
