@@ -806,6 +806,7 @@ def test_a_task_that_ended_while_the_clock_was_wrong_does_not_keep_others_from_b
     with monkeypatch.context() as patch:
         for module in ("sql", "postgres"):
             patch.setattr(f"holdfast.tasks.{module}.time", lambda: time() + 1e8)
+        patch.setattr("time.time", lambda: time() + 1e8)  # of the other modules
         store.settle([done(first)])
         store.prune({"done": time() + 1e8 - 1000}, 10)
     store.settle([done(second)])

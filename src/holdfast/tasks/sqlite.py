@@ -54,8 +54,8 @@ from .connection import (
 from .reading import Result, Run, Transaction
 from .sql import Store
 from .sqlite_worker import Worker, is_name, wake
-from .statements import READY, SCHEMA
-from .store import Attempt, Changes, NewTask, Registration
+from .statements import READY, SCHEMA, number_of
+from .store import Attempt, Changes, Ending, NewTask, Registration
 
 VERSION = 2
 _APPLICATION = 0x48467471  # "HFtq", in the header of the database
@@ -341,6 +341,19 @@ class SqliteStore(Store):
     def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
         inserted = (tx.run(self.sql["insert"], row) for row in rows)
         return [cursor.lastrowid if cursor.rowcount else None for cursor in inserted]
+
+    def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
+        """As in `Store`. Most tasks are done, have no key, and no task waits for them: one statement ends them."""
+        now, settled, others = time.time(), [], []
+        for ending in endings:
+            seq = number_of(ending.id)
+            by, task = ("done_id", ending.id) if seq is None else ("done_seq", seq)
+            values = (now, ending.result_json, task, ending.token)
+            settled.append(ending.state == "done" and tx.run(self.sql[by], values).rowcount == 1)
+            if not settled[-1]:
+                others.append(ending)
+        of_others = iter(super().settle_in(tx, others))
+        return [is_done or next(of_others) for is_done in settled]
 
     def register(self) -> Registration:
         return Worker(self)
