@@ -114,8 +114,7 @@ class Statements:
 
     def _settle(self) -> None:
         for seq, token in self._ended:
-            self._run(self._sql["attempt_seq"], (seq, token)).fetchone()
-            self._run(self._sql["end"], (5, 0.0, None, None, None, None, seq))
+            self._run(self._sql["done_seq"], (0.0, None, seq, token))
         self._ended.clear()
 
     def _begin(self) -> None:

@@ -227,6 +227,19 @@ def test_a_token_grows_and_an_old_one_settles_nothing(store: Store) -> None:
     assert state(store, id) == "ready"
 
 
+@pytest.mark.parametrize("id", [None, "mine"])
+@pytest.mark.parametrize("ending", ["done", "failed", "delayed"])
+def test_a_late_ending_is_refused_while_another_worker_has_the_task(store: Store, id: str | None, ending: str) -> None:
+    store.add([NewTask("1", id=id)])
+    late = claim_one(store, store.register())
+    store.settle([given_back(late)])
+    attempt = claim_one(store, store.register())
+    assert store.settle([Ending(late.id, late.token, ending, 5)]) == [False]
+    assert state(store, late.id) == "running"
+    assert store.settle([done(late), done(attempt)]) == [False, True]
+    assert state(store, late.id) == "done"
+
+
 def test_how_a_task_ended_is_kept(store: Store) -> None:
     store.add([NewTask("1", id="a", timeout=3, key="k", limit=2), NewTask("2", id="b")])
     worker = store.register()
@@ -808,6 +821,7 @@ def test_a_task_that_ended_while_the_clock_was_wrong_does_not_keep_others_from_b
     with monkeypatch.context() as patch:
         for module in ("sql", "postgres"):
             patch.setattr(f"holdfast.tasks.{module}.time", lambda: time() + 1e8)
+        patch.setattr("time.time", lambda: time() + 1e8)  # of the other modules
         store.settle([done(first)])
         store.prune({"done": time() + 1e8 - 1000}, 10)
     store.settle([done(second)])

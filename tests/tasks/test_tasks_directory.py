@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from support import PATIENCE, Child, Peer, claim_all, claimed, in_child, is_aliv
 
 from holdfast import owner
 from holdfast.tasks import TaskQueue, Worker, WorkerFailed
+from holdfast.tasks.connection import LOOK_EVERY_S
 from holdfast.tasks.sqlite import SqliteStore
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -157,6 +159,7 @@ def test_a_queue_that_is_no_longer_there_takes_no_task(jobs: Path, way: str, dur
         shutil.rmtree(jobs)
         if way == "replaced":
             in_child(lambda: TaskQueue(jobs).put_all("abc") and None)
+    time.sleep(LOOK_EVERY_S)  # a write within this time of the last one does not look again
     for call in (lambda: queue.put("y"), queue.stats, lambda: queue.get("before"), lambda: queue.cancel("before")):
         with pytest.raises(FileNotFoundError):
             call()

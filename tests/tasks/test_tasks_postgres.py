@@ -239,11 +239,10 @@ def test_a_process_ends_soon_while_the_server_is_away(
 
 
 WORK = """
-import os, sys
+import sys
 from holdfast.tasks import TaskQueue, Worker
 from holdfast.tasks import postgres as engine
 engine.RECONNECT_S = 600.0
-os.register_at_fork(after_in_child=lambda: setattr(engine, "RECONNECT_S", 0.2))  # its children end by themselves
 
 class Observer:
     fds = ()

@@ -231,6 +231,25 @@ def test_a_reader_that_stays_does_not_stop_writers(where: str) -> None:
     store.close()
 
 
+def test_the_log_of_a_durable_queue_does_not_grow_with_each_commit(where: str) -> None:
+    """A sync of a file that grows takes longer. What a process has put before it is killed is there all the same."""
+
+    def work() -> None:
+        store = SqliteStore(where)
+        sizes = set()
+        for _ in range(50):
+            store.add(tasks(1))
+            sizes.add(os.stat(f"{where}/queue.db-wal").st_size)
+        assert len(sizes) <= 20
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert not survives(work)
+    store = SqliteStore(where)
+    assert store.count()["ready"] == 50
+    assert integrity(where) == "ok"
+    store.close()
+
+
 def test_the_lock_file_can_be_deleted_at_any_time(store: SqliteStore, where: str) -> None:
     for _ in range(3):
         store.add(tasks(1))

@@ -33,7 +33,7 @@ from ..errors import HoldfastError
 from ..files import OwnedFd, inode_of
 from ..wait import poll
 from .claim import Claim
-from .claimer import Claimer, log
+from .claimer import ENDING_PATIENCE_S, Claimer, log
 from .errors import Cancelled, TaskError
 from .handler import GRACE_S, Command, is_async
 from .queue import TaskQueue
@@ -158,6 +158,7 @@ class Work:
             signal.signal(kind, lambda number, frame: None)  # the supervisor decides. Commands do not inherit this
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         link = Link(channel, counters)
+        self.queue.store.patience = lambda: self._patience(link)
         if self.is_loop:
             from .loop import Loop
 
@@ -172,6 +173,11 @@ class Work:
                 thread.join()
         link.count("finished")
         leave(0)
+
+    def _patience(self, link: Link) -> float | None:
+        """When the worker is to end, an idle child has nothing to write. Other workers take what it has reserved."""
+        is_busy = any(claimer.is_busy for claimer in self.queue.claimers())
+        return ENDING_PATIENCE_S if link.is_stopping and not is_busy else None
 
     def is_drained(self) -> bool:
         return self.drain and self.queue.is_empty()

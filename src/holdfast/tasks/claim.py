@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .claimer import Claimer
 
 _PROGRESS_EVERY_S = 0.1
+_decode = json.JSONDecoder().raw_decode  # without `loads`, which looks for spaces around it
 
 
 class Claim:
@@ -38,7 +39,7 @@ class Claim:
         self.attempt = attempt
         self.id = attempt.id
         self.token = attempt.token
-        self.payload: Any = json.loads(attempt.payload_json)
+        self.payload: Any = _decode(attempt.payload_json)[0]
         self.function = attempt.function
         self.tried, self.attempts = attempt.tried, attempt.attempts
         self.timeout = attempt.timeout

@@ -38,6 +38,7 @@ _GATHER_S = 0.020  # the same, if endings wait in memory until the last reserved
 _MAX_RESERVED = 64
 _GUARD_S = 0.010
 _RETRY_S = 0.1  # after an error
+ENDING_PATIENCE_S = 1.0  # with a server that is away, when the process is to end
 _RECOVER_EVERY_S = 1.0
 _LONG_S = 3600.0
 
@@ -191,6 +192,11 @@ class Claimer:
         self.count("done", -number)
 
     @property
+    def is_busy(self) -> bool:
+        """Has it a task to end, or the end of one to write?"""
+        return bool(self._open or self._endings)
+
+    @property
     def has_pending(self) -> bool:
         return bool(self._reserved or self._endings)
 
@@ -270,6 +276,6 @@ def _guard(claimer: Claimer) -> None:
 def _flush_all() -> None:
     if _current is not None and _current.registry is process.registry:
         for claimer in list(_current.claimers):
-            claimer.store.patience = 1.0
+            claimer.store.patience = lambda: ENDING_PATIENCE_S
             with suppress(HoldfastError, OSError):  # then its tasks are orphans
                 claimer.close()

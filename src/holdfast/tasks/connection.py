@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import system
 from ..errors import CorruptStore, LockLost, Unsupported
-from ..files import OwnedFd, try_lock
+from ..files import OwnedFd, try_lock, write_at
 from ..locks.hold import Hold
 from ..locks.lock import Lock
 from ..paths import mount_of
@@ -21,12 +21,14 @@ from ..wait import poll
 from .reading import Result, Run
 from .store import Changes
 
-# At this size (3 MiB) SQLite copies the log into the database, and then writes it again from its beginning. So the file
-# keeps its size. A sync of a file that grows takes longer.
-CHECKPOINT_PAGES = 1500
-MAX_WAL_BYTES = 4 << 20  # a log that readers have made larger is emptied, or cut when it begins again
+# At this size SQLite copies the log into the database, and then writes it again from its beginning. So the file keeps
+# its size. A sync of a file that grows takes longer, so the log of durable commits is small (3 MiB). Without these, the
+# two syncs of each copy cost most of a put, so the log is large (12 MiB).
+_CHECKPOINT_PAGES = {True: 1500, False: 6000}  # durable or not
+_DURABLE_WAL_BYTES = 3 << 20
+MAX_WAL_BYTES = 16 << 20  # a log that readers have made larger is emptied, or cut when it begins again
 SOON_S = 0.001
-_LOOK_EVERY_S = 0.001  # for waiters
+LOOK_EVERY_S = 0.001  # for waiters, and for a database that was deleted
 _READ_ONLY = (
     "this user may look at the queue and not change it. To share it with a group: chmod 2775 on the directory, "
     "mode=0o664 and the umask 002 (docs/tasks.md, Users)"
@@ -34,7 +36,6 @@ _READ_ONLY = (
 BUSY_WAIT_S = 60.0  # for another process that opens or closes the database
 _PRAGMAS = (
     "pragma synchronous = normal",  # the log is synced by `sync`, and by SQLite itself before each checkpoint
-    f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}",
     f"pragma journal_size_limit = {MAX_WAL_BYTES}",
     "select count(*) from sqlite_master",  # creates the log
 )
@@ -58,8 +59,10 @@ class Connection(Database):
 
     run_alone: Callable[..., Any]
 
-    def __init__(self, directory: str, lock: Lock) -> None:
+    def __init__(self, directory: str, lock: Lock, durable: bool) -> None:
         Database.__init__(self)
+        self.check_at = 0.0  # when to see again whether the database was deleted
+        self._checkpoint = f"pragma wal_autocheckpoint = {_CHECKPOINT_PAGES[durable]}"
         self._lock = lock
         self._queue = f"{lock.path}.queue"
         self._look_at = 0.0
@@ -70,7 +73,8 @@ class Connection(Database):
     def open(self) -> None:
         """Open it, unless it is open. The caller has `inside_sqlite`."""
         if self.raw is None:
-            self.run_alone = self.connect(self._file, *_PRAGMAS, **_OPTIONS).cursor().execute
+            self.run_alone = self.connect(self._file, *_PRAGMAS, self._checkpoint, **_OPTIONS).cursor().execute
+            self.check_at = 0.0
 
     def read(self, work: Callable[[Run], Result]) -> Result:
         """Call `work` with `run`."""
@@ -105,6 +109,15 @@ class Connection(Database):
                 return
         system.fdatasync(self._log.fd)
 
+    def fill_log(self, size: int) -> None:
+        """Give the log the size that it will have anyway: a sync of a file that grows takes twice as long.
+
+        The caller holds the lock of all writers. SQLite ignores zeros behind its last commit.
+        """
+        if size < _DURABLE_WAL_BYTES:
+            with suppress(OSError), OwnedFd(system.open_fd(f"{self._file}-wal", system.O_EXISTING)) as log:
+                write_at(log.fd, bytes(_DURABLE_WAL_BYTES - size), size)
+
     def acquire(self) -> Hold | None:
         """Acquire the lock of all writers. None: it is held with the open file."""
         if self._writer is None:
@@ -117,7 +130,7 @@ class Connection(Database):
         if now >= self._look_at:
             if system.access(self._queue, 0):
                 return self._lock.acquire()
-            self._look_at = now + _LOOK_EVERY_S
+            self._look_at = now + LOOK_EVERY_S
         return None if try_lock(self._writer.fd, system.EX_NB) else self._lock.acquire()
 
     def release(self, hold: Hold | None) -> None:

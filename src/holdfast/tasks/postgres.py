@@ -268,7 +268,7 @@ class PostgresStore(Store):
                     raise postgres.explain(self.name, error, "queue") from error
                 failed = postgres.failure(self.url, error)
             # Not before the loop: another thread may be about to end the process, and changes `self.patience`.
-            limits = (limit for limit in (patience, self.patience, RECONNECT_S) if limit is not None)
+            limits = (limit for limit in (patience, self.patience(), RECONNECT_S) if limit is not None)
             deadline: float = getattr(self._call, "deadline", NEVER)
             if monotonic() >= min(deadline, began + next(limits)):
                 raise failed

@@ -95,7 +95,7 @@ class TaskQueue:
 
     def close(self) -> None:
         """Close the connection of this thread. Tasks that it has reserved are given back."""
-        for claimer in self._all_claimers():
+        for claimer in self.claimers():
             claimer.close()
         self.store.close()
 
@@ -277,13 +277,13 @@ class TaskQueue:
         self._claimers[id(claimer)] = claimer
         return claimer
 
-    def _all_claimers(self) -> list[Claimer]:
+    def claimers(self) -> list[Claimer]:
         """Not `values()`: another thread may add one meanwhile."""
         return [claimer for found in self._claimers.valuerefs() if (claimer := found()) is not None]
 
     def _write(self) -> None:
         """Write what this process has completed, so that it sees it."""
-        for claimer in self._all_claimers():
+        for claimer in self.claimers():
             claimer.write()
 
     # Look.

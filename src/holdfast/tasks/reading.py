@@ -54,10 +54,11 @@ class Reader(ABC):
 
     name: str  # for messages: the path, or the URL without a password
     is_local: bool  # all workers are on this machine, so that a live one never counts as dead
-    patience: float | None = None  # seconds to wait for a server that is away. None: as long as the engine does
 
     def __init__(self, **clauses: str) -> None:
         self.sql = filled(STATEMENTS, **clauses)
+        # Seconds to wait for a server that is away. None: as long as the engine does. Processes that end replace it.
+        self.patience: Callable[[], float | None] = lambda: None
 
     def within(self, seconds: float | None, call: Callable[[], Result]) -> Result:
         """Return what `call` returns. It waits for a server that is away about so long at most."""

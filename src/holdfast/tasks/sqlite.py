@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
+from time import monotonic
 from typing import Any, TypeVar
 
 from .. import owner, process, system
@@ -42,6 +43,7 @@ from ..sqlite import inside_sqlite
 from ..wait import RECHECK_S
 from .connection import (
     BUSY_WAIT_S,
+    LOOK_EVERY_S,
     MAX_WAL_BYTES,
     SOON_S,
     Connection,
@@ -52,8 +54,8 @@ from .connection import (
 from .reading import Result, Run, Transaction
 from .sql import Store
 from .sqlite_worker import Worker, is_name, wake
-from .statements import READY, SCHEMA
-from .store import Attempt, Changes, NewTask, Registration
+from .statements import READY, SCHEMA, number_of
+from .store import Attempt, Changes, Ending, NewTask, Registration
 
 VERSION = 2
 _APPLICATION = 0x48467471  # "HFtq", in the header of the database
@@ -201,7 +203,7 @@ class SqliteStore(Store):
         try:
             connection: Connection = local.connection
         except AttributeError:
-            connection = local.connection = Connection(self.path, self._lock)
+            connection = local.connection = Connection(self.path, self._lock, self.durable)
         return connection
 
     def transact(self, work: Callable[[Transaction], Result], *, sync: bool = True) -> Result:
@@ -243,7 +245,9 @@ class SqliteStore(Store):
             hold = connection.acquire()
             with inside_sqlite:
                 connection.open()
-                self._check_file()
+                if (now := monotonic()) >= connection.check_at:
+                    self._check_file()
+                    connection.check_at = now + LOOK_EVERY_S
                 result = step(connection, of)
                 self._commits += 1
                 if self._commits % _CHECK_WAL_EVERY == 0 or self._sync_failed:
@@ -299,12 +303,14 @@ class SqliteStore(Store):
             raise FileNotFoundError(errno.ENOENT, text, self.path)
 
     def _checkpoint_if_large(self, connection: Connection) -> None:
-        """Empty the write-ahead log, unless a reader still needs it."""
+        """Empty the write-ahead log if readers have made it large, unless one still needs it."""
         try:
             size = system.stat(f"{self._file}-wal").st_size
         except FileNotFoundError:
             return
         if size <= self._wal_limit and not self._sync_failed:
+            if self.durable:
+                connection.fill_log(size)
             return
         connection.run(f"pragma busy_timeout = {_CHECKPOINT_WAIT_MS}")
         try:
@@ -335,6 +341,19 @@ class SqliteStore(Store):
     def insert(self, tx: Transaction, rows: list[tuple[Any, ...]]) -> list[int | None]:
         inserted = (tx.run(self.sql["insert"], row) for row in rows)
         return [cursor.lastrowid if cursor.rowcount else None for cursor in inserted]
+
+    def settle_in(self, tx: Transaction, endings: Sequence[Ending]) -> list[bool]:
+        """As in `Store`. Most tasks are done, have no key, and no task waits for them: one statement ends them."""
+        now, settled, others = time.time(), [], []
+        for ending in endings:
+            seq = number_of(ending.id)
+            by, task = ("done_id", ending.id) if seq is None else ("done_seq", seq)
+            values = (now, ending.result_json, task, ending.token)
+            settled.append(ending.state == "done" and tx.run(self.sql[by], values).rowcount == 1)
+            if not settled[-1]:
+                others.append(ending)
+        of_others = iter(super().settle_in(tx, others))
+        return [is_done or next(of_others) for is_done in settled]
 
     def register(self) -> Registration:
         return Worker(self)

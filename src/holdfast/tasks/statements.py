@@ -122,6 +122,9 @@ STATEMENTS = {
         on conflict (key_name) do update set next_at = excluded.next_at""",
     "forget_rates": "delete from {p}key_rate where next_at < ?",
     "attempt": f"select {OPEN_ATTEMPT} from {{p}}task where {{by}} and token = ? and state = 1",
+    "done": f"""update {{p}}task set state = {DONE}, ended_at = ?, result = ?, error = null, traceback = null,
+        output = null, admitted = 0, cancelling = 0 where {{by}} and token = ? and state = {RUNNING} and key_name
+            is null and not exists (select 1 from {{p}}edge where blocker = {{p}}task.seq)""",
     "again": """update {p}task set state = ?, due = ?, ord = ?, tried = ?, error = ?, traceback = ?, output = ?,
         history = ?, admitted = 0, cancelling = 0, reserved = 0 where seq = ?""",
     "give_back": """update {p}task set state = 0, due = null, tried = tried - 1, cancelling = 0, reserved = 0

@@ -29,7 +29,7 @@ from ..errors import HoldfastError, Unsupported
 from ..files import OwnedFd, pipe
 from ..wait import poll
 from .child import LATER, OUTCOMES, Work
-from .claimer import log
+from .claimer import ENDING_PATIENCE_S, log
 from .errors import WorkerFailed
 from .handler import GRACE_S, Command, Handler, is_async, late_text
 from .policy import given_back, outcome_of
@@ -40,7 +40,6 @@ from .supervised import Child
 _TICK_S = 0.5  # between two looks at cancelled tasks and schedules
 _SOON_S = 0.05
 _PRUNE_EVERY_S = 5.0
-_ENDING_PATIENCE_S = 1.0  # of the supervisor with a server that is away, when the worker is to end
 _MAX_EARLY_DEATHS = 5  # in a row, of children that have begun no task. Then the next one starts after a tick
 Key = tuple[str, int]  # the id and the token of an attempt
 
@@ -120,7 +119,7 @@ class Worker:
     def stop(self) -> None:
         """Let running tasks finish, and begin no other. The second call gives running tasks back. From any thread."""
         self._asked += 1
-        self.queue.store.patience = _ENDING_PATIENCE_S  # other workers take what it cannot give back
+        self.queue.store.patience = lambda: ENDING_PATIENCE_S  # other workers take what it cannot give back
         if self._wake is not None:
             with suppress(OSError):  # the pipe is full, or `run` has returned
                 system.write(self._wake.fd, b"!")
@@ -150,7 +149,7 @@ class Worker:
                 self._supervise()
         finally:
             self._give_all_back()
-            self.queue.store.patience = None
+            self.queue.store.patience = lambda: None
             for kind, handler in previous.items():
                 signal.signal(kind, handler)
             self._wake.close()
