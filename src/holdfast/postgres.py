@@ -7,6 +7,9 @@
     pool = postgres.Pool(url, 4, settings)
     with pool.session() as session: …                the same for an operation: a session that is open already, if any
 
+    alarm = postgres.Alarm(url)
+    with alarm() as sockets: …                       one can be read when a statement with `RING` has changed something
+
 `connect` raises `Unsupported` if psycopg is missing or if a pooler gives each transaction another session, and
 `ConnectionFailed` for everything else: the server is away, the password is wrong, the database does not exist. No
 message and no traceback shows the password.
@@ -27,7 +30,7 @@ import re
 import socket
 import threading
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import uniform
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -75,6 +78,10 @@ _REMEDIES = {
     "the database system is": "Try again when the server has started.",
     **dict.fromkeys(("during recovery", "read-only transaction"), "Connect to the primary server."),
 }
+_ALARM = 0x686F6C6466617374  # the key of an advisory lock
+# An expression in statements that a console shows the effect of. A program that wants to know holds the lock, so that
+# the others learn that from the lock table, in a statement that they run anyway, and notify nobody otherwise.
+RING = f"case when not pg_try_advisory_xact_lock_shared({_ALARM}) then pg_notify('holdfast_changes', '') end"
 # A password that contains one of @/? must be percent-encoded. If it is not, everything up to the last @ is hidden.
 _PASSWORD = r"(?<=://)([^:@/?]*:)(?:[^@/?]*@(?![^/?]*@)|.*@)"
 _HOSTS = r"(?:,?(?:\[[^]]*\]|[^][:,@]*)(?::\d*)?)*"
@@ -325,6 +332,40 @@ class Pool:
                 raise failed
             sleep(pause * uniform(0.5, 1.0))
             pause = min(_MAX_PAUSE_S, 2 * pause or 0.02)
+
+
+class Alarm:
+    """Waits for the next change on a server that a statement with `RING` makes. Each change costs its writer more while
+    this waits, so it is for one change: the caller pauses before it waits again."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._pool = Pool(url, 1, "set synchronous_commit = off; set lock_timeout = '1s'")
+
+    @contextmanager
+    def __call__(self) -> Iterator[list[int]]:
+        """Changes from now on ring: one of these descriptors can be read."""
+        with self._pool.session() as session:
+            is_ours = explained(self._url, lambda: self._begin(session))
+            yield [session.fileno()]
+            explained(self._url, lambda: self._end(session, is_ours))
+
+    def _begin(self, session: Session) -> bool:
+        """False: another alarm has the lock, so that changes ring for both."""
+        run = session.connection.execute
+        run("listen holdfast_changes")
+        query = f"select pg_try_advisory_lock({_ALARM}), not pg_try_advisory_xact_lock_shared({_ALARM})"
+        is_ours, is_taken = run(query).fetchone() or (True, False)
+        if not is_ours and not is_taken:  # only statements have it, which end soon. They ring while this one waits
+            with suppress(psycopg.errors.LockNotAvailable):
+                run(f"select pg_advisory_lock({_ALARM})")
+                is_ours = True
+        return bool(is_ours)
+
+    def _end(self, session: Session, is_ours: bool) -> None:
+        session.connection.execute("unlisten *")
+        if is_ours:  # another alarm takes the lock
+            session.connection.execute(f"select pg_advisory_unlock({_ALARM}), pg_notify('holdfast_changes', '')")
 
 
 def table_prefix(name: str, given: str) -> str:

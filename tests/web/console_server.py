@@ -27,14 +27,18 @@ _EXPECTED = ("Actions are allowed. ", "took the lock away from", ": there is not
 class ConsoleServer:
     """A running `holdfast web`. Leaving the `with` block ends it and insists that it had no complaints."""
 
-    def __init__(self, *words: object, port: int = 0, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *words: object, port: int = 0, environment: dict[str, str] | None = None, prelude: str = ""
+    ) -> None:
+        self._prelude = prelude  # code that runs first
         self.words = [str(word) for word in words]
         self._environment = {**os.environ, **(environment or {})}
         self._begin(port)
 
     def _begin(self, port: int) -> None:
         self._errors = TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-W", "error", "-m", "holdfast", "web", "--port", str(port), *self.words]
+        start = ["-c", f"{self._prelude}\nfrom holdfast import __main__"] if self._prelude else ["-m", "holdfast"]
+        command = [sys.executable, "-W", "error", *start, "web", "--port", str(port), *self.words]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, env=self._environment
         )

@@ -23,6 +23,8 @@ from uuid import uuid4
 
 import msgspec
 
+from ..postgres import RING
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -96,11 +98,12 @@ STATEMENTS = {
     "new_era": "insert into {p}event_document (name, content) values ('', %s)",
     "checkpoints": "select name from {p}event_subscription order by name",
     "checkpoint": "select position from {p}event_subscription where name = %s",
-    "create_checkpoint": "insert into {p}event_subscription (name, position) values (%s, %s) on conflict do nothing",
+    "create_checkpoint": f"""insert into {{p}}event_subscription (name, position) values (%s, %s) on conflict do nothing
+        returning {RING}""",
     # Not synced: what a crash of the server loses comes again.
-    "save_checkpoint": """update {p}event_subscription set position = %s
-        from (select set_config('synchronous_commit', 'off', true)) as lazily where name = %s""",
-    "remove_checkpoint": "delete from {p}event_subscription where name = %s",
+    "save_checkpoint": f"""update {{p}}event_subscription set position = %s
+        from (select set_config('synchronous_commit', 'off', true)) as lazily where name = %s returning {RING}""",
+    "remove_checkpoint": f"delete from {{p}}event_subscription where name = %s returning {RING}",
     "check_head": """select head, coalesce(min(position), 1), coalesce(max(position), 0), count(position)
         from {p}event_store left join {p}event on true group by head""",
     "check_order": """select position from (select position, lag(position, 1, 0::bigint) over (order by position) as

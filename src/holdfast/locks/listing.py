@@ -1,4 +1,4 @@
-"""`locks_on(url)`: the locks that a server knows, with their holders and waiters.
+"""`locks_on(url)`: the locks that a server knows, with their holders and waiters. `alarm_on(url)`: when they change.
 
     PostgreSQL   the table of names, joined with pg_locks. The name of a free lock stays in the table
     etcd         the keys that begin with holdfast/. A free lock has no key
@@ -7,24 +7,36 @@
 A URL with a name lists that lock alone, even if the server has never seen it. Nothing is created on the server. The
 number of permits of a semaphore is the number that the server has, not one of the caller. The module of another engine
 may have a function `locks_on` of its own. Without one, the URL must have a name.
+
+An alarm waits for the next change of any lock: an event of etcd, a message of Redis, a notification of PostgreSQL. It
+does not ring for these: on PostgreSQL the end of a process that holds a lock, the end of a wait without the lock, and a
+lock in the transaction of the caller; on Redis a lease that expires.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from .. import postgres
+from ..files import pipe
 from .server import CALL_TIMEOUT_S
 from .url import ServerLock, engine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ..status import Status
     from .postgres import PostgresEngine
+
+# `with alarm() as descriptors`: one of them can be read after the next change.
+Alarm = Callable[[], AbstractContextManager[list[int]]]
 
 _BATCH = 500  # locks whose status is read in one round trip
 _EXPIRING = ("holders", "waiters")  # keys of Redis with the time when each member expires
@@ -45,6 +57,45 @@ def locks_on(url: str) -> list[Status]:
     found: Callable[[str], list[Status]] | None = getattr(sys.modules[engine.__module__], "locks_on", None)
     found = found or _LISTS.get(engine.__name__)
     return [ServerLock(url).status()] if found is None else found(url)
+
+
+def alarm_on(url: str) -> Alarm | None:
+    """None: the engine has none."""
+    make = _ALARMS.get(engine_of(url).__name__)
+    return None if make is None else make(url)
+
+
+@contextmanager
+def _etcd_alarm(url: str) -> Iterator[list[int]]:
+    from .etcd import EtcdEngine, _after
+    from .etcd_client import encode
+
+    parts = urlsplit(url)
+    engine = EtcdEngine(urlunsplit(parts._replace(path=f"/{parts.path[1:] or 'x'}")))
+    prefix = engine.prefix if parts.path[1:] else "holdfast/"
+    watch = engine.server.watch({"key": encode(prefix), "range_end": _after(prefix)}, CALL_TIMEOUT_S)
+    try:
+        yield [watch.fd]
+    finally:
+        watch.close()
+
+
+@contextmanager
+def _redis_alarm(url: str) -> Iterator[list[int]]:
+    from .redis import RedisEngine
+    from .redis_scripts import CHANGES
+
+    parts = urlsplit(url)
+    database = parts.path.lstrip("/").partition("/")[0]
+    server = RedisEngine(urlunsplit(parts._replace(path=f"/{database or 0}/x"))).server
+    woken, wake = pipe()
+    os.set_blocking(wake.fd, False)
+    id = os.urandom(8).hex()
+    listener = server.listen(CHANGES, id, wake, CALL_TIMEOUT_S)
+    try:
+        yield [woken.fd]
+    finally:
+        listener.remove_at_once(id)
 
 
 def _on_postgres(url: str) -> list[Status]:
@@ -172,4 +223,9 @@ _LISTS: dict[str, Callable[[str], list[Status]]] = {
     "PostgresEngine": _on_postgres,
     "EtcdEngine": _on_etcd,
     "RedisEngine": _on_redis,
+}
+_ALARMS: dict[str, Callable[[str], Alarm]] = {
+    "PostgresEngine": lambda url: postgres.Alarm(postgres.split(url, ("name", "prefix"))[0]),
+    "EtcdEngine": lambda url: partial(_etcd_alarm, url),
+    "RedisEngine": lambda url: partial(_redis_alarm, url),
 }

@@ -67,6 +67,7 @@ TOKEN = "nextval('holdfast_lock_token')"
 _MOVE_ON = f"""with crashed as (insert into holdfast_lock values (0, '', 0) on conflict do nothing returning key)
 select set_config('synchronous_commit', 'on', true), setval('holdfast_lock_token', greatest({TOKEN} + {_JUMP},
 (extract(epoch from clock_timestamp()) * 1000000)::bigint)) from crashed"""
+_RING_FIRST = f"begin; select {postgres.RING}; commit"  # a notification is sent at the end of a transaction
 _HOLDERS = """select json_agg(json_build_array(key::text, mode, granted, application_name, since)
     order by since nulls first, pid) from (
     select ((classid::bigint << 32) | objid::bigint) as key, mode, granted, pid, application_name,
@@ -102,10 +103,11 @@ class PostgresEngine(ServerEngine):
         self.slots = [key_of(f"{self.lock_name}\0{permit}") for permit in range(permits)]
         self.key = ("postgresql", self.url, self.lock_name)
         self._try = (
-            f"select case when pg_try_advisory_lock{self._suffix}($1) then {TOKEN} end"
-            " from holdfast_lock where key = $1 and permits = $2"
+            f"select token, case when token is not null then {postgres.RING} end from (select"
+            f" case when pg_try_advisory_lock{self._suffix}($1) then {TOKEN} end as token"
+            " from holdfast_lock where key = $1 and permits = $2 offset 0) as found"
         )
-        self._release = f"select pg_advisory_unlock{self._suffix}($1)"
+        self._release = f"select pg_advisory_unlock{self._suffix}($1), {postgres.RING}"
 
     @property
     def sessions(self) -> Sessions:
@@ -198,7 +200,8 @@ class PostgresEngine(ServerEngine):
             may = "" if first else f"pg_try_advisory_xact_lock_shared({self.queue}) and "
             slots = ",".join(map(str, free))
             query = (
-                f"select slot, case when slot <> 0 then {TOKEN} end from (select case when {may}"
+                f"select slot, case when slot <> 0 then {TOKEN} end, case when slot <> 0 then {postgres.RING} end"
+                f" from (select case when {may}"
                 f"pg_try_advisory_lock_shared({self.number}) then coalesce((select slot"
                 f" from unnest(array[{slots}]::bigint[]) as slot where pg_try_advisory_lock(slot) limit 1), 0) end"
                 f" as slot {self._row} offset 0) as found"
@@ -276,7 +279,7 @@ class PostgresEngine(ServerEngine):
                 unlock = f"pg_advisory_unlock({grant.id}), pg_advisory_unlock_shared({self.number})"
                 is_first = f"not pg_try_advisory_xact_lock_shared({self.queue})"
                 wake = f"case when {is_first} then pg_notify('{self._channel}', '') end"
-                (row,) = session.ask(f"select {unlock}, {wake}", TTL_S)
+                (row,) = session.ask(f"select {unlock}, {wake}, {postgres.RING}", TTL_S)
             else:
                 row = session.execute(self._release, (self.number,), TTL_S)
             return row is not None and row[0] == "t"
@@ -339,7 +342,7 @@ class _LockWaiter(Waiter):
         self._is_sent = False
 
     def _query(self) -> str:
-        return f"select pg_advisory_lock{self._engine._suffix}({self._engine.number})"
+        return f"{_RING_FIRST}; select pg_advisory_lock{self._engine._suffix}({self._engine.number})"
 
     def attempt(self, timeout: float) -> ServerGrant | None:
         session = self._session
@@ -358,7 +361,7 @@ class _LockWaiter(Waiter):
 
     def _granted(self, timeout: float) -> ServerGrant | None:
         engine, session, until = self._engine, self._session, monotonic() + timeout
-        query = f"select {TOKEN} {engine._row}"  # and a proof that the connection still works
+        query = f"select {TOKEN}, {postgres.RING} {engine._row}"  # and a proof that the connection still works
         while (row := self._if_known(lambda: session.ask(query, wait.time_left(until))[0])) is None:
             engine._know_again(wait.time_left(until))
         sessions = engine.sessions
@@ -384,7 +387,7 @@ class _PermitWaiter(_LockWaiter):
         self._is_first = False
 
     def _query(self) -> str:
-        return f"listen {self._engine._channel}; select pg_advisory_lock({self._engine.queue})"
+        return f"{_RING_FIRST}; listen {self._engine._channel}; select pg_advisory_lock({self._engine.queue})"
 
     def _granted(self, timeout: float) -> ServerGrant | None:
         self._is_first = True

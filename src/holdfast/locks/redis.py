@@ -21,6 +21,9 @@ their tokens and ids on the channel `holdfast:{name}:turn`. Such a grant lasts a
 have lasted. So the waiter knows until when it holds the lock without asking: the time to live, counted from before it
 last renewed its place. Each process that waits has one connection that listens. A waiter also looks again when the
 lease of a holder in front of it may have expired, and renews its own place.
+
+Every script that changes a lock asks how many programs listen to the channel `holdfast:changes`, on which a console
+waits. If there are any, it publishes an empty message there.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from ..files import OwnedFd, pipe
 from ..owner import without_passwords
 from .engine import BUSY, Outcome
-from .redis_scripts import ACQUIRE, KEYS, RELEASE, RENEW, STATUS, Script
+from .redis_scripts import ACQUIRE, CHANGES, KEYS, RELEASE, RENEW, STATUS, Script
 from .renewal import clock
 from .server import (
     STATUS_TIMEOUT_S,
@@ -125,6 +128,12 @@ class Listener:
             self._pipes.pop(id, None)
             self._tokens.pop(id, None)
 
+    def remove_at_once(self, id: str) -> None:
+        """The server must not publish for it any more."""
+        self.remove(id)
+        with self._mutex, suppress(RedisError, OSError):
+            self._unsubscribe()
+
     def take_token(self, id: str) -> int | None:
         """The token of a waiter, if a release has granted it the lock."""
         return self._tokens.pop(id, None)
@@ -136,6 +145,8 @@ class Listener:
                     kind, channel, id = self.connection.read_response(disable_decoding=True)[:3]
                     if kind == b"subscribe" and (event := self._confirmed.get(channel.decode())) is not None:
                         event.set()
+                    elif channel.decode() == CHANGES and kind == b"message":
+                        self._wake_all(CHANGES)
                     elif kind == b"message":
                         token, _, id = id.decode().partition(" ")
                         self._wake(id, int(token))
@@ -143,7 +154,11 @@ class Listener:
             self.is_broken = True
             for confirmed in list(self._confirmed.values()):
                 confirmed.set()  # the waiter then finds out
-            for id in list(self._pipes):
+            self._wake_all()
+
+    def _wake_all(self, *channels: str) -> None:
+        for id, (channel, _) in list(self._pipes.items()):
+            if not channels or channel in channels:
                 self._wake(id)
 
     def _wake(self, id: str, token: int | None = None) -> None:
@@ -222,7 +237,7 @@ class RedisServer:
             return connection
         raise failed
 
-    def listen(self, engine: RedisEngine, id: str, pipe: OwnedFd, timeout: float) -> Listener:
+    def listen(self, channel: str, id: str, pipe: OwnedFd, timeout: float) -> Listener:
         if not self._mutex.acquire(timeout=timeout):
             raise failure(self.name, redis.TimeoutError("no answer in time"))
         try:
@@ -232,7 +247,7 @@ class RedisServer:
         finally:
             self._mutex.release()
         try:
-            listener.add(engine.channel, id, pipe, timeout)
+            listener.add(channel, id, pipe, timeout)
         except RedisError as error:
             failed = failure(self.name, error)
         else:
@@ -357,7 +372,7 @@ class _RedisWaiter(Waiter):
         self._woken, self._wake = pipe()
         self._until = 0.0
         self._sent = 0.0  # before it last renewed its place (`clock`)
-        self._listener = engine.server.listen(engine, self._id, self._wake, timeout)
+        self._listener = engine.server.listen(engine.channel, self._id, self._wake, timeout)
 
     def attempt(self, timeout: float) -> ServerGrant | None:
         engine = self._engine
@@ -368,7 +383,7 @@ class _RedisWaiter(Waiter):
             self._listener.remove(self._id)
             return ServerGrant(engine, lease, self._id, token, self._sent)
         if self._listener.is_broken:
-            self._listener = engine.server.listen(engine, self._id, self._wake, timeout)
+            self._listener = engine.server.listen(engine.channel, self._id, self._wake, timeout)
         self._sent = clock()
         grant, soonest = engine.take(self._id, timeout, waits=True)
         if grant is None:

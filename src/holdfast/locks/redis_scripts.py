@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+CHANGES = "holdfast:changes"  # the channel
 KEYS = ("holders", "queue", "waiters", "token", "numbers")
 
 
@@ -43,6 +44,12 @@ local function fits(kind, more)
   return true
 end
 
+-- Tell the programs that show all locks, if there are any. It does not matter if the user has no right to that.
+local function tell()
+  local found = redis.pcall('PUBSUB', 'NUMSUB', '{CHANGES}')
+  if found[2] and found[2] ~= 0 then redis.pcall('PUBLISH', '{CHANGES}', '') end
+end
+
 -- Make a member a holder until its lease ends, and return its token.
 local function enter(member, ends)
   redis.call('ZADD', holders, ends, member)
@@ -53,9 +60,10 @@ local function enter(member, ends)
   local last = redis.call('GET', token)
   if last and (#last > #next or (#last == #next and last >= next)) then next = string.format('%.0f', last + 1) end
   redis.call('SET', token, next, 'PX', KEEP)
+  tell()
   return next
 end
-"""
+""".replace("{CHANGES}", CHANGES)
 # Returns {1, token}, {0, milliseconds until a lease in front of the caller may expire}, or {-1, the kind of a holder}.
 ACQUIRE = Script(
     _COMMON
@@ -78,7 +86,10 @@ for _, member in ipairs(redis.call('ZRANGE', holders, 0, 0)) do
   if tonumber(kind) and tonumber(other) and kind ~= other then return {-1, other} end
 end
 if waits then
-  if not rank then redis.call('ZADD', queue, redis.call('INCR', numbers), id) end
+  if not rank then
+    redis.call('ZADD', queue, redis.call('INCR', numbers), id)
+    tell()
+  end
   redis.call('ZADD', waiters, now + ttl, id)
   for _, key in ipairs({queue, waiters, numbers}) do redis.call('PEXPIRE', key, KEEP) end
 end
@@ -97,6 +108,7 @@ RELEASE = Script(
     + """
 redis.call('ZREMRANGEBYSCORE', holders, '-inf', now)
 local known = redis.call('ZREM', holders, id)
+tell()
 if redis.call('EXISTS', queue) == 0 then return known end
 
 redis.call('ZREM', queue, id)

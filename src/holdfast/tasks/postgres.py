@@ -23,7 +23,9 @@ Waking: NOTIFY takes a lock of the whole server, so it must be rare. A claim tha
 table `idle`, commits, and looks once more for a task. A transaction that made n tasks ready commits, and then removes n
 rows from `idle` and notifies these workers. If both happen at the same time, at least one of them sees the other. A
 process that dies between its commit and its notification wakes no worker: idle workers look again every second. The
-row of a process that waits for changes has a negative `until`.
+row of a process that waits for changes has a negative `until`: -1 for tasks that end, and -2 for every change. The
+statement that writes the mark tells each transaction whether there is such a row. This transaction may commit before it
+learns of a row that is added meanwhile, so the process looks again soon.
 
 Workers that live or die: see `server`. Clock: the server's.
 """
@@ -33,15 +35,15 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from time import monotonic, sleep, time
 from typing import Any
 
 from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError, Unsupported
 from .reading import Result, Run, Transaction
-from .server import START_TIME, InProcess, ServerChanges, Worker
+from .server import EVERY_CHANGE, START_TIME, InProcess, ServerChanges, Worker
 from .sql import Store
 from .statements import COLUMNS, NUMBERS, OPEN_ATTEMPT, SCHEMA, UPDATES, by_name, filled, number_of
 from .store import ENDED, NEVER, Attempt, Changes, Ending, Registration
@@ -96,7 +98,8 @@ _DEAD = f"""substring(worker from '[0-9]+$')::bigint not in (select objid from (
             = {START_TIME})"""
 _STATEMENTS = {
     "mark": f"""insert into {{p}}session (number, mark, at) values (?, ?, {_CLOCK})
-        on conflict (number) do update set mark = excluded.mark, at = excluded.at returning at""",
+        on conflict (number) do update set mark = excluded.mark, at = excluded.at
+        returning at, exists (select from {{p}}idle where until < -1)""",
     "last_mark": f"""insert into {{p}}session (number, mark, at) values (?, 0, {_CLOCK})
         on conflict (number) do update set at = excluded.at returning mark""",
     "forget_sessions": f"delete from {{p}}session where at < {_CLOCK} - 86400",
@@ -221,11 +224,12 @@ class PostgresStore(Store):
                 result = work(tx)
                 if tx.keys:
                     self.finish(tx)
-                self._set_clock(marked.fetchone(), began)
+                row: Any = marked.fetchone()
+                self._set_clock(row, began)
                 # The server has locked the row of the mark by now. So the next connection waits for this transaction.
                 unsure = (session.number, mark, result)
                 run("commit")
-                if tx.ready or tx.due or tx.ended:
+                if tx.ready or tx.due or tx.ended or (row[1] and not tx.only_looked):
                     run(self.sql["wake"], (min(tx.ready or int(tx.due), 1 << 30),))
             return result
 
@@ -367,6 +371,13 @@ class PostgresStore(Store):
 
     def changes(self) -> Changes:
         return ServerChanges(self, self.retried(lambda: Worker(self)))
+
+    @contextmanager
+    def alarm(self) -> Iterator[list[int]]:
+        """The next change of the queue rings once: one of these descriptors can be read."""
+        worker = self.retried(lambda: Worker(self))
+        with closing(ServerChanges(self, worker, EVERY_CHANGE)):
+            yield [worker.wakeup.fd, worker.fileno()]
 
     def prune(self, older_than: dict[str, float], limit: int) -> int:
         self.read(lambda run: run(self.sql["forget_sessions"]))

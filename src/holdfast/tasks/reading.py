@@ -24,7 +24,7 @@ PAGE = 500  # tasks that one step of a long operation reads
 class Transaction:
     """One transaction: its statements, and what it changed that others must learn of."""
 
-    __slots__ = ("due", "ended", "keys", "now", "ready", "run")
+    __slots__ = ("due", "ended", "keys", "now", "only_looked", "ready", "run")
 
     def __init__(self, run: Run, now: float) -> None:
         self.run = run
@@ -32,6 +32,7 @@ class Transaction:
         self.ready = 0  # tasks that became ready
         self.due = False  # a task became delayed
         self.ended = False  # a task may have ended
+        self.only_looked = False  # it has changed nothing that is shown
         self.keys: set[str] = set()  # whose parked tasks may have become ready
 
     def waiting_state(self, key: str | None, due: float | None = None) -> int:

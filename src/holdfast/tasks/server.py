@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .postgres import PostgresStore
 
 MAX_SESSIONS = 4  # of one process, besides its home session
+ENDS, EVERY_CHANGE = -1.0, -2.0  # what a process waits for, as `until` in the table `idle`
 LOOK_S = 1.0  # between two looks of an idle worker, for what sends no notification: a worker that died
 # Of the server, in microseconds: it may start twice in a second.
 START_TIME = "(1000000 * extract(epoch from pg_postmaster_start_time()))::bigint"
@@ -211,14 +212,14 @@ class Worker(Registration):
 
 
 class ServerChanges(Changes):
-    """Watches for tasks that end. Its row in the table `idle` asks for one notification."""
+    """Watches for tasks that end, or for every change. Its row in the table `idle` asks for one notification."""
 
-    def __init__(self, store: PostgresStore, worker: Worker) -> None:
-        self._store, self._worker = store, worker
+    def __init__(self, store: PostgresStore, worker: Worker, until: float = ENDS) -> None:
+        self._store, self._worker, self._until = store, worker, until
         self._ask()
 
     def _ask(self) -> None:
-        self._store.read(lambda run: run(self._store.sql["ask"], (self._worker.name, -1.0)))
+        self._store.read(lambda run: run(self._store.sql["ask"], (self._worker.name, self._until)))
         self._pause = _UNSEEN_S
 
     def wait(self, seconds: float) -> None:

@@ -165,6 +165,7 @@ class Store(Reader):
             if worker.is_idle:
                 tx.run(self.sql["forget"], (worker.name,))
             attempts = self._claim_in(tx, worker.name, count, reserve)
+            tx.only_looked = not attempts and not endings and worker.is_idle == idle
             tx.ready = max(0, tx.ready - len(attempts))  # these need no other worker
             until = None
             if attempts:
@@ -417,6 +418,7 @@ class Store(Reader):
                 # A moment in the future: the clock was wrong then. It is not in the way of others.
                 rows = tx.run(self.sql["prunable"].format(state=state), (time() + _A_DAY_S, limit)).fetchall()
                 deleted += [seq for seq, _ in takewhile(lambda row: row[0] != newest and row[1] < moment, rows)]  # noqa: B023
+            tx.only_looked = not deleted
             for seq in deleted:
                 tx.run(self.sql["delete"], (seq,))
             if not 0 <= time() - self._rates_forgotten_at <= _A_DAY_S:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
 
-from .. import wait
+from .. import postgres, wait
 from ..collect.locks import all_locks
 from ..collect.places import Places, look_into
 from ..collect.tasks import queue_at
 from ..errors import HoldfastError
+from ..locks.listing import Alarm, alarm_on
 from ..owner import without_passwords
 from ..status import Status
 from ..tasks import TaskQueue
@@ -56,7 +57,9 @@ class Locks:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self.topic = Topic("locks", waits=[Polling()] if console.urls else ())
+        alarms = [_alarm_on(url) for url in dict.fromkeys(console.urls)]
+        waits = [Polling()] if None in alarms else []
+        self.topic = Topic("locks", waits=waits, alarms=filter(None, alarms))
         self.topic.counts_opened = True
         self._mutex = threading.Lock()
         self._found: dict[str, Status] = {}
@@ -142,6 +145,13 @@ def _name(holder: tuple[int | None, str | None]) -> str:
     return (f"pid {pid}" if pid is not None else "an unknown process") + (f" on {host}" if host else "")
 
 
+def _alarm_on(url: str) -> Alarm | None:
+    try:
+        return alarm_on(url)
+    except HoldfastError:  # the first look shows it
+        return None
+
+
 class Shown:
     """A queue or a store. `name` is its path, or its URL without a password."""
 
@@ -155,8 +165,8 @@ class Queue(Shown):
     """A task queue."""
 
     def __init__(self, place: str) -> None:
-        paths, waits = ([], [Polling()]) if "://" in place else ([place, f"{place}/workers"], [])
-        super().__init__(place, Topic(place, paths, waits))
+        paths, alarms = ([], [self._alarm]) if "://" in place else ([place, f"{place}/workers"], [])
+        super().__init__(place, Topic(place, paths, alarms=alarms))
         self._queue: TaskQueue | None = None
         self._mutex = threading.Lock()
 
@@ -167,13 +177,17 @@ class Queue(Shown):
                 self._queue = queue_at(self.place)
             return self._queue
 
+    def _alarm(self) -> Any:
+        store: Any = self.queue.store  # on PostgreSQL
+        return store.alarm()
+
 
 class Store(Shown):
     """An event store."""
 
     def __init__(self, place: str) -> None:
         if "://" in place:
-            topic = Topic(place, waits=[self._news, Polling()])  # `Polling`: for how far the subscriptions are
+            topic = Topic(place, waits=[self._news], alarms=[postgres.Alarm(postgres.split(place, ["prefix"])[0])])
         else:
             below = ("", "/events", "/projections", "/subscriptions")
             topic = Topic(place, [place + name for name in below])

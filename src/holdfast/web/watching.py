@@ -5,10 +5,11 @@ of news. A page waits until the version of one of its topics has changed.
 
     paths                     inotify, for all directories in one instance. It reports everything that wakes the library
     events on PostgreSQL      LISTEN, as `EventStore.tail`
-    queues on PostgreSQL      a worker that waits is notified, and no other process: NOTIFY locks the whole server
-    locks on servers          the next waiter of a lock is notified, and no other process
+    queues, subscriptions     an *alarm*: from now on the next change notifies this process, and costs its writer more.
+    and locks on servers      After it has rung there is a pause, so that a busy server notifies a few times a second
+    locks on SMB              nothing. A page looks every 1 to 5 seconds, rarer while nothing changes
 
-The last two report nothing to a page. It looks at them every 1 to 5 seconds, rarer while nothing changes.
+An alarm does not ring for the end of a process. So a page also looks every 15 seconds.
 
 To look at a lock opens its file, which is an event, too. So events of a file that is only opened do not count while a
 look is under way. It ends in the event loop, which takes the events of the look off the queue first. `live` looks again
@@ -26,20 +27,31 @@ from contextlib import contextmanager, suppress
 
 from .. import system
 from ..errors import HoldfastError
-from ..files import OwnedFd
+from ..files import OwnedFd, pipe
+from ..locks.listing import Alarm
+from ..wait import poll
 
+_ALARM_S, _BETWEEN_ALARMS_S = 15.0, 0.2  # without a change, it is set again after so long
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 5.0
 
 Wait = Callable[[], Awaitable[object]]  # ends when there may be news
 
 
 class Topic:
-    """Something that pages show. `directories` are watched, and each of `waits` is awaited again and again."""
+    """Something that pages show. `directories` are watched, each of `waits` is awaited again and again, and each of
+    `alarms` has a thread."""
 
-    def __init__(self, name: str, directories: Iterable[str] = (), waits: Iterable[Wait] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        directories: Iterable[str] = (),
+        waits: Iterable[Wait] = (),
+        alarms: Iterable[Alarm] = (),
+    ) -> None:
         self.name = name
         self.directories = set(directories)
         self.waits = list(waits)
+        self.alarms = list(alarms)
         self.counts_opened = False  # a file that is opened may be a lock that is acquired
         self.version = 0
         self.users = 0
@@ -48,6 +60,7 @@ class Topic:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.take_events: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
+        self._stops: list[OwnedFd] = []  # closed to end the threads
         self._changed: set[asyncio.Event] = set()
 
     def bump(self) -> None:
@@ -86,10 +99,16 @@ class Topic:
         self.version += 1  # it was not watched until now
         self._loop = asyncio.get_running_loop()
         self._tasks = [asyncio.create_task(self._repeat(wait)) for wait in self.waits]
+        for alarm in self.alarms:
+            stopped, stop = pipe()
+            self._stops.append(stop)
+            threading.Thread(target=self._listen, args=[alarm, stopped], name="holdfast alarm", daemon=True).start()
 
     def end(self) -> None:
         for task in self._tasks:
             task.cancel()
+        while self._stops:
+            self._stops.pop().close()
 
     async def _repeat(self, wait: Wait) -> None:
         while True:
@@ -98,6 +117,25 @@ class Topic:
             except (HoldfastError, OSError):
                 await asyncio.sleep(_LAST_LOOK_S)
             self.bump()
+
+    def _listen(self, alarm: Alarm, stopped: OwnedFd) -> None:
+        """Set an alarm again and again, in a thread."""
+        pause: float = 0
+        while not poll([stopped.fd], pause):
+            try:
+                with alarm() as rung:
+                    self._bump_soon()  # for what has changed until now
+                    rings = bool(poll([stopped.fd, *rung], _ALARM_S))
+                pause = _BETWEEN_ALARMS_S if rings else 0
+            except (HoldfastError, OSError):
+                rings, pause = True, _LAST_LOOK_S
+            if rings:
+                self._bump_soon()
+
+    def _bump_soon(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self.bump)
 
 
 class Polling:
