@@ -631,7 +631,7 @@ def test_the_explorer_finds_a_lost_wake_up(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_explorer_finds_an_open_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tickets = []
-    monkeypatch.setattr(Queue, "leave", lambda queue: tickets.append(queue._ticket))
+    monkeypatch.setattr(Queue, "close", lambda queue: tickets.append(queue._ticket))
     with pytest.raises(Failure, match="left open"):
         explore(users(EXCLUSIVE, EXCLUSIVE), tmp_path)
 

@@ -74,7 +74,8 @@ class FirstWaiter:
                 grant = QUEUED
         finally:
             # After the lock is taken, never before: closing a watch is slow.
-            self._waiting.end(reuse=bool(grant))
+            if self._waiting.watch is not None:
+                self._waiting.end(reuse=bool(grant))
             if self._file is not None and not grant:
                 self._file.close()
 
