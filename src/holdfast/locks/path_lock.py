@@ -211,8 +211,8 @@ class PathLock(local.LocalEngine):
                     opened.acquired_at = now = time()
                     opened.came_through_queue = queued
                     opened.wait = None
-                    is_old = queued or now - opened.st.st_mtime > _FRESH_S
-                    if is_old and self.removes_file and self.permits is None and not st.st_size:
+                    shows_time = self.removes_file and self.permits is None and not st.st_size
+                    if shows_time and (queued or now - opened.st.st_mtime > _FRESH_S):
                         try:  # `status` shows the modification time as the time of the acquisition
                             system.touch(opened.fd)
                         except OSError:
