@@ -20,12 +20,15 @@ class Waiting:
 
     When a process dies, the kernel reports that the file was closed, and only then drops its locks. So after an event
     the waiter attempts again soon, and then less and less often, even if no further event comes.
+
+    events: a `WATCH_` constant of `system`; 0: all that may mean that the lock is free
     """
 
-    __slots__ = ("_look", "_path", "_registered", "backoff", "watch")
+    __slots__ = ("_events", "_look", "_path", "_registered", "backoff", "watch")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, events: int = 0) -> None:
         self._path = path
+        self._events = events
         self._registered = False
         self.watch: system.Watch | None = None
         self._look = RECHECK_S
@@ -40,7 +43,7 @@ class Waiting:
             return False
         try:
             if self.watch is None:
-                self.watch = system.Watch(self._path, OwnedFd)
+                self.watch = system.Watch(self._path, OwnedFd, self._events)
             else:
                 self.watch.move(self._path)
         except OSError:

@@ -56,8 +56,8 @@ class Watch:
 
     __slots__ = ("_borrowed", "_events", "_file", "_watched", "fd")
 
-    def __init__(self, path: str, own: Callable[[int], Owner], events: int = _EVENTS) -> None:
-        self._events = events
+    def __init__(self, path: str, own: Callable[[int], Owner], events: int = 0) -> None:
+        self._events = events or _EVENTS
         self._watched = -1
         self._file = _take_idle()
         self._borrowed = self._file is not None
