@@ -175,7 +175,7 @@ class LinePlace:
             self._admit()
 
     def leave(self) -> None:
-        if self._registry is not registry:  # `is_inherited`, without the call
+        if self.is_inherited:
             return
         line, lines = self._line, registry.lines
         with registry.mutex:

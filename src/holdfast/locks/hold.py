@@ -161,16 +161,11 @@ class Hold:
                 return False
             del self._registry.holds[self._grant]
             self._grant.drop()
-        except (AttributeError, KeyError):  # the interpreter is going down, or another thread was quicker
+        except (AttributeError, KeyError):  # never got as far as being held, or the interpreter is going down
             return False
         return True
 
     def __del__(self) -> None:
-        try:
-            if self._grant not in self._registry.holds:  # released: without one more call
-                return
-        except AttributeError:  # never got as far as being held, or the interpreter is going down
-            return
         if not self._drop() or sys.is_finalizing():  # first: where warnings are errors, nothing comes after them
             return
         text = f"a hold on {self.lock._engine.name} was never released; keep what acquire() returns, and release it"
