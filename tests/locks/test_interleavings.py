@@ -624,7 +624,7 @@ def test_the_explorer_finds_a_sharer_turned_away(tmp_path: Path, monkeypatch: py
 
 def test_the_explorer_finds_a_lost_wake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = explorer.Watch.real
-    monkeypatch.setattr(explorer.Watch, "real", lambda _, path, own: watch("/", own))
+    monkeypatch.setattr(explorer.Watch, "real", lambda _, path, own, events: watch("/", own, events))
     with pytest.raises(Failure, match="a wake-up was lost"):
         explore(permits(1, 1), tmp_path)
 
