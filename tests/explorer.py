@@ -506,9 +506,9 @@ class Watch:
 
     real = system.Watch
 
-    def __init__(self, run: Run, path: str, own: object, **options: Any) -> None:
+    def __init__(self, run: Run, path: str, own: object, events: int = 0) -> None:
         self._run = run
-        self._watch = run.call("watch", self.real, path, WatchFd, **options)
+        self._watch = run.call("watch", self.real, path, WatchFd, events)
         self.fd = self._watch.fd
         self._process = run.current.process if run.current else None
         if self._process:

@@ -131,6 +131,7 @@ def stand_in_front(lock: Any) -> Callable[[], None]:
 
     def leave() -> None:
         ticket.leave()
+        ticket.close()
         queues.remove_queue(lock.path + ".queue")
 
     return leave

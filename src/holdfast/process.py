@@ -177,12 +177,14 @@ class LinePlace:
     def leave(self) -> None:
         if self.is_inherited:
             return
-        with self._registry.mutex:
-            if self._me in self._line:
-                self._line.remove(self._me)
-            self._admit()
-            if not self._line and self._registry.lines.get(self._path) is self._line:
-                del self._registry.lines[self._path]
+        line, lines = self._line, registry.lines
+        with registry.mutex:
+            if self._me in line:
+                line.remove(self._me)
+            if line:
+                self._admit()
+            if not line and lines.get(self._path) is line:
+                del lines[self._path]
 
 
 def _has_ended(task: Task) -> bool:

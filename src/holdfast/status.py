@@ -242,7 +242,8 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
         holders = _holders(fd, st, locks)
         if not holders and not _is_free(fd, ranged):
             holders = _holders(fd, st, locks, exists=True)
-        since = st.st_mtime if holders and not keep else None
+        # 0: its last holder left it for a waiter, which has the lock since and was quicker (`OpenFile.release`).
+        since = (st.st_mtime or None) if holders and not keep else None
         return replace(free, held=bool(holders), holders=holders, since=since)
 
     return _examine(Status(path, "lock", held=False), examine)

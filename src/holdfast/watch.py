@@ -20,14 +20,17 @@ class Waiting:
 
     When a process dies, the kernel reports that the file was closed, and only then drops its locks. So after an event
     the waiter attempts again soon, and then less and less often, even if no further event comes.
+
+    events: a `WATCH_` constant of `system`; 0: all that may mean that the lock is free
     """
 
-    __slots__ = ("_look", "_path", "_registered", "_watch", "backoff")
+    __slots__ = ("_events", "_look", "_path", "_registered", "backoff", "watch")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, events: int = 0) -> None:
         self._path = path
+        self._events = events
         self._registered = False
-        self._watch: system.Watch | None = None
+        self.watch: system.Watch | None = None
         self._look = RECHECK_S
         self.backoff = Backoff()
 
@@ -39,10 +42,10 @@ class Waiting:
         if self._registered:
             return False
         try:
-            if self._watch is None:
-                self._watch = system.Watch(self._path, OwnedFd)
+            if self.watch is None:
+                self.watch = system.Watch(self._path, OwnedFd, self._events)
             else:
-                self._watch.move(self._path)
+                self.watch.move(self._path)
         except OSError:
             return False  # too many watches, or the file is gone already
         self._registered = True
@@ -55,15 +58,15 @@ class Waiting:
 
     def step(self, deadline: float | None) -> Step:
         """The step to wait for. It ends at the next recheck at the latest."""
-        if self._watch is None or not self._registered:
+        if self.watch is None or not self._registered:
             return self.backoff.pause(deadline)
         look = sooner(monotonic() + self._look, deadline)
         self._look = min(self._look * 10, RECHECK_S)
-        return Readable(self._watch.fd, look)
+        return Readable(self.watch.fd, look)
 
     def drain(self) -> None:
         """Read all events, before the next attempt: an event after the attempt must wake the waiter."""
-        if self._watch is not None and self._watch.drain():
+        if self.watch is not None and self.watch.drain():
             self._look = _SOON_S
 
     def end(self, *, reuse: bool = False) -> None:
@@ -71,6 +74,6 @@ class Waiting:
 
         In a forked child that unwinds its parent's wait, nothing happens.
         """
-        if self._watch is not None:
-            self._watch.close(reuse=reuse)
-            self._watch = None
+        if self.watch is not None:
+            self.watch.close(reuse=reuse)
+            self.watch = None

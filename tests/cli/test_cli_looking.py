@@ -16,8 +16,8 @@ import pytest
 from support import NO_PROCESS, Peer, until
 from test_cli import HOLDFAST, PATIENCE, begin, ended, holdfast, holding, watches  # noqa: F401
 
-from holdfast import Lock, LockFile, Semaphore, cli
-from holdfast.cli import completion
+from holdfast import Lock, LockFile, Semaphore, Timeout, cli
+from holdfast.cli import completion, waiting
 from holdfast.collect.locks import status_of
 
 if TYPE_CHECKING:
@@ -153,6 +153,20 @@ def test_wait_until_free(path: str, start_peer: Callable[..., Peer], begin: Any)
         peer.do("hold.release()")
         assert ended(waiter) == (0, f"Lock is free: {path}\n", "")
         assert not os.path.exists(path), "it took nothing"
+
+
+def test_wait_sleeps_while_the_lock_is_held(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look opens and closes the file, which must not wake it: it would look all the time."""
+    looks = []
+
+    def look(*arguments: Any) -> Any:
+        looks.append(arguments)
+        return status_of(*arguments)
+
+    monkeypatch.setattr(waiting, "status_of", look)
+    with Lock(path).acquire(), pytest.raises(Timeout):
+        waiting._until_free(path, 0.5)
+    assert len(looks) <= 10
 
 
 def test_wait_for_a_whole_directory(tmp_path: Path, start_peer: Callable[..., Peer], begin: Any) -> None:  # noqa: F811

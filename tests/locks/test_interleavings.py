@@ -624,14 +624,14 @@ def test_the_explorer_finds_a_sharer_turned_away(tmp_path: Path, monkeypatch: py
 
 def test_the_explorer_finds_a_lost_wake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = explorer.Watch.real
-    monkeypatch.setattr(explorer.Watch, "real", lambda _, path, own: watch("/", own))
+    monkeypatch.setattr(explorer.Watch, "real", lambda _, path, own, events: watch("/", own, events))
     with pytest.raises(Failure, match="a wake-up was lost"):
         explore(permits(1, 1), tmp_path)
 
 
 def test_the_explorer_finds_an_open_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tickets = []
-    monkeypatch.setattr(Queue, "leave", lambda queue: tickets.append(queue._ticket))
+    monkeypatch.setattr(Queue, "close", lambda queue: tickets.append(queue._ticket))
     with pytest.raises(Failure, match="left open"):
         explore(users(EXCLUSIVE, EXCLUSIVE), tmp_path)
 

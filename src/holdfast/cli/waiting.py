@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from time import monotonic
 
-from .. import Lock
+from .. import Lock, system
 from ..collect.kinds import kind_of
 from ..collect.locks import all_locks, lock_at, status_of
 from ..errors import Timeout
@@ -98,7 +98,8 @@ def _until_free(path: str, timeout: float | None) -> None:
         return status_of(path, kind_of(path) or "lock", None, "proof")
 
     def steps() -> Steps[None]:
-        waiting = Waiting(os.path.realpath(path))
+        # A look opens the file to read it. Without these events it would wake this process and all others that wait so.
+        waiting = Waiting(os.path.realpath(path), system.WATCH_WRITING)
         try:
             while look().held:
                 check_deadline(deadline)

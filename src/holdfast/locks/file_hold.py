@@ -11,9 +11,8 @@ from .. import process, system
 from ..files import named
 from . import heartbeat
 from .hold import Hold
-from .local import LocalGrant
+from .local import EndedWait, LocalGrant
 from .publish import PublishedFile
-from .queue import remove_queue
 from .removal import MAX_WAIT_TRIES, take_removal_byte
 
 TYPE_CHECKING = False
@@ -30,13 +29,14 @@ class FileGrant(PublishedFile, LocalGrant):
 
     __slots__ = (
         *("__weakref__", "_lost", "_renewing", "acquired_at"),
-        *("called_at", "content", "engine", "renewed_hold", "token"),
+        *("content", "engine", "renewed_hold", "token", "wait"),
     )
 
     shared = False
     key: process.Inode
     engine: FileEngine
     content: bytes  # as it was published: without the token
+    wait: EndedWait | None
     token: int | None  # None in a format without one
     renewed_hold: weakref.ref[FileHold] | None  # a hold with a heartbeat
 
@@ -45,7 +45,7 @@ class FileGrant(PublishedFile, LocalGrant):
         self.content = content
         self.acquired_at = time.time()
         self.token = None
-        self.called_at = 0.0
+        self.wait = None
         self.renewed_hold = None
         self._lost = False
         self._renewing: LockType | None = None  # held by a thread that renews; made by the first one
@@ -73,10 +73,8 @@ class FileGrant(PublishedFile, LocalGrant):
             raise
         finally:
             self._end()
-            if self.called_at:
-                location = self.engine.location
-                process.registry.note_turn(location.file, self.called_at)
-                remove_queue(location.queue)
+            if self.wait is not None:
+                self.wait.clean_up(self.engine.location)
 
     def _remove(self) -> bool:
         """Remove the file if the name still means it. False: the lock was lost before."""
@@ -105,8 +103,8 @@ class FileGrant(PublishedFile, LocalGrant):
     def leave_standing(self) -> None:
         """Close the lock file without removing it. From now on it is held in the name of another process."""
         self._end()
-        if self.called_at:
-            remove_queue(self.engine.location.queue)
+        if self.wait is not None:
+            self.wait.clean_up(self.engine.location)
 
     def renew(self) -> None:
         """Set the timestamp to now, in place and in one write, unless the file is closed."""

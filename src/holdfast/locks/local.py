@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
+    from .file_waiter import FileWaiter
+
     GrantType = TypeVar("GrantType", bound="LocalGrant")
+
 
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32
@@ -50,7 +53,33 @@ class LocalGrant(Grant):
 
     __slots__ = ()
 
-    called_at: float  # when a waiter in the queue acquired it, on the monotonic clock; 0.0: without the queue
+    wait: EndedWait | None  # None: it was acquired without waiting
+
+
+class EndedWait:
+    """What a wait leaves until its lock is released: closing it earlier would keep the new holder waiting."""
+
+    __slots__ = ("_began", "_queue", "_waiter")
+
+    def __init__(self, waiter: FileWaiter | None = None) -> None:
+        self._waiter = waiter
+        self._queue: Queue | None = None
+
+    def note_queue(self, queue: Queue) -> None:
+        """The wait was in this queue, and ends now."""
+        self._queue = queue
+        self._began = monotonic()
+
+    def clean_up(self, location: Location, *, gives_turn: bool = True) -> bool:
+        """Called when the lock is free. True: the queue was empty, and is removed."""
+        if self._waiter is not None:
+            self._waiter.close()
+        if self._queue is None:
+            return False
+        self._queue.close()
+        if gives_turn:
+            process.registry.note_turn(location.file, self._began)
+        return remove_queue(location.queue)
 
 
 class LocalEngine(Engine):
@@ -103,12 +132,14 @@ class LocalEngine(Engine):
             if grant is None:
                 grant = yield from self.wait_in_front(deadline, asynchronous=asynchronous)
             if queue is not None:
-                grant.called_at = monotonic()  # type: ignore[misc]  # an attribute of each subclass
+                grant.wait = grant.wait or EndedWait()  # type: ignore[misc]  # an attribute of each subclass
+                grant.wait.note_queue(queue)
             return grant
         finally:
             if queue is not None:
                 queue.leave()
                 if grant is None:
+                    queue.close()
                     remove_queue(queue.path)
             place.leave()
             if grant is None and not place.is_inherited:

@@ -37,7 +37,6 @@ from ..paths import LOCAL, absolute, check_directory, follow_links, mount_of, sy
 from . import local
 from .engine import BUSY, QUEUED, REMOVING, REPLACED, Outcome
 from .first_waiter import FirstWaiter
-from .queue import remove_queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ _PAUSE_S = 0.000_02
 class OpenFile(OwnedFd, local.LocalGrant):
     """The file of a lock, open. Once it is locked and the path names it, it is the grant of a hold."""
 
-    __slots__ = ("acquired_at", "called_at", "came_through_queue", "engine", "key", "mount", "set_lock", "st")
+    __slots__ = ("acquired_at", "came_through_queue", "engine", "key", "mount", "set_lock", "st", "wait")
 
     token = None
     engine: PathLock
@@ -70,6 +69,7 @@ class OpenFile(OwnedFd, local.LocalGrant):
     set_lock: Callable[[int, int], None]  # of a descriptor and an operation, as flock
     st: os.stat_result  # as of when it was opened
     acquired_at: float
+    wait: local.EndedWait | None
     came_through_queue: bool  # with a ticket, or in its `Turn`. Its holder leaves the file to the next waiter
 
     @property
@@ -100,20 +100,32 @@ class OpenFile(OwnedFd, local.LocalGrant):
                     system.unlock_slots(self.fd)
                 set_lock = self.set_lock  # Python calls a local variable faster
                 set_lock(self.fd, system.UN)
+                if left_for_next and engine.permits is None:
+                    self._seem_old(st)
             finally:
                 if engine.keeps_open:
                     engine.put_away(self, still_named)
                 else:
                     self.close()
         # Only now, when the next waiter can continue: removing a directory is slow.
-        if self.called_at:
-            if not engine.shared:
-                process.registry.note_turn(engine.location.file, self.called_at)
-            left_for_next = remove_queue(engine.location.queue) or left_for_next
+        if self.wait is not None:
+            left_for_next = self.wait.clean_up(engine.location, gives_turn=not engine.shared) or left_for_next
         # Other holders may have left the file for a queue that is gone now.
         if left_for_next and not system.access(engine.location.queue, 0):
             engine.remove_if_unused()
         return still_named
+
+    def _seem_old(self, st: os.stat_result | None) -> None:
+        """The next waiter may be a `LockFile`, for which an empty file is stale when it is old.
+
+        Called when the lock is free: it takes longer than the rest of a release. The next holder may have it already.
+        """
+        try:
+            now = system.fstat(self.fd)
+            if st and now.st_mtime == st.st_mtime and not now.st_size:
+                system.utime(self.fd, (0, 0))
+        except OSError:
+            pass  # another user's file
 
 
 class PathLock(local.LocalEngine):
@@ -198,9 +210,9 @@ class PathLock(local.LocalEngine):
                         self._check_content(opened.fd)
                     opened.acquired_at = now = time()
                     opened.came_through_queue = queued
-                    opened.called_at = 0.0
-                    is_old = queued or now - opened.st.st_mtime > _FRESH_S
-                    if is_old and self.removes_file and self.permits is None and not st.st_size:
+                    opened.wait = None
+                    shows_time = self.removes_file and self.permits is None and not st.st_size
+                    if shows_time and (queued or now - opened.st.st_mtime > _FRESH_S):
                         try:  # `status` shows the modification time as the time of the acquisition
                             system.touch(opened.fd)
                         except OSError:
@@ -334,11 +346,6 @@ class PathLock(local.LocalEngine):
             return False  # it got content meanwhile, and is not ours to remove
         held_briefly = self.shared or time() - file.acquired_at <= _BRIEF_HOLD_S
         if (file.came_through_queue or not held_briefly) and system.access(self.location.queue, 0):
-            if self.permits is None:
-                try:  # the next waiter may be a `LockFile`, for which an empty file is stale when it is old
-                    system.utime(file.fd, (0, 0))
-                except OSError:
-                    pass  # another user's file
             return True
         if self.shared:
             system.mark_removal(file.fd)

@@ -10,8 +10,8 @@ dies. So each waiter sleeps on exactly one other, no matter how many there are, 
     x.queue/000000000009   waits for 8. If 8 gives up or is killed: waits for 7
 
 Leaving: write a byte to the FIFO, unlink the ticket, close. The byte tells whether the waiter was the first. If so, the
-next waiter is the first now, and does not list the directory. The byte also wakes the next waiter if a child has
-inherited a copy of the descriptor, which keeps the FIFO open.
+next waiter is the first now, and does not list the directory. The byte also wakes the next waiter while the FIFO is
+open: a new holder closes its own when it releases the lock, and a child may have inherited a copy of the descriptor.
 
 A waiter that gives up removes the directory if it is empty, and so does a holder that came through the queue, when it
 releases. A waiter that was about to put a ticket into it makes it again.
@@ -227,8 +227,12 @@ class Queue:
             system.unlink(f"{self.path}/{self._name}")
         except OSError:
             pass
-        ticket.close()
-        self._ticket = None
+
+    def close(self) -> None:
+        """Close the ticket, after `leave`. The kernel frees the FIFO, so a holder does it after its release."""
+        if self._ticket is not None:
+            self._ticket.close()
+            self._ticket = None
 
 
 def _news(ticket: OwnedFd) -> bytes | None:

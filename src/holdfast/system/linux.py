@@ -24,7 +24,7 @@ WATCH_CLOSING = 0x8  # a descriptor that could write a file of the directory is 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _IN_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
 _EVENT = _Struct("iIII")  # watch, events, cookie, length of the name that follows
-_BUFFER = 4096  # bytes; an event needs at most 272
+_BUFFER, _MAX_EVENT = 4096, 272  # bytes
 
 _libc: ctypes.CDLL | None = None
 _idle_instances: list[Owner] = []  # of inotify: at most one, except for a moment between two threads
@@ -56,8 +56,8 @@ class Watch:
 
     __slots__ = ("_borrowed", "_events", "_file", "_watched", "fd")
 
-    def __init__(self, path: str, own: Callable[[int], Owner], events: int = _EVENTS) -> None:
-        self._events = events
+    def __init__(self, path: str, own: Callable[[int], Owner], events: int = 0) -> None:
+        self._events = events or _EVENTS
         self._watched = -1
         self._file = _take_idle()
         self._borrowed = self._file is not None
@@ -84,8 +84,10 @@ class Watch:
         """Take all events off. True: there was one."""
         any_events = False
         try:
-            while read(self.fd, _BUFFER):
+            while size := len(read(self.fd, _BUFFER)):
                 any_events = True
+                if size <= _BUFFER - _MAX_EVENT:  # else the next event may not have fitted in
+                    break
         except BlockingIOError:
             pass
         return any_events

@@ -53,7 +53,7 @@ class _KeptOpen(WholeFile):
             file = None
         if file is None:
             return WholeFile.open(self, create)
-        file.called_at = 0.0
+        file.wait = None
         return file
 
     def put_away(self, file: OpenFile, reusable: bool) -> None:
