@@ -87,7 +87,7 @@ def test_errors(shop: Path, tmp_path: Path) -> None:
     with Lock(shop / ".store.lock", keep=True):
         text = call("append", shop, "-w", 0.1, text='{"type": "A"}', status=1)
     assert f"pid {os.getpid()}" in text and "lock_timeout" in text
-    assert "invalid choice" in call("sing", shop, status=2)
+    assert "there is no action 'sing'" in call("sing", shop, status=2)
 
 
 def test_tail(shop: Path) -> None:

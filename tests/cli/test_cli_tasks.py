@@ -426,8 +426,8 @@ def test_a_paused_queue_gives_out_no_task_until_it_is_resumed(jobs: Path, queue:
 
 
 def test_wrong_words_are_explained(jobs: Path) -> None:
-    assert "invalid choice: 'sing'" in call("sing", jobs, status=2)
-    assert "required: ACTION" in call(status=2)
+    assert "there is no action 'sing'" in call("sing", jobs, status=2)
+    assert "which action? One of put, work, " in call(status=2)
     assert "unrecognized arguments: --state" in call("stats", jobs, "--state", "done", status=2)
     assert "unrecognized arguments: -j" in call("ls", jobs, "-j", status=2), "-j is how many at a time"
 

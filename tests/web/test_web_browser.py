@@ -104,7 +104,7 @@ def test_a_lock_file_whose_holder_is_killed_needs_attention(
     page.click(".attention a")
     shows(page, "no: it is dead", ".facts")
     with LockFile(path).acquire():
-        shows(page, f"lost: taken over from pid {holder.pid}", ".timeline")
+        shows(page, f"lost: taken away from pid {holder.pid}", ".timeline")
         assert page.locator(".facts dt:text('Losses seen') + dd").inner_text() == "1"
 
 

@@ -121,9 +121,8 @@ def changes(before: Status | None, after: Status | None) -> list[tuple[str, bool
         {(holder.pid, holder.host) for holder in one.holders} if one is not None else set() for one in (before, after)
     )
     if before is not None:
-        is_taken = before.stale and bool(now)
-        word = "lost: taken over from" if is_taken else "released by"
-        found += [(f"{word} {_name(one)}", is_taken) for one in sorted(was - now, key=str)]
+        word = "lost: taken away from" if before.stale else "released by"
+        found += [(f"{word} {_name(one)}", before.stale) for one in sorted(was - now, key=str)]
     if after is not None:
         found += [(f"acquired by {_name(one)}", False) for one in sorted(now - was, key=str)]
         if after.stale and not (before is not None and before.stale):
