@@ -70,13 +70,13 @@ def _handoff(quick: bool, place: Place, sources: dict[str, str]) -> Table:
     rows = []
     for i, (how, what) in enumerate(HANDED_OVER):
         samples: dict[str, list[float]] = {side: [] for side in sources}
-        for _ in range(4 if quick else 8):  # new processes each time
+        for _ in range(8 if quick else 16):  # new processes each time: which cores they get matters most
             with ExitStack() as stack:
                 sides = {
                     side: stack.enter_context(_Side(source, how, what, f"{place.directory}/{i}-{j}.lock"))
                     for j, (side, source) in enumerate(sources.items())
                 }
-                for _ in range(10 if quick else 20):
+                for _ in range(5 if quick else 10):
                     for side, pair in sides.items():
                         samples[side].append(pair.once())
         new, old = samples.values()
