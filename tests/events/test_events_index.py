@@ -6,11 +6,13 @@ import os
 import random
 import shutil
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from faces import Caller
 from support import Child, in_child, until
 
 from holdfast import Lock, system
@@ -21,7 +23,7 @@ from holdfast.events.log.builder import Builder
 from holdfast.events.log.index import Index
 from holdfast.events.log.search import Block, Recent, search
 from holdfast.paths import Mount
-from holdfast.sqlite import inside_sqlite
+from holdfast.sqlite import Database, inside_sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,6 +183,22 @@ def test_a_signal_handler_that_closes_a_store_waits_for_no_thread(shop: Path, mo
         handled.set()
     assert not joined
     store.close()
+
+
+def test_two_threads_may_close_a_store_at_once(shop: Path) -> None:
+    index = filled(shop)._engine.view.builder.index
+    assert index.is_there
+    with inside_sqlite:
+        closing = [Caller(index.close) for _ in range(2)]
+
+        def are_there() -> bool:
+            frames = [sys._current_frames().get(thread.ident or 0) for thread in closing]
+            return all(frame is not None and frame.f_code is Database.close.__code__ for frame in frames)
+
+        until(are_there)
+    for thread in closing:
+        thread.result()
+    assert not index.is_there
 
 
 def test_an_append_is_acknowledged_even_if_no_thread_can_be_started(
