@@ -353,6 +353,7 @@ class Alarm:
     def _begin(self, session: Session) -> bool:
         """False: another alarm has the lock, so that changes ring for both."""
         run = session.connection.execute
+        session.connection.add_notify_handler(_ignore)  # else psycopg keeps each notification
         run("listen holdfast_changes")
         query = f"select pg_try_advisory_lock({_ALARM}), not pg_try_advisory_xact_lock_shared({_ALARM})"
         is_ours, is_taken = run(query).fetchone() or (True, False)
@@ -364,8 +365,13 @@ class Alarm:
 
     def _end(self, session: Session, is_ours: bool) -> None:
         session.connection.execute("unlisten *")
+        session.connection.remove_notify_handler(_ignore)
         if is_ours:  # another alarm takes the lock
             session.connection.execute(f"select pg_advisory_unlock({_ALARM}), pg_notify('holdfast_changes', '')")
+
+
+def _ignore(notification: object) -> None:
+    """A handler of notifications."""
 
 
 def table_prefix(name: str, given: str) -> str:

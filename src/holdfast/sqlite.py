@@ -59,8 +59,9 @@ class Database:
     def close(self) -> None:
         if self._registry is process.registry and self.raw is not None:
             with inside_sqlite:
-                self.raw.close()
-                self.raw = None
+                raw, self.raw = self.raw, None
+                if raw is not None:  # else another thread has just closed it
+                    raw.close()
 
     def __del__(self) -> None:
         try:

@@ -31,6 +31,7 @@ from holdfast.events import (
     EventStore,
     Projection,
     Query,
+    QueryItem,
 )
 from holdfast.events.log import engine as log_engine
 from holdfast.events.log.builder import Builder
@@ -142,6 +143,17 @@ def test_conditions(shop: Path) -> None:
         with pytest.raises(ConditionFailed):
             store.append(orders(9), AppendCondition(everything))
     assert EventStore(shop / "new").append(orders(9), AppendCondition(ALL)) == 1
+
+
+def test_a_query_of_lists_and_sets_is_the_same_query() -> None:
+    """Appends that are committed together look their conditions up by it. Once, a list failed all of them."""
+    made: Any = QueryItem
+    query = Query([made(["A"], {"t"}), made(tags=("t",))])  # type: ignore[arg-type]
+    same = Query((QueryItem(frozenset({"A"}), frozenset({"t"})), QueryItem(tags=frozenset({"t"}))))
+    assert query == same and hash(query) == hash(same)
+    for wrong in ({"types": "A"}, {"tags": "t"}):
+        with pytest.raises(TypeError, match="several texts"):
+            made(**wrong)
 
 
 def test_a_condition_looks_at_all_segments(shop: Path) -> None:

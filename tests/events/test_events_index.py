@@ -6,11 +6,13 @@ import os
 import random
 import shutil
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from faces import Caller
 from support import Child, in_child, until
 
 from holdfast import Lock, system
@@ -21,6 +23,7 @@ from holdfast.events.log.builder import Builder
 from holdfast.events.log.index import Index
 from holdfast.events.log.search import Block, Recent, search
 from holdfast.paths import Mount
+from holdfast.sqlite import Database, inside_sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,6 +156,64 @@ def test_a_closed_store_may_be_removed(shop: Path, monkeypatch: pytest.MonkeyPat
     assert thread is not None and not thread.is_alive()
     assert len(ended) == 1 < 20_000 / 512
     shutil.rmtree(shop)
+
+
+def test_a_signal_handler_that_closes_a_store_waits_for_no_thread(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have interrupted what that thread waits for."""
+    write, begun, handled = Index.write, threading.Event(), threading.Event()
+
+    def slow(*words: Any) -> None:
+        begun.set()
+        handled.wait(60)
+        write(*words)
+
+    monkeypatch.setattr(Index, "write", slow)
+    store = EventStore(shop, durable=False)
+    joined: list[str] = []
+    previous = signal.signal(signal.SIGUSR1, lambda *_: store.close())
+    try:
+        store.append([Event("T", tags={"t"})] * 2000)
+        assert begun.wait(30)
+        with monkeypatch.context() as patched:
+            patched.setattr(store._engine.view.builder._thread, "join", lambda: joined.append("would never end"))
+            with inside_sqlite:  # as an operation of a task queue in this thread
+                signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+        handled.set()
+    assert not joined
+    store.close()
+
+
+def test_two_threads_may_close_a_store_at_once(shop: Path) -> None:
+    index = filled(shop)._engine.view.builder.index
+    assert index.is_there
+    with inside_sqlite:
+        closing = [Caller(index.close) for _ in range(2)]
+
+        def are_there() -> bool:
+            frames = [sys._current_frames().get(thread.ident or 0) for thread in closing]
+            return all(frame is not None and frame.f_code is Database.close.__code__ for frame in frames)
+
+        until(are_there)
+    for thread in closing:
+        thread.result()
+    assert not index.is_there
+
+
+def test_an_append_is_acknowledged_even_if_no_thread_can_be_started(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with EventStore(shop, durable=False) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            store.append([Event("T", tags={"t"})] * 2000)
+            store.close()
+        assert store.append(Event("T", tags={"t"}))
+        assert len(list(store.read())) == 2001
 
 
 def test_nobody_waits_in_the_background_for_the_index_of_another_process(shop: Path) -> None:

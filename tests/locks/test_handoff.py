@@ -7,7 +7,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from faces import until_waiting
+from faces import Caller, in_thread, until_waiting
+from support import descriptors
 
 import holdfast
 from holdfast import system
@@ -83,6 +84,27 @@ def test_an_acquire_closes_what_it_waited_with_only_at_the_release(
     assert "close" not in acquired
     if before:  # one inotify instance is kept for the next wait
         assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no list of descriptors")
+@pytest.mark.parametrize("kind", [holdfast.Lock, holdfast.LockFile])
+def test_a_process_with_many_locks_keeps_little_of_what_it_waited_with(tmp_path: Path, kind: Any):
+    """A user has 128 inotify instances, for all programs together."""
+    many, holds, before = 80, [], len(descriptors())
+    each = 1 if kind is holdfast.Lock else 2
+    for number in range(many):
+        lock = kind(tmp_path / str(number))
+        hold = in_thread(lock.acquire)
+        waiter = Caller(lock.acquire)
+        until_waiting(lock, 1)
+        hold.release()
+        holds.append(waiter.result())
+    opened = [name for name in descriptors().values() if "inotify" in name]
+    assert len(descriptors()) < before + many * each + 60
+    assert len(opened) < 32
+    for hold in holds:
+        hold.release()
+    assert len(descriptors()) <= before + 1
 
 
 def test_a_file_that_is_left_for_the_next_waiter_looks_old(tmp_path: Path):

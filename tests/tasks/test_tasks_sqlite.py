@@ -250,6 +250,34 @@ def test_the_log_of_a_durable_queue_does_not_grow_with_each_commit(where: str) -
     store.close()
 
 
+def test_zeros_never_hide_what_another_program_commits(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command sqlite3 does not know the lock of the writers."""
+    outcomes = []
+    program = """
+import sqlite3, sys
+other = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0)
+try:
+    other.execute("create table note as select hex(zeroblob(5000))")
+    print("committed")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+    write_at = connection.write_at
+
+    def after_it(*words: Any) -> None:
+        command = [sys.executable, "-c", program, f"{where}/queue.db"]
+        outcomes.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        write_at(*words)
+
+    monkeypatch.setattr(connection, "write_at", after_it)
+    with closing(TaskQueue(where)) as queue:
+        for number in range(20):
+            queue.put(number)
+        assert outcomes == ["database is locked"]
+        assert queue.store.count()["ready"] == 20
+        assert os.stat(f"{where}/queue.db-wal").st_size == 3 << 20
+
+
 def test_the_lock_file_can_be_deleted_at_any_time(store: SqliteStore, where: str) -> None:
     for _ in range(3):
         store.add(tasks(1))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+import psycopg
 import pytest
 import servers
 from console_server import ConsoleServer, Stream, slug
@@ -20,7 +23,10 @@ from holdfast import postgres as pg
 from holdfast.events import Event, EventStore
 from holdfast.locks import listing
 from holdfast.tasks import TaskQueue
+from holdfast.tasks import postgres as tasks_postgres
+from holdfast.tasks.server import ServerChanges
 from holdfast.wait import poll
+from holdfast.web import watching
 
 Start = Callable[..., ConsoleServer]
 PeerStart = Callable[..., Peer]
@@ -329,3 +335,61 @@ def test_a_second_alarm_on_postgresql_rings_when_the_first_one_ends(postgres: st
         assert poll(rung, 30)
     with second() as rung, lock.acquire():
         assert poll(rung, 30)
+
+
+def test_an_alarm_on_postgresql_keeps_no_notification(postgres: str) -> None:
+    alarm, lock = pg.Alarm(postgres), holdfast.lock(f"{postgres}?name=a")
+    for _ in range(3):
+        with alarm() as rung, lock.acquire():
+            assert poll(rung, 30)
+    with alarm._pool.session() as session:
+        assert not list(session.connection.notifies(timeout=0))
+
+
+def test_an_alarm_misses_no_transaction_that_began_before_it(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a transaction does not know of the alarm. So it is to be seen, once the alarm is set."""
+    monkeypatch.setattr(tasks_postgres, "UNSEEN_S", 2.0)
+    queue = TaskQueue(postgres)
+    store: Any = queue.store
+    id = queue.put(1)
+    begun, is_asked = threading.Event(), threading.Event()
+
+    def change() -> None:
+        def work(tx: Any) -> None:
+            tx.run("select 1").fetchone()
+            begun.set()
+            assert is_asked.wait(30)
+            time.sleep(0.1)
+            tx.run(f"update holdfast_task set payload = '2' where seq = {id[1:]}")
+
+        store.transact(work)
+
+    ask = ServerChanges._ask
+    monkeypatch.setattr(ServerChanges, "_ask", lambda changes: (ask(changes), is_asked.set()))
+    changing = threading.Thread(target=change)
+    changing.start()
+    assert begun.wait(30)
+    with store.alarm() as rung:
+        assert queue.get(id).payload == 2 or poll(rung, 1)
+    changing.join()
+    queue.close()
+
+
+def test_a_topic_goes_on_after_any_error_of_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a statement that takes longer than the server allows."""
+    monkeypatch.setattr(watching, "_LAST_LOOK_S", 0.01)
+    calls: list[int] = []
+
+    def alarm() -> Any:
+        calls.append(1)
+        raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+
+    async def watch() -> None:
+        topic = watching.Topic("x", alarms=[alarm])
+        topic.begin()
+        before = topic.version
+        while len(calls) < 3 or topic.version == before:
+            await asyncio.sleep(0.01)
+        topic.end()
+
+    asyncio.run(asyncio.wait_for(watch(), 30))

@@ -109,6 +109,11 @@ class QueryItem(msgspec.Struct, frozen=True):
     tags: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        for field in ("types", "tags"):
+            if not isinstance(texts := getattr(self, field), frozenset):  # a query must be hashable
+                if isinstance(texts, str):
+                    raise TypeError(f"{field} are several texts: {{{texts!r}}}, not {texts!r}")
+                msgspec.structs.force_setattr(self, field, frozenset(texts))
         for text in (*self.types, *self.tags):
             if not isinstance(text, str):
                 name = f"; its name is {text.__name__!r}" if isinstance(text, type) else ""
@@ -122,6 +127,10 @@ class Query(msgspec.Struct, frozen=True):
     """Events that match one of the items; without any item, all events."""
 
     items: tuple[QueryItem, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.items, tuple):
+            msgspec.structs.force_setattr(self, "items", tuple(self.items))
 
     @classmethod
     def of(cls, types: Iterable[str] = (), tags: Iterable[str] = ()) -> Query:

@@ -64,6 +64,8 @@ class FileWaiter:
             if isinstance(grant, Outcome):
                 self._close_file()
                 waiting.end()
+            elif not local.may_linger():
+                self.close()
 
     def close(self) -> None:
         """Called when a lock that was acquired is released. The removed file of its last holder is closed then: the

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # How many waiters of one process have tickets at a time; the others wait in memory. Each ticket costs a descriptor.
 TICKETS_PER_PROCESS = 32
 _MAX_QUICK_RETRIES = 3  # retries without a pause
+_FEW_DESCRIPTORS = 64  # a process that has more open closes at once what a wait has left
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.000_05, 0.002
 # Retries after which the lock counts as busy. A process that removes the file may be stopped.
 _MAX_REMOVALS, _MAX_REPLACED = 50, 200
@@ -54,6 +55,12 @@ class LocalGrant(Grant):
     __slots__ = ()
 
     wait: EndedWait | None  # None: it was acquired without waiting
+
+
+def may_linger() -> bool:
+    """May what a wait has left stay open while its lock is held? Not for all locks of a process that holds hundreds:
+    the number of descriptors is limited, and so is the number of inotify instances of a user (128)."""
+    return len(process.descriptors) < _FEW_DESCRIPTORS
 
 
 class EndedWait:
@@ -138,8 +145,9 @@ class LocalEngine(Engine):
         finally:
             if queue is not None:
                 queue.leave()
-                if grant is None:
+                if grant is None or not may_linger():
                     queue.close()
+                if grant is None:
                     remove_queue(queue.path)
             place.leave()
             if grant is None and not place.is_inherited:

@@ -112,11 +112,22 @@ class Connection(Database):
     def fill_log(self, size: int) -> None:
         """Give the log the size that it will have anyway: a sync of a file that grows takes twice as long.
 
-        The caller holds the lock of all writers. SQLite ignores zeros behind its last commit.
+        The caller holds the lock of all writers. SQLite ignores zeros behind its last commit. But a program that does
+        not know that lock may commit, such as the command sqlite3. So SQLite's own lock is held meanwhile.
         """
-        if size < _DURABLE_WAL_BYTES:
-            with suppress(OSError), OwnedFd(system.open_fd(f"{self._file}-wal", system.O_EXISTING)) as log:
-                write_at(log.fd, bytes(_DURABLE_WAL_BYTES - size), size)
+        if size >= _DURABLE_WAL_BYTES:
+            return
+        self.run("pragma busy_timeout = 0")
+        try:
+            with suppress(OSError, sqlite3.OperationalError):  # the disk is full, or such a program writes
+                self.run("begin immediate")
+                with OwnedFd(system.open_fd(f"{self._file}-wal", system.O_EXISTING)) as log:
+                    size = system.fstat(log.fd).st_size
+                    write_at(log.fd, bytes(max(0, _DURABLE_WAL_BYTES - size)), size)
+        finally:
+            if self.in_transaction:
+                self.run("rollback")
+            self.run(f"pragma busy_timeout = {int(BUSY_WAIT_S * 1000)}")
 
     def acquire(self) -> Hold | None:
         """Acquire the lock of all writers. None: it is held with the open file."""

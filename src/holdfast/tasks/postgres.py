@@ -43,7 +43,7 @@ from typing import Any
 from .. import postgres, process
 from ..errors import ConnectionFailed, CorruptStore, HoldfastError, Unsupported
 from .reading import Result, Run, Transaction
-from .server import EVERY_CHANGE, START_TIME, InProcess, ServerChanges, Worker
+from .server import EVERY_CHANGE, START_TIME, UNSEEN_S, InProcess, ServerChanges, Worker
 from .sql import Store
 from .statements import COLUMNS, NUMBERS, OPEN_ATTEMPT, SCHEMA, UPDATES, by_name, filled, number_of
 from .store import ENDED, NEVER, Attempt, Changes, Ending, Registration
@@ -374,9 +374,13 @@ class PostgresStore(Store):
 
     @contextmanager
     def alarm(self) -> Iterator[list[int]]:
-        """The next change of the queue rings once: one of these descriptors can be read."""
+        """The next change of the queue rings once: one of these descriptors can be read.
+
+        It takes a moment. What a caller then sees is all that did not ring, but for transactions that take longer.
+        """
         worker = self.retried(lambda: Worker(self))
         with closing(ServerChanges(self, worker, EVERY_CHANGE)):
+            worker.wait(UNSEEN_S)
             yield [worker.wakeup.fd, worker.fileno()]
 
     def prune(self, older_than: dict[str, float], limit: int) -> int:

@@ -46,7 +46,7 @@ LOOK_S = 1.0  # between two looks of an idle worker, for what sends no notificat
 # Of the server, in microseconds: it may start twice in a second.
 START_TIME = "(1000000 * extract(epoch from pg_postmaster_start_time()))::bigint"
 _BETWEEN_CHANGES_S = 0.005
-_UNSEEN_S = 0.05  # a transaction that was about to commit did not see who waits. So a waiter looks again
+UNSEEN_S = 0.05  # a transaction that was about to commit did not see who waits. So a waiter looks again
 
 # Plans for a table that is small at first and has a million rows a minute later: always by an index, never by a sort.
 _OFF = ("jit", "enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin")
@@ -220,7 +220,7 @@ class ServerChanges(Changes):
 
     def _ask(self) -> None:
         self._store.read(lambda run: run(self._store.sql["ask"], (self._worker.name, self._until)))
-        self._pause = _UNSEEN_S
+        self._pause = UNSEEN_S
 
     def wait(self, seconds: float) -> None:
         is_woken = self._worker.wait(min(seconds, self._pause))

@@ -127,7 +127,7 @@ class Topic:
                     self._bump_soon()  # for what has changed until now
                     rings = bool(poll([stopped.fd, *rung], _ALARM_S))
                 pause = _BETWEEN_ALARMS_S if rings else 0
-            except (HoldfastError, OSError):
+            except Exception:  # of any library: a page without this thread would learn of nothing
                 rings, pause = True, _LAST_LOOK_S
             if rings:
                 self._bump_soon()

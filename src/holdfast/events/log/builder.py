@@ -11,8 +11,9 @@ from contextlib import suppress
 from threading import Lock, Thread, main_thread
 from time import sleep
 
-from ... import system
+from ... import process, system
 from ...errors import HoldfastError, LockLost
+from ...sqlite import inside_sqlite
 from . import segments
 from .index import BEGINNING, Damaged, Index, Mark
 from .search import Block
@@ -94,8 +95,12 @@ class Builder:
             if self._thread is not None and self._thread.is_alive():
                 return
             self._looked = head
-            self._thread = Thread(target=self._build_in_background, args=(head,), name="holdfast index", daemon=False)
-            self._thread.start()
+            thread = Thread(target=self._build_in_background, args=(head,), name="holdfast index", daemon=False)
+            try:
+                thread.start()
+            except RuntimeError:  # too many threads, or the interpreter ends. What was appended is appended
+                return
+            self._thread = thread
 
     def _build_in_background(self, head: int) -> None:
         try:
@@ -150,11 +155,16 @@ class Builder:
         self.build(until)
 
     def close(self) -> None:
-        """Whoever closed the store may remove its directory: no thread writes there any more."""
-        if (thread := self._thread) is not None:
+        """Whoever closed the store may remove its directory: no thread writes there any more.
+
+        Unless a signal handler closes it, and what it interrupted has the mutex that the thread waits for.
+        """
+        if (thread := self._thread) is not None and not process.owns(inside_sqlite):
             self._is_closing = True
-            thread.join()
-            self._is_closing = False
+            try:
+                thread.join()
+            finally:
+                self._is_closing = False
         self.index.close()
 
     def distrust(self) -> None:
