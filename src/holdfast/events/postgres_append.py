@@ -3,8 +3,7 @@
     look ahead   each thread checks its own condition up to the visible head, without the lock. Not if that is fast:
                  a few terms, each with one tag or none
     at once      the advisory lock and the head; the events unless one breaks a condition, and a notification. These are
-                 two statements in one round trip, which is one transaction. So the lock is never held while the server
-                 waits for this process
+                 one transaction in one round trip. So the lock is never held while the server waits for this process
 
 If another condition of the group does not hold, or a task that can be cancelled waits, it takes two round trips:
 
@@ -164,7 +163,7 @@ class Appender(GroupCommit):
         else:
             mark = random.getrandbits(62)
             writes = self._writes(batches, statements.rows_of(batches, mark))
-            self._send(session, work, [*writes, ("commit", None)], batches[0][0], mark)
+            self._send(session, work, writes, batches[0][0], mark)
         self._set_done(work, head + sum(len(drafts) for _, drafts in batches))
 
     def _set_done(self, work: Work, head: int) -> None:
@@ -200,12 +199,13 @@ class Appender(GroupCommit):
         rows = statements.rows_of(batches, mark)
         write = statements.append_alone(self._prefix, self._id, self.channel, rows, checks, least)
         try:
-            results = self._send(session, work, [self._locks(leader), write], guess + 1, mark)
+            _, locked, added = self._send(session, work, [("begin", None), self._locks(leader), write], guess + 1, mark)
         except psycopg.errors.LockNotAvailable:
+            session.connection.rollback()
             self.queue.put_back(leader, work)  # the others came later
             work.timeout = self.timed_out(session.connection.execute)
             return True
-        row, (number, match, _) = results[0].fetchone(), results[1].fetchone()
+        row, (number, match, _) = locked.fetchone(), added.fetchone()
         if not number:
             work.mark = 0
             if row is None:
@@ -226,18 +226,18 @@ class Appender(GroupCommit):
         return self.sql["lock" if self._durable else "lock_lazily"], (str(left), self.key, self._id)
 
     def _send(
-        self, session: postgres.Session, work: Work, writes: Sequence[Statement], first: int, mark: int
+        self, session: postgres.Session, work: Work, writes: Iterable[Statement], first: int, mark: int
     ) -> list[Any]:
         """Run statements and commit, in one round trip. Return the cursors of the statements.
 
-        Without a begin, they are one transaction, and its commit is the end of the pipeline.
+        With a commit of its own: psycopg cannot tell of a commit that fails at the end of a pipeline.
         """
         run, known = session.connection.execute, self.known
         try:
             with postgres.pipeline(session.connection):
-                results = [run(*statement) for statement in writes[:-1]]
+                results = [run(*statement) for statement in writes]
                 work.first, work.known, work.mark = first, known, mark
-                results.append(run(*writes[-1]))
+                run("commit")
         except psycopg.Error as error:
             if not postgres.is_lost(error):
                 work.mark = 0  # the server has refused a statement
