@@ -581,14 +581,19 @@ def in_place_of_the_system(run: Run) -> Iterator[None]:
 
 @contextmanager
 def no_idle_watch_left() -> Iterator[None]:
-    """End the watch that `system` keeps for the next wait, so that a test leaves the descriptors that it found."""
+    """End the watch that `system` keeps for the next wait: that of an earlier test now, so that no actor closes it, and
+    at the end that of this one, which leaves the descriptors that it found."""
+    _end_idle_watches()
     try:
         yield
     finally:
-        platform = sys.modules.get("holdfast.system.linux")
-        if platform is not None:
-            while platform._idle_instances:
-                platform._idle_instances.pop().close()
+        _end_idle_watches()
+
+
+def _end_idle_watches() -> None:
+    platform = sys.modules.get("holdfast.system.linux")
+    while platform is not None and platform._idle_instances:
+        platform._idle_instances.pop().close()
 
 
 def _empty(directory: Path) -> None:
