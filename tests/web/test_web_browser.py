@@ -28,7 +28,8 @@ Tabs = Callable[..., "Tab"]
 PeerStart = Callable[..., Peer]
 
 XSS = (
-    """<img src=x onerror="document.title='owned'"><script>document.title='owned'</script>' " ` </pre></main>{{7919*7919}}"""
+    """<img src=x onerror="document.title='owned'"><script>document.title='owned'</script>' " ` </pre></main>"""
+    "{{7919*7919}}"
 )
 
 
