@@ -34,7 +34,8 @@ def exists(pid: int) -> bool:
     return True
 
 
-victims: list[int] = []  # the pids whose locks this process removed
+UNWRITTEN = -1
+victims: list[int] = []  # the pids whose locks this process removed, or `UNWRITTEN` for a file without content
 
 
 def unlinked(path: str) -> bool:
@@ -47,6 +48,8 @@ def unlinked(path: str) -> bool:
     found = read(aside)
     if found is not None:
         victims.append(found[0])
+    elif not os.path.getsize(aside):
+        victims.append(UNWRITTEN)
     os.unlink(aside)
     return True
 

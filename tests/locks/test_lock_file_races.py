@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from explored import explored
-from foreign import TOOLS, victims
+from foreign import TOOLS, UNWRITTEN, victims
 from support import (
     NO_PROCESS,
     Raised,
@@ -251,8 +251,9 @@ def test_of_all_that_try_at_once_there_are_never_two_holders(
 
 
 def excused(pair: tuple[Stay, Stay], stays: list[Stay]) -> bool:
-    """Ours was told; or the two are foreign; or another foreign one had removed the foreign one's lock; or the foreign
-    one made its lock while one of ours took over the stale file, between our last check and our unlink."""
+    """Ours was told; or the two are foreign; or another foreign one had removed the foreign one's lock, perhaps before
+    it was written, which ours never are; or the foreign one made its lock while one of ours took over the stale file,
+    between our last check and our unlink."""
     ours = [stay for stay in pair if stay.member == OURS]
     if not ours or any(stay.told for stay in ours):
         return True
@@ -261,7 +262,7 @@ def excused(pair: tuple[Stay, Stay], stays: list[Stay]) -> bool:
     # semats renames over what is there, which names no victim; but its release looks.
     several = sum(stay.member != OURS for stay in stays) > 1
     return any(
-        stay.pid in robbed
+        robbed & {stay.pid, UNWRITTEN}
         or any(stay.began < one.unlinked and one.checked < stay.came for one in stays if one.member == OURS)
         or (stay.told and stay.member == "semats" and (several or _renamed_over_a_release(stay, stays)))
         for stay in foreign
