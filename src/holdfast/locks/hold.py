@@ -166,6 +166,11 @@ class Hold:
         return True
 
     def __del__(self) -> None:
+        try:
+            if self._grant not in self._registry.holds:  # it was released, as is usual
+                return
+        except AttributeError:
+            return
         if not self._drop() or sys.is_finalizing():  # first: where warnings are errors, nothing comes after them
             return
         text = f"a hold on {self.lock._engine.name} was never released; keep what acquire() returns, and release it"
