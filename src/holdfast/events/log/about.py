@@ -32,7 +32,7 @@ def absolute(path: StrPath) -> str:
 
 
 def tag_of(name: str) -> bytes:
-    """What the lines of the store with this id begin their sum with."""
+    """The first part of the checksum in every line of the store with this id."""
     return b"%08x" % crc32(name.encode())
 
 
