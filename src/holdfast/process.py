@@ -146,9 +146,9 @@ class LinePlace:
             self._admit()
 
     def _admit(self) -> None:
-        """Admit the first waiter outside, if there is room. No waiter overtakes one that is about to join the queue.
+        """Admit the next waiter, if fewer than `width` are admitted and all of these have joined the queue.
 
-        A waiter whose event loop was closed does not run any more, and leaves.
+        A waiter whose event loop was closed cannot run any more. Its place is removed.
         """
         number = 0
         for reference in list(self._line):
@@ -169,7 +169,7 @@ class LinePlace:
         return self._registry is not registry
 
     def admit_next(self) -> None:
-        """Admit the next waiter. A waiter outside calls it, too: the waiter in front may have been collected."""
+        """Admit the next waiter. A waiter that is not admitted calls it, too: the one in front may be collected."""
         with self._registry.mutex:
             self._has_joined = self.admitted
             self._admit()
@@ -208,7 +208,7 @@ class Registry:
         self.mutex = RLock()
 
     def note_turn(self, path: str, began: float) -> None:
-        """Called on release, after the lock is free; the time runs since the lock was granted."""
+        """Give the caller a `Turn`, when the lock is free again. `began`: when the released lock was granted."""
         if len(self.turns) > 1000:
             self.turns.clear()
         self.turns[path] = Turn(began)
@@ -289,7 +289,7 @@ def _after_fork() -> None:
 
 
 def _begin_in_child() -> None:
-    """Once per child: the hook, or the first descriptor that another module's hook opens before it."""
+    """The fork hook. If the hook of another module uses Holdfast first, it runs then, and not a second time."""
     global registry, _pid
     if _pid == os.getpid():  # another thread of the parent, or the second time
         return

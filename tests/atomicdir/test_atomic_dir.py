@@ -181,9 +181,9 @@ def test_a_path_that_is_no_directory_is_refused_and_left(tmp_path: Path) -> None
     file = tmp_path / "file"
     file.write_text("data")
     for attempt in ("replace", "edit", "read", "snapshot"):
-        with pytest.raises(NotADirectoryError, match="left as it is"), getattr(AtomicDir(file), attempt)():
+        with pytest.raises(NotADirectoryError, match="left untouched"), getattr(AtomicDir(file), attempt)():
             pass
-    with pytest.raises(FileNotFoundError), AtomicDir(tmp_path / "no" / "x").replace():
+    with pytest.raises(FileNotFoundError, match="make it first"), AtomicDir(tmp_path / "no" / "x").replace():
         pass
     assert file.read_text() == "data" and os.listdir(tmp_path) == ["file"]
     for bad in ("", ".", "..", "x/.."):

@@ -796,7 +796,7 @@ def test_a_directory_that_another_program_makes_between_two_renames_is_moved_asi
 @pytest.mark.parametrize("what", ["file", "link"])
 def test_a_file_that_takes_the_place_of_the_directory_is_left(what: str, site: Path, way: str) -> None:
     put(site, OLD)
-    with pytest.raises(NotADirectoryError, match="left as it is"), AtomicDir(site).replace() as new:  # noqa: PT012
+    with pytest.raises(NotADirectoryError, match="left untouched"), AtomicDir(site).replace() as new:  # noqa: PT012
         build(new, NEW)
         cleanup.remove(str(site))
         if what == "file":

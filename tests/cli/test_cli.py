@@ -576,6 +576,8 @@ def test_a_lock_in_another_name(path: str, start_peer: Callable[..., Peer]) -> N
     assert holdfast("lockfile", "acquire", "--pid", peer.pid, path).returncode == 0
     assert holdfast("status", "--json", path).returncode == 1
     assert holdfast("lockfile", "try", path).returncode == 1
+    done = holdfast("lockfile", "acquire", "-w", "0.1", path)
+    assert done.stderr.startswith(f"Timeout waiting for lock\n  {path}: not free within 0.1 s: held by pid {peer.pid}")
     done = holdfast("lockfile", "release", path)
     assert done.returncode == 1 and f"held by pid {peer.pid}" in done.stderr and "-f" in done.stderr
     waiting = LockFile(path)

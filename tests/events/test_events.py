@@ -134,7 +134,7 @@ def test_conditions(shop: Path) -> None:
     assert caught.value.position == 1 and caught.value.path == str(shop) and store.head() == 1
     assert store.append(orders(8), AppendCondition(once.fail_if_match, after=1)) == 2
     store.append(orders(7))
-    with pytest.raises(ConditionFailed, match="since 1"):
+    with pytest.raises(ConditionFailed, match="matches the condition, and came after position 1"):
         store.append(orders(7), AppendCondition(once.fail_if_match, after=1))
     assert store.append(orders(9), AppendCondition(ALL, after=3)) == 4
     with pytest.raises(ConditionFailed):

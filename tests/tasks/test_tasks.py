@@ -131,6 +131,21 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert sum(queue.stats().values()) == 0
 
 
+def test_the_error_for_what_json_cannot_express_names_it(queue: TaskQueue) -> None:
+    with pytest.raises(TypeError, match="the payload of a task must be what JSON can express: Object of type set"):
+        queue.put({1})
+    circle: list[object] = []
+    circle.append(circle)
+    with pytest.raises(ValueError, match="the payload of a task must be what JSON can express: Circular"):
+        queue.put(circle)
+    queue.put(1)
+    claim = queue.claim()
+    assert claim is not None
+    with pytest.raises(ValueError, match="the result of a task must be what JSON can express"):
+        claim.complete(float("nan"))
+    claim.complete()
+
+
 def test_a_payload_that_is_nested_too_deeply_is_refused(queue: TaskQueue) -> None:
     deep: list[Any] = []
     for _ in range(300):

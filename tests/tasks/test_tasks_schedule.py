@@ -239,6 +239,15 @@ def test_a_wrong_schedule_is_refused_before_anything_is_written(
     assert queue.schedules() == {}
 
 
+def test_a_function_that_needs_arguments_is_no_schedule(queue: TaskQueue) -> None:
+    @queue.task
+    def resize(name: str) -> None: ...
+
+    with pytest.raises(TypeError, match="missing a required argument: 'name'"):
+        queue.schedule("resize", resize, every=60)
+    assert queue.schedules() == {}
+
+
 def test_a_schedule_that_cannot_be_used_is_not_in_the_way_of_the_others(
     queue: TaskQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

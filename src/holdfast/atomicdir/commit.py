@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _SIBLING = re.compile(r"(?:(?:new|gone)-[0-9a-f]{16}|old-[1-9][0-9]*)?")
 _LEFTOVER = re.compile(r"\.(?:(new|gone)-[0-9a-f]{16}|versions\.[0-9a-f]{16}\.tmp)")
+_IS_FILE = "this is not a directory. It was left untouched. Check the path"
 _IS_MOUNT = "a mount point cannot be replaced; use a directory in it"
 _IS_LOWER_LAYER = "a lower layer of an overlay (an image) cannot be renamed. Copy it once, or put it on a volume"
 _NO_STATE = "this is not a state file of Holdfast. Find out what it is, and move it away"
@@ -103,9 +104,11 @@ class Site:
 
     def check(self, new: str = "") -> None:
         """Raise OSError if the directory cannot be replaced. With `new`, also if there are mounts in one of the two."""
-        st, above = stat_of(self.path), system.stat(self.parent)
+        st, above = stat_of(self.path), stat_of(self.parent)
+        if above is None:
+            raise FileNotFoundError(errno.ENOENT, "the directory above it does not exist; make it first", self.path)
         if st and not stat.S_ISDIR(st.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "this is no directory; it was left as it is", self.path)
+            raise NotADirectoryError(errno.ENOTDIR, _IS_FILE, self.path)
         if st and (self.path == self.parent or st.st_dev != above.st_dev):
             raise OSError(errno.EXDEV, _IS_MOUNT, self.path)
         for where in mounts_in(self.path, new) if new else ():

@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..locks.hold import Hold
 
-    Patience = float | base.Default | None
+    TimeoutOption = float | base.Default | None
 
 # No other user can read a version that is being built. The sticky bit has no effect there. It shows whether the block
 # has set a mode: without it, a block that asks for 0o700 could not be told from one that asks for nothing.
@@ -66,35 +66,35 @@ class AtomicDir:
     def __repr__(self) -> str:
         return f"holdfast.AtomicDir({self.path!r})"
 
-    def replace(self, timeout: Patience = base.DEFAULT) -> Block:
+    def replace(self, timeout: TimeoutOption = base.DEFAULT) -> Block:
         """`with site.replace() as new`: fill the empty directory `new`. It replaces the old one at the end.
 
         If the block raises, `new` is removed. Raises Timeout for a busy lock, OSError if the commit is not possible.
         """
         return Block(self, timeout, "replace")
 
-    def edit(self, timeout: Patience = base.DEFAULT) -> Block:
+    def edit(self, timeout: TimeoutOption = base.DEFAULT) -> Block:
         """`with site.edit() as new`: the same as `replace`, but `new` begins as a copy of the directory."""
         return Block(self, timeout, "edit")
 
-    def read(self, timeout: Patience = base.DEFAULT) -> Block:
+    def read(self, timeout: TimeoutOption = base.DEFAULT) -> Block:
         """`with site.read() as path`: no writer commits meanwhile. Raises FileNotFoundError without a version."""
         return Block(self, timeout, "read")
 
-    def snapshot(self, timeout: Patience = base.DEFAULT) -> Snapshot:
+    def snapshot(self, timeout: TimeoutOption = base.DEFAULT) -> Snapshot:
         """`with site.snapshot() as snap`: the version of this moment, while writers go on."""
-        return Snapshot(self, self._patience(timeout))
+        return Snapshot(self, self._timeout_of(timeout))
 
-    def recover(self, timeout: Patience = base.DEFAULT) -> None:
+    def recover(self, timeout: TimeoutOption = base.DEFAULT) -> None:
         """Finish an interrupted commit, and remove what dead writers left. The other methods do so where necessary."""
         site = self._site()
-        with Lock(site.lock_file).acquire(self._patience(timeout)):
+        with Lock(site.lock_file).acquire(self._timeout_of(timeout)):
             site.recover()
 
-    async def arecover(self, timeout: Patience = base.DEFAULT) -> None:
+    async def arecover(self, timeout: TimeoutOption = base.DEFAULT) -> None:
         """`recover` for a task."""
         site = self._site()
-        async with await Lock(site.lock_file).aacquire(self._patience(timeout)):
+        async with await Lock(site.lock_file).aacquire(self._timeout_of(timeout)):
             await in_thread(site.recover)
 
     @property
@@ -106,16 +106,16 @@ class AtomicDir:
         """The numbers of all versions, the current one last. `rollback` can bring the others back."""
         return self._site().versions()
 
-    def rollback(self, to: int | None = None, timeout: Patience = base.DEFAULT) -> int:
+    def rollback(self, to: int | None = None, timeout: TimeoutOption = base.DEFAULT) -> int:
         """Bring back the previous version, or number `to`. Returns its new number. The replaced version is kept."""
         site = self._site()
-        with Lock(site.lock_file).acquire(self._patience(timeout)) as hold:
+        with Lock(site.lock_file).acquire(self._timeout_of(timeout)) as hold:
             return site.rollback(to, hold)
 
-    async def arollback(self, to: int | None = None, timeout: Patience = base.DEFAULT) -> int:
+    async def arollback(self, to: int | None = None, timeout: TimeoutOption = base.DEFAULT) -> int:
         """`rollback` for a task."""
         site = self._site()
-        async with await Lock(site.lock_file).aacquire(self._patience(timeout)) as hold:
+        async with await Lock(site.lock_file).aacquire(self._timeout_of(timeout)) as hold:
             return await in_thread(partial(site.rollback, to, hold))
 
     @property
@@ -126,7 +126,7 @@ class AtomicDir:
     def _site(self) -> Site:
         return Site(self.path, self.keep, self.durable)
 
-    def _patience(self, timeout: Patience) -> float | None:
+    def _timeout_of(self, timeout: TimeoutOption) -> float | None:
         return self.timeout if timeout is base.DEFAULT else base.check_timeout(timeout)
 
 
@@ -136,8 +136,8 @@ class Block:
     A new version is committed when the block ends, and removed if the block raises.
     """
 
-    def __init__(self, atomic: AtomicDir, timeout: Patience, method: str) -> None:
-        self._atomic, self._timeout, self._method = atomic, atomic._patience(timeout), method
+    def __init__(self, atomic: AtomicDir, timeout: TimeoutOption, method: str) -> None:
+        self._atomic, self._timeout, self._method = atomic, atomic._timeout_of(timeout), method
         self._hold: Hold | None = None
 
     @property

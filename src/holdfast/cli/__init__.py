@@ -26,7 +26,7 @@ COMMANDS = {
     "ls": ("listing", "list the locks in directories and on servers"),
     "top": ("top", "watch the locks in directories and on servers, live"),
     "break": ("mending", "take a lock away from its holder"),
-    "clean": ("mending", "remove stale locks and what crashes left"),
+    "clean": ("mending", "remove stale lock files and private files that crashes left"),
     "doctor": ("doctor", "test what the file system of a directory, or a server, really does"),
     "lockfile": ("lockfile", "lock files that outlive the command: try, acquire, release, status, wait, clean"),
     "sema": ("lockfile", "lockfile for scripts of the sema tool: alias sema='holdfast sema'"),

@@ -127,7 +127,7 @@ def _call(action: str, options: argparse.Namespace) -> int:
     except ConditionFailed as error:
         after = "" if options.after is None else f" after {options.after}"
         path = without_passwords(options.path)
-        text = f"{path}: not appended: event {error.position} matches what must not be there{after}"
+        text = f"{path}: not appended: event {error.position} matches the condition{after}"
         raise Failure(NO, text, path=path, more={"position": error.position}) from None
     except Timeout as error:
         raise Failure(NO, without_passwords(str(error)), path=error.path, found=error.status) from None
@@ -140,7 +140,8 @@ def _must_be_there(path: str) -> None:
         os.stat(f"{path}/store.json")
     except (FileNotFoundError, NotADirectoryError):
         if not os.path.exists(f"{path}/events"):  # else the store says what is missing
-            raise FileNotFoundError(2, "there is no event store here", path) from None
+            text = "there is no event store here. Check the path. holdfast events append creates one"
+            raise FileNotFoundError(2, text, path) from None
 
 
 def _query(types: list[str], tags: list[str]) -> Query:

@@ -131,12 +131,12 @@ def _busy(found: Status, timeout: float | None, options: argparse.Namespace) -> 
     """With the keys of sema first."""
     pid = found.holders[0].pid if found.holders else None
     since = found.timestamp if found.since is None or found.timestamp is not None else int(found.since)
-    lines = ["Timeout waiting for lock"]
+    message = f"{options.path}: {'busy' if timeout == 0 else f'not free within {timeout:g} s'}: {found.explain()}"
+    lines = ["Timeout waiting for lock", *([] if options.is_sema else [f"  {output.shown(message)}"])]
     if timeout == 0:
         lines = ["Lock already held", *([] if pid is None else [f"  Holder PID: {pid}"])]
         lines += [f"  {looking.CORRUPT}"] if found.corrupt else []
     more = {"locked": True, "pid": pid, "since": since, "acquired": False}
-    message = f"{options.path}: {'busy' if timeout == 0 else f'not free within {timeout:g} s'}: {found.explain()}"
     return Failure(NO, message, text="\n".join(lines), path=options.path, found=found, more=more)
 
 

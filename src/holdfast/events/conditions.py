@@ -74,10 +74,10 @@ def _check(request: Request, name: str, drafts: list[Draft], head: int, last_mat
 
 
 def _conflict(name: str, condition: AppendCondition, position: int) -> ConditionFailed:
-    since = "ever" if condition.after is None else f"since {condition.after}"
+    since = "" if condition.after is None else f", and came after position {condition.after}"
     return ConditionFailed(
-        f"{name}: not appended: event {position} matches what must not have happened {since}. Read again, "
-        "and decide again (store.execute does).",
+        f"{name}: not appended: event {position} matches the condition{since}. Read and decide again, as "
+        "store.execute does.",
         path=name,
         position=position,
     )

@@ -89,8 +89,8 @@ def execute(store: EventStore, decide_fn: Callable[[Decide], Iterable[Event] | N
         except ConditionFailed as error:
             if attempt + 1 == attempts:
                 raise ConditionFailed(
-                    f"{store.path}: not appended: each of {attempts} times something came in between, event "
-                    f"{error.position} the last. Where many compete for the same tags, give more attempts.",
+                    f"{store.path}: not appended: in all {attempts} attempts another event came first, event "
+                    f"{error.position} the last time. If many programs use the same tags, give more attempts.",
                     path=store.path,
                     position=error.position,
                 ) from None

@@ -62,7 +62,7 @@ class Schemas:
     def draft(self, event: Event) -> Draft:
         """The event as it is appended. Data that could not be read again is refused."""
         if not isinstance(event, Event):
-            raise TypeError(f"append takes Events, not {event!r}")
+            raise TypeError(f"append takes an Event or several, not {event!r}")
         kind = self.types.get(event.type)
         if kind is not None:
             try:

@@ -136,7 +136,7 @@ class EventStore:
         if isinstance(events, Event):
             events = (events,)
         elif isinstance(events, Mapping) or not isinstance(events, Iterable):
-            raise TypeError(f"what is appended are Events, not {events!r}")
+            raise TypeError(f"append takes an Event or several, not {events!r}")
         if condition is not None and not isinstance(condition, AppendCondition):
             hint = "; several events are a list" if isinstance(condition, Event) else ""
             raise TypeError(f"the condition of an append is an AppendCondition, not {condition!r}{hint}")

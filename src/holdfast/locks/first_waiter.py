@@ -103,9 +103,8 @@ class FirstWaiter:
         polls = self._engine.wait_op and file.mount.events  # no other program takes the slots of a semaphore
         if polls and (yield from self._burst(file)):
             return True
-        if (
-            not file.mount.events or not self._waiting.begin()
-        ):  # else registered: attempt once more, and only then sleep
+        # `begin` is true if the waiter has just registered for events. Then it attempts once more before it sleeps.
+        if not file.mount.events or not self._waiting.begin():
             yield self._waiting.step(sooner(self._next_burst, self._deadline) if polls else self._deadline)
             self._waiting.drain()
         return False

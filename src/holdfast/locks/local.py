@@ -173,7 +173,10 @@ def settle(
     deadline: float | None,
     found: GrantType | Outcome = QUEUED,
 ) -> wait.Steps[GrantType | Outcome]:
-    """Attempt until the lock is taken or BUSY: while the file is being replaced or removed. `found`: the last result"""
+    """Attempt again while the file is being replaced or removed. Returns a grant, or BUSY.
+
+    found: the result of the last attempt; QUEUED: no attempt was made yet
+    """
     removals = replaced = 0
     while not found and found is not BUSY:
         if found is REPLACED:

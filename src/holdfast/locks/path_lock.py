@@ -116,9 +116,10 @@ class OpenFile(OwnedFd, local.LocalGrant):
         return still_named
 
     def _seem_old(self, st: os.stat_result | None) -> None:
-        """The next waiter may be a `LockFile`, for which an empty file is stale when it is old.
+        """Give the file an old modification time, if no process has used it since `st`.
 
-        Called when the lock is free: it takes longer than the rest of a release. The next holder may have it already.
+        The next waiter may be a `LockFile`, for which an empty file is stale when it is old. Called when the lock is
+        free: it takes longer than the rest of a release. The next holder may have the file already.
         """
         try:
             now = system.fstat(self.fd)
@@ -230,10 +231,10 @@ class PathLock(local.LocalEngine):
         return found  # type: ignore[return-value]
 
     def _take_again(self, file: OpenFile) -> bool | Outcome:
-        """The lock is busy. Does a process hold it that removes the file?
+        """Find out whether the lock is busy only because a process is removing the file.
 
-        The mark comes first. If it is gone now, that process has finished: it unlinked the file, or kept it and
-        unlocked, so one more attempt decides.
+        That process sets the removal mark before it locks the file. Without the mark, it has perhaps just finished:
+        it unlinked the file, or it kept the file and unlocked it. So one more attempt decides.
         """
         if not file.mount.removes:
             return BUSY

@@ -94,7 +94,7 @@ def excludes_other_kinds(fd: int, path: str, found: Judgement) -> bool:
     mount = mount_at(system.fstat(fd).st_dev, path)
     if found.record is not None and not mount.lets_read:
         return True
-    # A holder of the lock file has both locks. If it dies between the looks, the second attempt gets the kernel lock.
+    # A holder of the lock file has both locks. If it dies between the first two, the third succeeds.
     if not take_kernel_lock(fd, mount) and not system.liveness_locked(fd) and not take_kernel_lock(fd, mount):
         return False
     return not system.slots_taken(fd)

@@ -46,20 +46,21 @@ class TaskFunction:
 
         Raises TypeError if the function does not accept them.
         """
-        return self._queue.put(self._call(*arguments, **named), function=self.name, **self.defaults)
+        return self._queue.put(self.payload_of(*arguments, **named), function=self.name, **self.defaults)
 
     async def aput(self, *arguments: Any, **named: Any) -> str:
         """`put` for asyncio and trio."""
-        return await self._queue.aput(self._call(*arguments, **named), function=self.name, **self.defaults)
+        return await self._queue.aput(self.payload_of(*arguments, **named), function=self.name, **self.defaults)
 
-    def _call(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+    def payload_of(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        """The payload of a task that calls the function. Raises TypeError if it does not accept the arguments."""
         try:
             if self._signature is not None:
                 self._signature.bind(*arguments, **named)
         except TypeError as error:
             error = self._unknown(arguments, named) or error
             raise TypeError(f"{self.name}: {error}. Options of the task: options(…).put(…)") from None
-        return call_of(*arguments, **named)
+        return {"args": list(arguments), "kwargs": named}
 
     def _unknown(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> TypeError | None:
         """What is wrong if nothing is missing: a misspelt name is the cause, and the missing argument its effect."""
@@ -88,8 +89,3 @@ def _module_of(function: Callable[..., Any]) -> str:
         return module.__spec__.name
     file = getattr(module, "__file__", None)
     return name if file is None else os.path.splitext(os.path.basename(file))[0]
-
-
-def call_of(*arguments: Any, **named: Any) -> dict[str, Any]:
-    """The payload of a call."""
-    return {"args": list(arguments), "kwargs": named}

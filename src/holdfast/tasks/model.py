@@ -33,8 +33,12 @@ def to_json(value: object, what: str = "payload") -> str:
     """JSON text. Raises TypeError or ValueError if JSON cannot express the value."""
     try:
         text = "".join(_pieces(value, 0)) if _pieces else _encoder.encode(value)
-    except RecursionError:
-        text = _encoder.encode(value)  # says that there is a circle
+    except (RecursionError, TypeError, ValueError):
+        try:
+            text = _encoder.encode(value)  # the error of this one names a circle, too
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"the {what} of a task must be what JSON can express: {error}") from None
     if len(text) <= MAX_DEPTH and text.isascii():
         return text
     try:

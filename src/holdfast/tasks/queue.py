@@ -21,7 +21,7 @@ from ..wait import RECHECK_S, in_thread
 from .claim import Claim
 from .claimer import Claimer
 from .errors import NoSuchTask, QueueFull
-from .functions import TaskFunction, call_of
+from .functions import TaskFunction
 from .model import STATES, check_seconds, check_states, new_task, seconds_of
 from .policy import Retries
 from .schedule import Schedule
@@ -211,7 +211,7 @@ class TaskQueue:
         function = None
         if isinstance(payload, TaskFunction):
             function, options = payload.name, {**payload.defaults, **options}
-            payload = call_of()
+            payload = payload.payload_of()
         made = Schedule(name, payload, cron, every, tz, options, time(), function)
         made.check()
         self.store.set_schedule(name, made.to_json())

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 _OURS = ("events", "index", "projections", "subscriptions", "ledger", ".store.lock", ".forget.lock", "store.json")
 
+_IS_FILE = "an event store is a directory, and this is a file or below one. It was left untouched. Check the path"
+
 
 def absolute(path: StrPath) -> str:
     text = os.fsdecode(path)
@@ -30,7 +32,7 @@ def absolute(path: StrPath) -> str:
 
 
 def tag_of(name: str) -> bytes:
-    """What the lines of the store with this id begin their sum with."""
+    """The first part of the checksum in every line of the store with this id."""
     return b"%08x" % crc32(name.encode())
 
 
@@ -41,6 +43,8 @@ def open_directory(path: str, mode: int) -> str:
             return read_id(path)
         except FileNotFoundError:
             _make(path, mode)
+        except NotADirectoryError:
+            raise NotADirectoryError(errno.ENOTDIR, _IS_FILE, path) from None
 
 
 def read_id(path: str) -> str:
@@ -69,7 +73,7 @@ def _make(path: str, mode: int) -> None:
         if error is None:
             os.makedirs(f"{path}/events", exist_ok=True)
     except FileExistsError:
-        raise NotADirectoryError(errno.ENOTDIR, "an event store is a directory; this was left as it is", path) from None
+        raise NotADirectoryError(errno.ENOTDIR, _IS_FILE, path) from None
     if error is not None:
         if not os.path.exists(f"{path}/store.json"):  # else another process has made the store meanwhile
             raise error
