@@ -103,6 +103,14 @@ def test_an_invalid_timeout_is_refused_before_the_first_attempt(path, timeout):
     assert not os.path.exists(path)
 
 
+@pytest.mark.parametrize("mode", ["0644", 0o100644, -1, None])
+@pytest.mark.parametrize("kind", ["Lock", "LockFile", "Semaphore"])
+def test_an_invalid_mode_is_refused_before_the_first_attempt(path, kind, mode):
+    permits = [2] if kind == "Semaphore" else []
+    with pytest.raises(ValueError, match="mode is the permissions"):
+        getattr(holdfast, kind)(path, *permits, mode=mode)
+
+
 # Errors.
 
 

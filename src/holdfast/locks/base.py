@@ -258,6 +258,12 @@ def check_timeout(timeout: float | Default | None) -> float | None:
     return None if timeout == float("inf") else timeout
 
 
+def check_mode(mode: int) -> int:
+    if not isinstance(mode, int) or not 0 <= mode <= 0o7777:
+        raise ValueError(f"mode is the permissions of the file as a number, such as 0o644; not {mode!r}")
+    return mode
+
+
 def would_deadlock(name: str, asynchronous: bool, what: str) -> WouldDeadlock:
     return WouldDeadlock(
         f"{name}: this {'task' if asynchronous else 'thread'} {what} already and would wait for itself. Release the "

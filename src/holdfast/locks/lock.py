@@ -16,7 +16,7 @@ raise LockLost, and never delete the file of the second holder.
 from __future__ import annotations
 
 from .. import process, system
-from .base import BaseLock, would_deadlock
+from .base import BaseLock, check_mode, would_deadlock
 from .engine import BUSY, Outcome
 from .hold import Hold
 from .path_lock import OpenFile, PathLock, take_all
@@ -123,7 +123,7 @@ class Lock(BaseLock[Hold]):
             shared=shared,
             keep=keep,
             fair=fair,
-            mode=mode,
+            mode=check_mode(mode),
             exact_mode=exact_mode,
             content=content,
             follow=follow,

@@ -122,7 +122,7 @@ class LockFile(base.BaseLock[FileHold]):
         self.heartbeat = heartbeat
         self.on_lost = on_lost
         self.fence = fence
-        self.mode = mode
+        self.mode = base.check_mode(mode)
         self.exact_mode = exact_mode
         self.follow = follow
         self.format = format

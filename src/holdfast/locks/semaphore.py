@@ -23,7 +23,7 @@ import errno
 from .. import system
 from ..errors import Unsupported
 from ..files import OwnedFd, named, try_lock, write_at
-from .base import BaseLock, would_deadlock
+from .base import BaseLock, check_mode, would_deadlock
 from .engine import BUSY, REMOVING, REPLACED, Outcome
 from .hold import Hold
 from .path_lock import OpenFile, PathLock, not_a_lock_file, take_all
@@ -181,7 +181,7 @@ class Semaphore(BaseLock[Hold]):
     ) -> None:
         if not isinstance(permits, int) or not 1 <= permits <= MAX_PERMITS:
             raise ValueError(f"permits is a number from 1 to {MAX_PERMITS}, not {permits!r}")
-        engine = Permits(path, permits, fair=fair, mode=mode)
+        engine = Permits(path, permits, fair=fair, mode=check_mode(mode))
         BaseLock.__init__(self, engine, timeout)
         self.path = engine.name
         self.permits = permits
