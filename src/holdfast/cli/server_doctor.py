@@ -19,7 +19,7 @@ from ..errors import HoldfastError, LockLost, Unsupported
 from ..locks.listing import ask_redis
 from ..locks.server import CALL_TIMEOUT_S
 from ..locks.url import ServerLock
-from ..owner import without_passwords
+from ..owner import hide_passwords, without_passwords
 from . import output
 from .doctor import Finding, Other, say_finding
 
@@ -84,7 +84,7 @@ def call(options: argparse.Namespace) -> int:
             with suppress(HoldfastError, OSError):
                 _CLEANERS[room.kind](room)
     safe = all(finding.good is not False for finding in findings)
-    server = without_passwords(options.path)
+    server = hide_passwords(options.path)
     if options.json:
         checks = {finding.what: {"good": finding.good, "note": finding.note} for finding in findings}
         output.say_json({"server": server, "checks": checks, "safe": safe})
