@@ -39,7 +39,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from .. import process, system, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from ..files import OwnedFd, pipe
-from ..owner import without_passwords
+from ..owner import hide_passwords
 from .engine import BUSY, Outcome
 from .redis_scripts import ACQUIRE, CHANGES, KEYS, RELEASE, RENEW, STATUS, Script
 from .renewal import clock
@@ -52,7 +52,9 @@ from .server import (
     client_name,
     holder_of,
     release_timeout,
+    split_url,
     unreachable,
+    within,
 )
 
 TYPE_CHECKING = False
@@ -230,8 +232,10 @@ class RedisServer:
         connection = self._new_connection()
         connection.socket_connect_timeout = connection.socket_timeout = timeout
         try:
-            connection.connect()
-        except RedisError as error:
+            within(timeout, connection.connect, lambda _: connection.disconnect())
+        except TimeoutError:
+            failed = failure(self.name, redis.TimeoutError("no answer in time"))
+        except (RedisError, UnicodeError) as error:  # the latter: not the name of a host
             failed = failure(self.name, error)
         else:
             return connection
@@ -306,11 +310,11 @@ class RedisEngine(ServerEngine):
     def __init__(self, url: str, *, shared: bool = False, permits: int = 0, ttl: float | None = None) -> None:
         if redis is None:
             raise Unsupported("Redis needs redis-py, which is not installed. Run: pip install 'holdfast[redis]'")
-        parts = urlsplit(url)
-        super().__init__(without_passwords(url), "redis")
+        super().__init__(hide_passwords(url), "redis")
+        parts = split_url(url, self.name)
         database, _, name = parts.path.lstrip("/").partition("/")
         name = unquote(name)
-        if not database.isdigit() or not name or "\0" in name:
+        if not parts.hostname or not database.isdecimal() or not database.isascii() or not name or "\0" in name:
             raise UnsafePath(
                 f"{self.name}: the URL names no lock. After the host, give the number of the database and the name of "
                 "the lock: redis://host:6379/0/name",
