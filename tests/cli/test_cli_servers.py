@@ -272,6 +272,7 @@ def test_what_is_wrong_is_said_in_one_line(place: Place) -> None:
     wrong = place.url.replace(servers.PASSWORD, "wrong-secret")
     away = place.url.replace(place.url.rpartition("@")[2].partition("/")[0], f"127.0.0.1:{servers.free_port()}")
     nameless = place.server.rpartition("/")[0] if place.kind == "smb" else place.server
+    nowhere = place.url.replace("127.0.0.1", "[::1")
     for url, misuse in ((wrong, False), (away, False), (nameless, True)):
         for words in (["run", url, "--", "true"], ["status", url], ["wait", url]):
             status = (64 if misuse else 66) if words[0] == "run" else 2 if misuse else 3
@@ -280,6 +281,8 @@ def test_what_is_wrong_is_said_in_one_line(place: Place) -> None:
             assert text.count("\n") == 1 and "wrong-secret" not in text
     for command in ("ls", "top", "doctor"):
         assert place.call(command, wrong, status=3).count("\n") == 1
+        text = place.call(command, nowhere, status=3 if command == "ls" or place.kind == "postgresql" else 2)
+        assert text.count("\n") == 1 and ("Check" in text or "Write" in text)
 
 
 def test_a_scheme_without_an_engine_and_an_extra_that_is_missing() -> None:

@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 from .. import postgres
 from ..errors import HoldfastError, LockLost, Unsupported
 from ..locks.listing import ask_redis
-from ..locks.server import CALL_TIMEOUT_S
+from ..locks.server import CALL_TIMEOUT_S, split_url
 from ..locks.url import ServerLock
 from ..owner import hide_passwords, without_passwords
 from . import output
@@ -55,10 +55,10 @@ class Room:
 
 def url_with_name(url: str, name: str) -> str:
     """The URL of a lock on the same server."""
-    parts = urlsplit(url)
-    if parts.scheme in ("postgresql", "postgres"):
+    if url.partition("://")[0].lower() in ("postgresql", "postgres"):
         address, _ = postgres.split(url, ("name",))
         return f"{address}{'&' if '?' in address else '?'}name={name}"
+    parts = split_url(url)
     words = parts.path.lstrip("/").split("/")
     if parts.scheme in ("redis", "rediss", "valkey", "valkeys"):
         words[1:] = [name]

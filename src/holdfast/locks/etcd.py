@@ -60,7 +60,7 @@ class EtcdEngine(ServerEngine):
 
     def __init__(self, url: str, *, shared: bool = False, permits: int = 0, ttl: float | None = None) -> None:
         super().__init__(hide_passwords(url), "etcd")
-        parts = split_url(url, self.name)
+        parts = split_url(url)
         name = unquote(parts.path[1:])
         if not name or "\0" in name or not parts.netloc.rpartition("@")[2]:
             raise UnsafePath(

@@ -311,7 +311,7 @@ class RedisEngine(ServerEngine):
         if redis is None:
             raise Unsupported("Redis needs redis-py, which is not installed. Run: pip install 'holdfast[redis]'")
         super().__init__(hide_passwords(url), "redis")
-        parts = split_url(url, self.name)
+        parts = split_url(url)
         database, _, name = parts.path.lstrip("/").partition("/")
         name = unquote(name)
         if not parts.hostname or not database.isdecimal() or not database.isascii() or not name or "\0" in name:

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from .. import metrics, process, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
-from ..owner import command_of
+from ..owner import command_of, hide_passwords
 from ..status import Holder, Status
 from .base import would_deadlock
 from .engine import Engine, Grant, Outcome
@@ -392,8 +392,9 @@ def holder_of(client: str, shared: bool, since: float | None = None) -> Holder:
     return Holder(int(pid), shared, None, host or None, since)
 
 
-def split_url(url: str, name: str) -> SplitResult:
-    """The parts of a URL. `name` is the URL for messages."""
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL. Raises UnsafePath."""
+    name = hide_passwords(url)
     try:
         parts = urlsplit(url)
         if "," not in parts.netloc:
