@@ -187,7 +187,9 @@ class SmbSession(Lease):
         try:
             self.tree: Any = within(timeout, open_tree, lambda _: self.close())
         except TimeoutError:
-            failed = _late(name)
+            # In a thread: it waits until the connection is there, perhaps for a name server.
+            threading.Thread(target=self.close, name="holdfast-close", daemon=True).start()
+            raise _late(name) from None
         except SMBResponseException as error:
             failed = explain(name, Refused(error.status))
         except (SMBException, OSError, ValueError) as error:
