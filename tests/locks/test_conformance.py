@@ -810,9 +810,39 @@ def test_a_lock_whose_release_failed_is_free_when_the_server_is_back(target: Any
     kept.release()
 
 
+@only(*SERVERS)
+def test_a_connection_that_is_cut_loses_the_lock_only_where_it_is_the_lock(target: Target, start: Start) -> None:
+    """A lease outlives its connection, and so does a place in the queue. A session ends with it."""
+    port = port_of(target)
+    proxy = servers.Proxy(port)
+    url = target.address.replace(f":{port}", f":{proxy.port}")
+    far, waiter = start(far=url), start(far=url)
+    far.do("hold = holdfast.lock(far, **options).acquire(timeout=30)")
+    waiter.begin("hold = holdfast.lock(far, **options).acquire(timeout=30)")
+    until_waiters(target.lock(), 1)
+    proxy.cut_all()
+    if target.kind in LEASES:
+        far.do("hold.check(); hold.release()")
+    else:
+        far.do("until(lambda: hold.lost)")
+        with pytest.raises(Raised, match="LockLost"):
+            far.do("hold.release()")
+    if target.kind == "postgresql":
+        with pytest.raises(Raised, match="ConnectionFailed"):
+            waiter.answer()
+    else:
+        waiter.answer()
+        waiter.do("hold.check(); hold.release()")
+    target.lock().acquire(timeout=PATIENCE).release()
+    proxy.close()
+
+
+def port_of(target: Target) -> int:
+    return int(target.server.nodes[0].port if target.kind == "etcd" else target.server.port)
+
+
 def at_port(target: Target, port: int) -> str:
-    old = target.server.nodes[0].port if target.kind == "etcd" else target.server.port
-    url = target.address.replace(f":{old}", f":{port}")
+    url = target.address.replace(f":{port_of(target)}", f":{port}")
     return url.replace("etcd://", f"etcd://user:{servers.PASSWORD}@")
 
 
