@@ -168,6 +168,8 @@ def start(engine: str, settings: dict[str, object] | None = None) -> Any:
 
     if engine == "PostgreSQL":
         return servers.Postgres.start(settings or {})
+    if engine == "SMB":
+        return servers.Samba.start()
     return servers.Redis.start() if engine == "Redis" else servers.Etcd.start()
 
 
@@ -178,7 +180,7 @@ def url_of(engine: str, server: Any) -> str:
             admin.execute("drop database if exists bench with (force)")
             admin.execute("create database bench owner tester")
         return str(server.url("bench"))
-    return str(server.url("")).removesuffix("/")
+    return str(server.url("store" if engine == "SMB" else "")).removesuffix("/")
 
 
 def lock_url(url: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""How locks on PostgreSQL, etcd and Redis scale: many waiters for one lock, and many locks that are held at once.
+"""How locks on PostgreSQL, etcd, Redis and SMB scale: many waiters for one lock, and many locks that are held at once.
 
 `waiters`: a process holds a lock. 10 others with 100 threads each wait for it: threads, because the callers of most
 programs are threads, and 10 processes, because 1,000 interpreters would measure the memory of Python. Then the holder
@@ -6,6 +6,8 @@ releases, and every waiter takes its turn and releases at once. The order that t
 compared with the order of the tokens.
 
 `held`: 10 processes acquire 1,000 locks each, with names of their own, and keep them for more than one time to live.
+
+SMB has no queue, and its waiters all try again after each release. So `waiters` is left out there.
 
 CPU time and memory (proportional set size) are read from /proc, of all processes of the server and of the clients. What
 was there before the locks is subtracted.
@@ -37,6 +39,7 @@ MAX_ARRIVAL_S = 40.0
 MILLION = 1_000_000
 MAX_CONNECTIONS = 30
 ETCD_QUOTA = 2_000_000
+SMB_FILES = 200
 _TICK = os.sysconf("SC_CLK_TCK")
 
 clock = time.monotonic
@@ -394,6 +397,7 @@ LIMITS: dict[str, dict[str, Callable[[Any], Callable[[], None]]]] = {
     },
     "Redis": {"maxmemory": _max_memory},
     "etcd": {"quota-backend-bytes": lambda _: _nothing},
+    "SMB": {"max open files": lambda _: _nothing},
 }
 
 
@@ -407,9 +411,18 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 
 def _start(engine: str, what: str) -> Any:
-    if engine != "etcd" or what != "limits":
+    if engine not in ("etcd", "SMB") or what != "limits":
         return start(engine, SETTINGS[what])
     import servers
+
+    class SmallSamba(servers.Samba):
+        def configure(self) -> None:
+            super().configure()
+            file = self.directory / "smb.conf"
+            file.write_text(file.read_text().replace("[global]", f"[global]\n  max open files = {SMB_FILES}"))
+
+    if engine == "SMB":
+        return SmallSamba.start()
 
     class SmallNode(servers.EtcdNode):
         def command(self) -> list[object]:
@@ -424,6 +437,8 @@ def _start(engine: str, what: str) -> Any:
 def section(quick: bool, _: list[Place]) -> Iterator[Table]:
     for engine in LIMITS:
         for what, measure in MEASURED.items():
+            if engine == "SMB" and what == "waiters":
+                continue
             number = {"waiters": 1000, "held": 10_000}.get(what, 0) // (10 if quick else 1)
             server = _start(engine, what)
             try:

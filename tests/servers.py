@@ -145,6 +145,7 @@ class Proxy:
         self.cut: tuple[bytes, str] | None = None
         self.cuts = 0
         self._sent = bytearray()  # by clients
+        self._clients: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def counted(self, message: bytes) -> int:
@@ -157,6 +158,7 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self._clients.append(client)
             threading.Thread(target=self._forward, args=[client], daemon=True).start()
 
     def _forward(self, client: socket.socket) -> None:
@@ -182,6 +184,12 @@ class Proxy:
                     elif source is server and is_cut:
                         return
                     (server if source is client else client).sendall(data)
+
+    def cut_all(self) -> None:
+        """Cut the connections that are open now."""
+        for client in self._clients:
+            with suppress(OSError):  # closed already
+                client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with suppress(OSError):  # closed already

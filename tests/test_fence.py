@@ -6,8 +6,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 import servers
+from faces import Caller
+from support import PATIENCE, until
 
 import holdfast
 from holdfast import fence
@@ -125,6 +128,44 @@ def test_a_timeout_in_a_transaction_does_not_spoil_it(connection: Any, postgres:
         with pytest.raises(holdfast.Timeout):
             lock.acquire(timeout=1.0)
         assert connection.execute("select 1").fetchone() == (1,)
+
+
+def test_a_wait_in_a_transaction_does_not_change_its_lock_timeout(connection: Any, postgres: servers.Postgres) -> None:
+    lock = holdfast.lock(postgres.url("fence") + "?name=kept", connection=connection)
+    for timeout in (10, 1e9, None):
+        with connection.transaction():
+            connection.execute("set local lock_timeout = '17s'")
+            holder = holdfast.lock(postgres.url("fence") + "?name=kept").acquire(timeout=PATIENCE)
+            waiting = Caller(lock.acquire, timeout=timeout)
+            until(lambda: lock.status().waiters)
+            holder.release()
+            waiting.result().release()
+            assert connection.execute("show lock_timeout").fetchone() == ("17s",)
+
+
+def test_the_cursors_and_rows_of_the_caller_do_not_matter(connection: Any, postgres: servers.Postgres) -> None:
+    connection.row_factory, connection.cursor_factory = psycopg.rows.dict_row, psycopg.RawCursor
+    url = postgres.url("fence") + "?name=rows"
+    with connection.transaction():
+        holder = holdfast.lock(url).acquire(timeout=PATIENCE)
+        waiting = Caller(holdfast.lock(url, connection=connection).acquire, timeout=PATIENCE)
+        until(lambda: holdfast.lock(url).status().waiters)
+        holder.release()
+        hold = waiting.result()
+        assert isinstance(hold.token, int) and hold.token > holder.token
+        fence.check(connection, "rows", hold.token)
+        with pytest.raises(holdfast.LockLost):
+            fence.check(connection, "rows", hold.token - 1)
+        hold.release()
+
+
+def test_a_new_name_in_a_transaction_is_learned_within_the_timeout(connection: Any, postgres: servers.Postgres) -> None:
+    url = postgres.url("fence")
+    holdfast.lock(f"{url}?name=known").acquire(timeout=PATIENCE).release()
+    with postgres.connect("fence") as other, other.transaction(), connection.transaction():
+        other.execute("lock table holdfast_lock in access exclusive mode")
+        with pytest.raises(holdfast.ConnectionFailed, match=r"did not answer within 0\."):
+            holdfast.lock(f"{url}?name=unknown", connection=connection).acquire(timeout=0.5)
 
 
 def test_a_lock_in_a_transaction_needs_one(connection: Any, postgres: servers.Postgres) -> None:

@@ -55,6 +55,9 @@ def check(connection: Any, resource: str, token: int | None) -> None:
     resource: a name for what the lock protects
     token: the `token` of the hold
     """
+    from psycopg import Cursor
+    from psycopg.rows import tuple_row
+
     from . import postgres
 
     wanted = _valid(token)
@@ -63,13 +66,14 @@ def check(connection: Any, resource: str, token: int | None) -> None:
             f"the token for {resource!r} was not checked: the connection is in autocommit mode and has no transaction. "
             "A newer holder could write between the check and the write. Use `with connection.transaction():`."
         )
-    known = connection.execute("select to_regclass('holdfast_fence')").fetchone()
+    cursor = Cursor(connection, row_factory=tuple_row)  # the caller may have set another kind of cursor, or of rows
+    known = cursor.execute("select to_regclass('holdfast_fence')").fetchone()
     if known is None or known[0] is None:
         # Two transactions that create it at the same time: the second one waits for the first.
-        connection.execute("select pg_advisory_xact_lock(hashtextextended('holdfast_fence', 0))")
-        connection.execute(_CREATE)
-    if connection.execute(_ADVANCE, (resource, wanted)).fetchone() is None:
-        newest = connection.execute("select token from holdfast_fence where resource = %s", (resource,)).fetchone()
+        cursor.execute("select pg_advisory_xact_lock(hashtextextended('holdfast_fence', 0))")
+        cursor.execute(_CREATE)
+    if cursor.execute(_ADVANCE, (resource, wanted)).fetchone() is None:
+        newest = cursor.execute("select token from holdfast_fence where resource = %s", (resource,)).fetchone()
         raise _old(wanted, newest[0] if newest else 0)
 
 

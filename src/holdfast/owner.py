@@ -104,7 +104,7 @@ def command_of(pid: int) -> str | None:
         program, *words = words
     elif "holdfast" in words and words[words.index("holdfast") - 1] == "-m":
         program, *words = words[words.index("holdfast") :]
-    return sanitise(without_passwords(" ".join([os.path.basename(program), *words]).strip())) or None
+    return sanitise(" ".join(map(hide_passwords, [os.path.basename(program), *words])).strip()) or None
 
 
 # Between the first colon after the user name and the last @ before the path. A password that contains / or ? should be
@@ -112,20 +112,31 @@ def command_of(pid: int) -> str | None:
 _PASSWORD = r"://[^:@/?#\s]*:(?:([^/?#\s]*)@|(?!\d*[/?#])(\S*)@)|[?&]\w*password=([^&\s]+)"
 
 
-def password_spans(text: str) -> list[tuple[int, int]]:
-    """Where the passwords of URLs begin and end in a command line."""
-    if "://" not in text:
+def password_spans(argument: str) -> list[tuple[int, int]]:
+    """Where the passwords of URLs begin and end in an argument of a program, which may be a URL or a shell command."""
+    if "://" not in argument:
         return []
     import re
 
-    return [found.span(found.lastindex or 0) for found in re.finditer(_PASSWORD, text)]
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", argument):
+        argument = re.sub(r"\s", "_", argument)  # nothing but a URL, whose password may contain spaces
+    return [found.span(found.lastindex or 0) for found in re.finditer(_PASSWORD, argument)]
+
+
+def hide_passwords(argument: str) -> str:
+    """A URL, or another argument of a program, with *** for each password."""
+    for first, last in reversed(password_spans(argument)):
+        argument = f"{argument[:first]}***{argument[last:]}"
+    return argument
 
 
 def without_passwords(text: str) -> str:
-    """A command line, or a URL, with *** for each password."""
-    for first, last in reversed(password_spans(text)):
-        text = f"{text[:first]}***{text[last:]}"
-    return text
+    """A message with *** for each password of a URL in it."""
+    if "://" not in text:
+        return text
+    import re
+
+    return re.sub(r"\S+", lambda word: hide_passwords(word[0]), text)
 
 
 def describe(pid: int) -> str:

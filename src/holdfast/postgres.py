@@ -153,7 +153,7 @@ def explained(url: str, work: Callable[[], Result]) -> Result:
     """Call `work`. An error of psycopg, or of the system below it, becomes ConnectionFailed."""
     try:
         return work()
-    except (psycopg.Error, OSError) as error:
+    except (psycopg.Error, OSError, UnicodeError) as error:  # the last: not the name of a host
         failed = failure(url, error)
     raise failed  # here, so that no traceback contains the error of psycopg, which may show the password
 

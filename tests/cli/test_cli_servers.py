@@ -272,6 +272,7 @@ def test_what_is_wrong_is_said_in_one_line(place: Place) -> None:
     wrong = place.url.replace(servers.PASSWORD, "wrong-secret")
     away = place.url.replace(place.url.rpartition("@")[2].partition("/")[0], f"127.0.0.1:{servers.free_port()}")
     nameless = place.server.rpartition("/")[0] if place.kind == "smb" else place.server
+    nowhere = place.url.replace("127.0.0.1", "[::1")
     for url, misuse in ((wrong, False), (away, False), (nameless, True)):
         for words in (["run", url, "--", "true"], ["status", url], ["wait", url]):
             status = (64 if misuse else 66) if words[0] == "run" else 2 if misuse else 3
@@ -280,6 +281,8 @@ def test_what_is_wrong_is_said_in_one_line(place: Place) -> None:
             assert text.count("\n") == 1 and "wrong-secret" not in text
     for command in ("ls", "top", "doctor"):
         assert place.call(command, wrong, status=3).count("\n") == 1
+        text = place.call(command, nowhere, status=3 if command == "ls" or place.kind == "postgresql" else 2)
+        assert text.count("\n") == 1 and ("Check" in text or "Write" in text)
 
 
 def test_a_scheme_without_an_engine_and_an_extra_that_is_missing() -> None:
@@ -320,6 +323,9 @@ def test_a_password_in_the_query_is_hidden(redis_server: servers.Redis) -> None:
         ("redis://user:secret@host:6379/0/deploy", ["secret"]),
         ("redis://:se:cr@et@host/0/a@b", ["se:cr@et"]),
         ("redis://user:se/cret@host/0/deploy", ["se/cret"]),
+        ("redis://user:se cret\twith@spaces@host/0/deploy", ["se cret\twith@spaces"]),
+        ("postgresql://host/db?password=se cret&name=x", ["se cret"]),
+        ("a message: redis://user:***@host/0/x y@z", ["***"]),
         ("redis://host:6379/0/me@example.org", []),
         ("postgresql://user@host/db?password=secret&name=x", ["secret"]),
         ("postgresql://user:one@host/db?sslpassword=two", ["one", "two"]),

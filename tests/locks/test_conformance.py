@@ -663,6 +663,38 @@ def test_a_url_without_a_name_is_refused(target: Any) -> None:
         holdfast.lock(target.nameless)
 
 
+def test_a_bad_name_is_refused(target: Target) -> None:
+    with pytest.raises(holdfast.UnsafePath) as caught:
+        holdfast.lock(target.url("a\0b")).acquire(timeout=PATIENCE)
+    assert servers.PASSWORD not in whole_text(caught.value)
+
+
+@only("redis", "etcd")
+def test_a_name_that_ends_early_is_refused(target: Target) -> None:
+    """Else `deploy#1` and `deploy#2` would be one lock."""
+    for number in (1, 2):
+        with pytest.raises(holdfast.UnsafePath, match="Write %23"):
+            holdfast.lock(f"{target.address}#{number}")
+
+
+@only(*SERVERS)
+@pytest.mark.parametrize("host", ["a..b", "x" * 300, "[::1", "127.0.0.1:99999", "127.0.0.1:port"])
+def test_a_host_that_cannot_be_one_is_reported(target: Target, host: str) -> None:
+    before, _, after = target.address.rpartition("127.0.0.1")
+    with pytest.raises((holdfast.UnsafePath, holdfast.ConnectionFailed), match=r"Check|Write") as caught:
+        holdfast.lock(f"{before}{host}{after.lstrip(':0123456789')}").acquire(timeout=5)
+    assert servers.PASSWORD not in whole_text(caught.value)
+
+
+@only("redis")
+def test_a_lock_of_valkey_is_the_same(target: Target) -> None:
+    url = target.address.replace("redis://", "valkey://")
+    with holdfast.lock(url, ttl=TTL_S, timeout=PATIENCE) as hold:
+        assert hold.lock.name.startswith("valkey://")
+        assert target.lock().try_acquire() is None
+        assert holdfast.lock(url).status().held
+
+
 @only("smb")
 def test_what_an_engine_cannot_do_is_refused_with_a_reason(target: Any) -> None:
     for ask in (lambda: target.lock(shared=True), lambda: target.semaphore(2)):
@@ -778,9 +810,39 @@ def test_a_lock_whose_release_failed_is_free_when_the_server_is_back(target: Any
     kept.release()
 
 
+@only(*SERVERS)
+def test_a_connection_that_is_cut_loses_the_lock_only_where_it_is_the_lock(target: Target, start: Start) -> None:
+    """A lease outlives its connection, and so does a place in the queue. A session ends with it."""
+    port = port_of(target)
+    proxy = servers.Proxy(port)
+    url = target.address.replace(f":{port}", f":{proxy.port}")
+    far, waiter = start(far=url), start(far=url)
+    far.do("hold = holdfast.lock(far, **options).acquire(timeout=30)")
+    waiter.begin("hold = holdfast.lock(far, **options).acquire(timeout=30)")
+    until_waiters(target.lock(), 1)
+    proxy.cut_all()
+    if target.kind in LEASES:
+        far.do("hold.check(); hold.release()")
+    else:
+        far.do("until(lambda: hold.lost)")
+        with pytest.raises(Raised, match="LockLost"):
+            far.do("hold.release()")
+    if target.kind == "postgresql":
+        with pytest.raises(Raised, match="ConnectionFailed"):
+            waiter.answer()
+    else:
+        waiter.answer()
+        waiter.do("hold.check(); hold.release()")
+    target.lock().acquire(timeout=PATIENCE).release()
+    proxy.close()
+
+
+def port_of(target: Target) -> int:
+    return int(target.server.nodes[0].port if target.kind == "etcd" else target.server.port)
+
+
 def at_port(target: Target, port: int) -> str:
-    old = target.server.nodes[0].port if target.kind == "etcd" else target.server.port
-    url = target.address.replace(f":{old}", f":{port}")
+    url = target.address.replace(f":{port_of(target)}", f":{port}")
     return url.replace("etcd://", f"etcd://user:{servers.PASSWORD}@")
 
 
@@ -798,6 +860,28 @@ def test_a_server_that_does_not_answer_is_reported_within_the_timeout(target: Ta
     with socket.create_server(("127.0.0.1", 0)) as silent:
         lock = holdfast.lock(at_port(target, silent.getsockname()[1]), **target.options)
         assert_fails(lock, secret=servers.PASSWORD, timeout=0.2)
+
+
+@only(*SERVERS)
+def test_a_name_server_that_does_not_answer_is_reported_within_the_timeout(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, over, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def resolve(*_: object, **__: object) -> list[Any]:
+        asked.set()
+        over.wait(PATIENCE)
+        answered.set()
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    lock = holdfast.lock(target.address.replace("127.0.0.1", "nosuch.invalid"), **target.options)
+    try:
+        with pytest.raises(holdfast.ConnectionFailed, match=r"no answer in time|did not answer"):
+            lock.acquire(timeout=0.2)
+        assert asked.is_set() and not answered.is_set()
+    finally:
+        over.set()
 
 
 def test_a_server_that_is_not_etcd_is_reported() -> None:

@@ -205,6 +205,34 @@ def test_a_release_does_not_wait_for_a_silent_server_as_long_as_a_long_lease(
         Caller(hold.release).result()
 
 
+@only("redis", "etcd")
+def test_a_release_after_the_deadline_says_that_the_lock_is_lost_and_not_that_the_server_is_away(
+    target: Target,  # noqa: F811
+) -> None:
+    hold = target.lock(ttl=1).acquire(timeout=PATIENCE)
+    with silent(target):
+        until(lambda: clock() >= max(hold._grant.lease.deadline, hold._grant.good_until))
+        with pytest.raises(holdfast.LockLost):
+            hold.release()
+
+
+@only("redis", "etcd")
+def test_a_lock_is_lost_by_a_suspend_that_was_longer_than_its_lease(
+    target: Target,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock of a suspended machine goes on, and `time.monotonic` does not. The server does not answer."""
+    hold = target.lock(ttl=LONG_S).acquire(timeout=PATIENCE)
+    read = time.clock_gettime
+    with silent(target):
+        assert not hold.lost
+        monkeypatch.setattr(time, "clock_gettime", lambda id: read(id) + (id == time.CLOCK_BOOTTIME) * LONG_S)
+        assert hold.lost
+        monkeypatch.undo()
+        with pytest.raises(holdfast.LockLost):
+            hold.release()
+
+
 # Grants that are dropped.
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 
 from ..errors import ConditionFailed, Timeout, Unsupported
-from ..owner import without_passwords
+from ..owner import hide_passwords, without_passwords
 from . import arguments, output
 from .failures import NO, Failure
 
@@ -126,7 +126,7 @@ def _call(action: str, options: argparse.Namespace) -> int:
         return _CALLS[action](store, options)
     except ConditionFailed as error:
         after = "" if options.after is None else f" after {options.after}"
-        path = without_passwords(options.path)
+        path = hide_passwords(options.path)
         text = f"{path}: not appended: event {error.position} matches the condition{after}"
         raise Failure(NO, text, path=path, more={"position": error.position}) from None
     except Timeout as error:

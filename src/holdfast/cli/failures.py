@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..errors import HoldfastError, UnsafePath, WouldDeadlock
-from ..owner import without_passwords
+from ..owner import hide_passwords, without_passwords
 from . import output
 
 TYPE_CHECKING = False
@@ -96,7 +96,7 @@ def as_json(error: BaseException) -> dict[str, object]:
     holder = next(iter(facts.get("holders", ())), None)
     if path is None:
         path = facts.get("path")
-    shown = without_passwords(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
+    shown = hide_passwords(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
     more: dict[str, Any] = error.more if isinstance(error, Failure) else {}
     first = {"error": message_of(error), "path": shown, "holder": holder}
     return {**more, **first, **{name: value for name, value in facts.items() if name not in ("path", *more)}}

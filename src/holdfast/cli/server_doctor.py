@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 from .. import postgres
 from ..errors import HoldfastError, LockLost, Unsupported
 from ..locks.listing import ask_redis
-from ..locks.server import CALL_TIMEOUT_S
+from ..locks.server import CALL_TIMEOUT_S, split_url
 from ..locks.url import ServerLock
-from ..owner import without_passwords
+from ..owner import hide_passwords, without_passwords
 from . import output
 from .doctor import Finding, Other, say_finding
 
@@ -55,10 +55,10 @@ class Room:
 
 def url_with_name(url: str, name: str) -> str:
     """The URL of a lock on the same server."""
-    parts = urlsplit(url)
-    if parts.scheme in ("postgresql", "postgres"):
+    if url.partition("://")[0].lower() in ("postgresql", "postgres"):
         address, _ = postgres.split(url, ("name",))
         return f"{address}{'&' if '?' in address else '?'}name={name}"
+    parts = split_url(url)
     words = parts.path.lstrip("/").split("/")
     if parts.scheme in ("redis", "rediss", "valkey", "valkeys"):
         words[1:] = [name]
@@ -84,7 +84,7 @@ def call(options: argparse.Namespace) -> int:
             with suppress(HoldfastError, OSError):
                 _CLEANERS[room.kind](room)
     safe = all(finding.good is not False for finding in findings)
-    server = without_passwords(options.path)
+    server = hide_passwords(options.path)
     if options.json:
         checks = {finding.what: {"good": finding.good, "note": finding.note} for finding in findings}
         output.say_json({"server": server, "checks": checks, "safe": safe})

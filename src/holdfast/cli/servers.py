@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from ..collect.locks import locks_on, status_on
 from ..errors import Timeout, Unsupported
 from ..locks.url import ServerLock
-from ..owner import without_passwords
+from ..owner import hide_passwords
 from . import arguments
 from .progress import Progress, busy
 from .run import Child, refuse_deadlock
@@ -44,7 +44,7 @@ _REASONS = {
 
 def refuse(command: str, url: str) -> NoReturn:
     """Raise the reason why a command does not take a URL."""
-    raise Unsupported(f"{without_passwords(url)}: {_REASONS[command]}.")
+    raise Unsupported(f"{hide_passwords(url)}: {_REASONS[command]}.")
 
 
 # run

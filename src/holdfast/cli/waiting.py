@@ -9,7 +9,7 @@ from .. import Lock, system
 from ..collect.kinds import kind_of
 from ..collect.locks import all_locks, lock_at, status_of
 from ..errors import Timeout
-from ..owner import without_passwords
+from ..owner import hide_passwords
 from ..wait import DeadlinePassed, check_deadline, drive
 from ..watch import Waiting
 from . import arguments, output
@@ -56,10 +56,10 @@ def call(options: argparse.Namespace) -> int:
         else:
             _wait_for_all(options, deadline)
     except Timeout as error:
-        message = f"{without_passwords(error.path or options.path)}: not free within {timeout or 0:g} s"
+        message = f"{hide_passwords(error.path or options.path)}: not free within {timeout or 0:g} s"
         text = "Timeout waiting for lock to be released"
         raise Failure(NO, message, text=text, path=error.path, found=error.status, more={"free": False}) from None
-    return _free(without_passwords(options.path), options)
+    return _free(hide_passwords(options.path), options)
 
 
 def _wait_for_all(options: argparse.Namespace, deadline: float | None) -> None:

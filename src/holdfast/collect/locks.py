@@ -8,7 +8,7 @@ from .. import system
 from ..errors import HoldfastError, NotALockFile
 from ..files import OwnedFd
 from ..locks.lock_file import LockFile
-from ..owner import started_at, without_passwords
+from ..owner import hide_passwords, started_at
 from .kinds import kernel_locked_inodes, kind_of
 
 TYPE_CHECKING = False
@@ -119,7 +119,7 @@ def locks_on(url: str) -> list[Status]:
 
     from ..locks import listing
 
-    return [replace(status, path=without_passwords(status.path)) for status in listing.locks_on(url)]
+    return [replace(status, path=hide_passwords(status.path)) for status in listing.locks_on(url)]
 
 
 def status_on(url: str) -> Status:

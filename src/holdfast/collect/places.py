@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass, field
 
 from ..errors import HoldfastError
-from ..owner import without_passwords
+from ..owner import hide_passwords, without_passwords
 from .tasks import FILES
 
 _STORE = "store.json"
@@ -58,7 +58,7 @@ def look_into(given: list[str], recursive: bool) -> Places:
         except OSError as error:
             found.errors[place] = error.strerror or str(error)
         except HoldfastError as error:
-            found.errors[without_passwords(place)] = without_passwords(str(error))
+            found.errors[hide_passwords(place)] = without_passwords(str(error))
     return found
 
 

@@ -21,11 +21,11 @@ from contextlib import suppress
 from itertools import count
 from time import monotonic
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from .. import wait
 from ..errors import HoldfastError, UnsafePath
-from ..owner import without_passwords
+from ..owner import hide_passwords
 from .engine import BUSY, Outcome
 from .etcd_client import LEASE_NOT_FOUND, EtcdError, EtcdLease, EtcdServer, Watch, decode, encode, servers
 from .server import (
@@ -37,6 +37,7 @@ from .server import (
     client_name,
     holder_of,
     release_timeout,
+    split_url,
     unreachable,
 )
 
@@ -58,8 +59,8 @@ class EtcdEngine(ServerEngine):
     """The lock, or semaphore, of one name in one cluster."""
 
     def __init__(self, url: str, *, shared: bool = False, permits: int = 0, ttl: float | None = None) -> None:
-        parts = urlsplit(url)
-        super().__init__(without_passwords(url), "etcd")
+        super().__init__(hide_passwords(url), "etcd")
+        parts = split_url(url)
         name = unquote(parts.path[1:])
         if not name or "\0" in name or not parts.netloc.rpartition("@")[2]:
             raise UnsafePath(

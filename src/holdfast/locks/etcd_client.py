@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from .. import process, wait
 from ..errors import ConnectionFailed, UnsafePath
 from .renewal import clock
-from .server import Lease, LeaseGone, ServerGrant, unreachable
+from .server import Lease, LeaseGone, ServerGrant, unreachable, within
 
 _PORT = 2379
 _AT_EXIT_S = 0.5
@@ -67,8 +67,9 @@ class EtcdServer:
     def __init__(self, url: str, name: str) -> None:
         parts = urlsplit(url)
         given = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-        if unknown := given.keys() - _PARAMETERS:
-            raise ValueError(f"{name}: unknown parameter {', '.join(sorted(unknown))}; known: ca, cert, key")
+        if unknown := ", ".join(sorted(given.keys() - _PARAMETERS)):
+            remedy = "Use ca, cert and key. For a ? in the name of the lock, write %3F."
+            raise UnsafePath(f"{name}: unknown parameter {unknown}. {remedy}", path=name)
         settings = {key: given.get(key) or os.environ.get(_ENVIRONMENT[key]) for key in _PARAMETERS}
         userinfo, _, hosts = parts.netloc.rpartition("@")
         user, _, password = userinfo.partition(":")
@@ -114,7 +115,7 @@ class EtcdServer:
             share = wait.time_left(until) / (tries - tried)
             try:
                 return self._answer(connection or self._connect(share), method, request, monotonic() + share)
-            except (OSError, http.client.HTTPException, EtcdError) as error:
+            except (OSError, UnicodeError, http.client.HTTPException, EtcdError) as error:  # UnicodeError: no host
                 if isinstance(error, EtcdError) and error.code != _UNAVAILABLE:
                     raise
                 if connection is None:
@@ -141,7 +142,8 @@ class EtcdServer:
             connection: http.client.HTTPConnection = _Connection(host, port, timeout=timeout)
         else:
             connection = _TlsConnection(host, port, timeout=timeout, context=self._tls)
-        connection.connect()
+        # The name of a host may take long to resolve, and it may have several addresses.
+        within(timeout, connection.connect, lambda _: connection.close())
         return connection
 
     def _answer(
@@ -200,7 +202,7 @@ class EtcdServer:
             share = wait.time_left(until) / (len(self._hosts) - tried)
             try:
                 return self._watch(request, share)
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, UnicodeError, http.client.HTTPException) as error:
                 self._next_host()
                 failure = error
         raise self._failed(failure)

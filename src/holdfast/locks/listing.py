@@ -22,11 +22,11 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlunsplit
 
 from .. import postgres
 from ..files import pipe
-from .server import CALL_TIMEOUT_S
+from .server import CALL_TIMEOUT_S, split_url
 from .url import ServerLock, engine_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _etcd_alarm(url: str) -> Iterator[list[int]]:
     from .etcd import EtcdEngine, _after
     from .etcd_client import encode
 
-    parts = urlsplit(url)
+    parts = split_url(url)
     engine = EtcdEngine(urlunsplit(parts._replace(path=f"/{parts.path[1:] or 'x'}")))
     prefix = engine.prefix if parts.path[1:] else "holdfast/"
     watch = engine.server.watch({"key": encode(prefix), "range_end": _after(prefix)}, CALL_TIMEOUT_S)
@@ -85,7 +85,7 @@ def _redis_alarm(url: str) -> Iterator[list[int]]:
     from .redis import RedisEngine
     from .redis_scripts import CHANGES
 
-    parts = urlsplit(url)
+    parts = split_url(url)
     database = parts.path.lstrip("/").partition("/")[0]
     server = RedisEngine(urlunsplit(parts._replace(path=f"/{database or 0}/x"))).server
     woken, wake = pipe()
@@ -137,7 +137,7 @@ def _names(run: Callable[..., Any], name: str | None) -> list[tuple[str, int]]:
 def _on_etcd(url: str) -> list[Status]:
     from .etcd import EtcdEngine
 
-    parts = urlsplit(url)
+    parts = split_url(url)
     name = unquote(parts.path[1:])
     engine = EtcdEngine(urlunsplit(parts._replace(path=f"/{quote(name or 'x')}")))
     if not name:
@@ -158,7 +158,7 @@ def _on_etcd(url: str) -> list[Status]:
 def _on_redis(url: str) -> list[Status]:
     from .redis import RedisEngine, _holder
 
-    parts = urlsplit(url)
+    parts = split_url(url)
     database, _, name = parts.path.lstrip("/").partition("/")
 
     def engine_for(name: str, permits: int = 0) -> RedisEngine:

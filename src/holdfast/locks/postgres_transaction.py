@@ -15,6 +15,10 @@ from .postgres_sessions import TTL_S
 with suppress(ImportError):  # `postgres.check_driver` names the remedy
     import psycopg
     from psycopg import pq
+    from psycopg.rows import tuple_row
+
+
+_MAX_TIMEOUT_MS = 2**31 - 1  # of PostgreSQL
 
 
 class TransactionGrant(Grant):
@@ -45,16 +49,16 @@ class TransactionEngine(PostgresEngine):
         self.connection = connection
 
     def first_attempt(self, timeout: float | None = None) -> Any:
-        self._check()
+        self._check(timeout)
         token = self._token(f"case when pg_try_advisory_xact_lock{self._suffix}({self.number}) then {TOKEN} end")
         return BUSY if token is None else TransactionGrant(self, token)
 
-    def _token(self, expression: str) -> int | None:
+    def _token(self, expression: str) -> Any:
         """The value of an expression with the next token. It is read again if a crash may have set the sequence back.
 
         The transaction of the caller need not see the row that is then added to the table.
         """
-        run = self.connection.execute
+        run = self._cursor().execute
         try:
             is_known, token = run(f"select exists (select {self._row}), {expression}").fetchone() or (True, None)
         except psycopg.errors.UndefinedTable:
@@ -69,13 +73,17 @@ class TransactionEngine(PostgresEngine):
         (token,) = run(f"select {TOKEN}").fetchone() or (None,)
         return token
 
-    def _check(self) -> None:
+    def _cursor(self) -> Any:
+        """The caller may have set another kind of cursor, or of rows."""
+        return psycopg.Cursor(self.connection, row_factory=tuple_row)
+
+    def _check(self, timeout: float | None) -> None:
         if not postgres.has_transaction(self.connection):
             raise Unsupported(
                 f"{self.name}: the connection is in autocommit mode and has no transaction, so the lock would end at "
                 "once. Use `with connection.transaction():` around it."
             )
-        self._know(TTL_S)
+        self._know(min(timeout or TTL_S, TTL_S))
 
     def steps(self, found: Outcome, deadline: float | None, *, asynchronous: bool) -> wait.Steps[Any]:
         if deadline == 0.0:  # the caller does not wait
@@ -85,12 +93,15 @@ class TransactionEngine(PostgresEngine):
         return step.outcome()
 
     def _wait(self, deadline: float | None) -> TransactionGrant:
-        run = self.connection.execute
-        left = 0 if deadline is None or deadline == float("inf") else max(1, int((deadline - monotonic()) * 1000))
+        run = self._cursor().execute
+        left = 0.0 if deadline is None else max(1.0, (deadline - monotonic()) * 1000)
+        change = "select set_config('lock_timeout', %s, true)"
         try:
             with self.connection.transaction():  # a savepoint: a timeout does not spoil the transaction of the caller
-                run(f"set local lock_timeout = {left}")
+                (before,) = run("show lock_timeout").fetchone() or ("0",)
+                run(change, [str(int(left) if left < _MAX_TIMEOUT_MS else 0)])  # 0: without a limit
                 run(f"select pg_advisory_xact_lock{self._suffix}({self.number})")
+                run(change, [before])  # the end of a savepoint does not
                 token = self._token(TOKEN)
         except psycopg.errors.LockNotAvailable:
             raise wait.DeadlinePassed from None

@@ -39,7 +39,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from .. import process, system, wait
 from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
 from ..files import OwnedFd, pipe
-from ..owner import without_passwords
+from ..owner import hide_passwords
 from .engine import BUSY, Outcome
 from .redis_scripts import ACQUIRE, CHANGES, KEYS, RELEASE, RENEW, STATUS, Script
 from .renewal import clock
@@ -52,7 +52,9 @@ from .server import (
     client_name,
     holder_of,
     release_timeout,
+    split_url,
     unreachable,
+    within,
 )
 
 TYPE_CHECKING = False
@@ -72,6 +74,7 @@ except ImportError:
 DEFAULT_TTL_S = 10.0
 _MAX_PIPELINE = 500
 _MAX_CHANNELS = 100
+_MAX_TRIES = 3  # of a connection that the server closes at once
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 _DEFAULT_REMEDY = "Check the URL, and that the server runs and can be reached."
 _TLS_REMEDY = (
@@ -102,8 +105,10 @@ class Listener:
         threading.Thread(target=self._run, name="holdfast-redis", daemon=True).start()
 
     def add(self, channel: str, id: str, pipe: OwnedFd, timeout: float) -> None:
-        """Write a byte into the pipe when it is the turn of this id."""
+        """Write a byte into the pipe when it is the turn of this id. `listen` looks whether the connection was lost."""
         with self._mutex:
+            if self.is_broken:  # its thread has ended, and would confirm nothing
+                return
             self._pipes[id] = channel, pipe
             confirmed = self._confirmed.get(channel)
             if confirmed is None:
@@ -151,8 +156,10 @@ class Listener:
                         token, _, id = id.decode().partition(" ")
                         self._wake(id, int(token))
         except (RedisError, OSError, ValueError, AttributeError):  # the connection was lost or closed
-            self.is_broken = True
-            for confirmed in list(self._confirmed.values()):
+            with self._mutex:
+                self.is_broken = True
+                waiting = list(self._confirmed.values())
+            for confirmed in waiting:
                 confirmed.set()  # the waiter then finds out
             self._wake_all()
 
@@ -230,29 +237,42 @@ class RedisServer:
         connection = self._new_connection()
         connection.socket_connect_timeout = connection.socket_timeout = timeout
         try:
-            connection.connect()
-        except RedisError as error:
+            within(timeout, connection.connect, lambda _: connection.disconnect())
+        except TimeoutError:
+            failed = failure(self.name, redis.TimeoutError("no answer in time"))
+        except (RedisError, UnicodeError) as error:  # the latter: not the name of a host
             failed = failure(self.name, error)
         else:
             return connection
         raise failed
 
     def listen(self, channel: str, id: str, pipe: OwnedFd, timeout: float) -> Listener:
+        until = monotonic() + timeout
+        for _ in range(_MAX_TRIES):
+            listener = self._open_listener(wait.time_left(until))
+            try:
+                listener.add(channel, id, pipe, wait.time_left(until))
+            except redis.TimeoutError as error:
+                failed = failure(self.name, error)
+                break
+            except RedisError as error:
+                listener.is_broken = True
+                failed = failure(self.name, error)
+            else:
+                if not listener.is_broken:
+                    return listener
+                failed = failure(self.name, redis.ConnectionError("the connection was lost"))
+        raise failed
+
+    def _open_listener(self, timeout: float) -> Listener:
         if not self._mutex.acquire(timeout=timeout):
             raise failure(self.name, redis.TimeoutError("no answer in time"))
         try:
             if self._listener is None or self._listener.is_broken:
                 self._listener = Listener(self._connect(timeout))
-            listener = self._listener
+            return self._listener
         finally:
             self._mutex.release()
-        try:
-            listener.add(channel, id, pipe, timeout)
-        except RedisError as error:
-            failed = failure(self.name, error)
-        else:
-            return listener
-        raise failed
 
 
 def _ask(connection: Any, commands: list[tuple[object, ...]], until: float) -> list[Any]:
@@ -306,11 +326,11 @@ class RedisEngine(ServerEngine):
     def __init__(self, url: str, *, shared: bool = False, permits: int = 0, ttl: float | None = None) -> None:
         if redis is None:
             raise Unsupported("Redis needs redis-py, which is not installed. Run: pip install 'holdfast[redis]'")
-        parts = urlsplit(url)
-        super().__init__(without_passwords(url), "redis")
+        super().__init__(hide_passwords(url), "redis")
+        parts = split_url(url)
         database, _, name = parts.path.lstrip("/").partition("/")
         name = unquote(name)
-        if not database.isdigit() or not name or "\0" in name:
+        if not parts.hostname or not database.isdecimal() or not database.isascii() or not name or "\0" in name:
             raise UnsafePath(
                 f"{self.name}: the URL names no lock. After the host, give the number of the database and the name of "
                 "the lock: redis://host:6379/0/name",

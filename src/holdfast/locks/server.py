@@ -23,10 +23,11 @@ import threading
 import time
 import weakref
 from time import monotonic
+from urllib.parse import urlsplit
 
 from .. import metrics, process, wait
-from ..errors import ConnectionFailed, HoldfastError, Unsupported
-from ..owner import command_of
+from ..errors import ConnectionFailed, HoldfastError, UnsafePath, Unsupported
+from ..owner import command_of, hide_passwords
 from ..status import Holder, Status
 from .base import would_deadlock
 from .engine import Engine, Grant, Outcome
@@ -37,6 +38,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
     from typing import Any
+    from urllib.parse import SplitResult
 
 CALL_TIMEOUT_S = 10.0  # for one call to a server, if the caller sets no timeout
 STATUS_TIMEOUT_S = 2.0  # short, because a caller whose timeout has passed waits for it, too
@@ -344,6 +346,8 @@ def _leave(waiter: Waiter, asynchronous: bool) -> None:
 
 def within(timeout: float, work: Callable[[], Any], undo: Callable[[Any], object]) -> Any:
     """Call `work`, which may block for long, in a thread. Raises TimeoutError; a later result is passed to `undo`."""
+    if sys.is_finalizing():  # no thread can be started any more
+        return work()
     mutex = threading.Lock()
     done = threading.Event()
     results: list[Any] = []
@@ -386,6 +390,21 @@ def holder_of(client: str, shared: bool, since: float | None = None) -> Holder:
     if host == socket.gethostname():
         return Holder(int(pid), shared, command_of(int(pid)), since=since)
     return Holder(int(pid), shared, None, host or None, since)
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL. Raises UnsafePath."""
+    name = hide_passwords(url)
+    try:
+        parts = urlsplit(url)
+        if "," not in parts.netloc:
+            parts.port  # noqa: B018  # a number, or a ValueError
+    except ValueError:
+        remedy = "Check the host and the port. Write [::1] for an IPv6 address, and %2F for / in a password."
+        raise UnsafePath(f"{name}: the URL is not valid. {remedy}", path=name) from None
+    if parts.fragment or url.endswith("#"):
+        raise UnsafePath(f"{name}: a # ends the URL before the name of the lock does. Write %23 for it.", path=name)
+    return parts
 
 
 def unreachable(name: str, reason: object, remedy: str) -> ConnectionFailed:

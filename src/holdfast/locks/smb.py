@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 from .. import system, wait
 from ..errors import ConnectionFailed, HoldfastError, NotALockFile, Unsupported
 from ..files import pipe
-from ..owner import without_passwords
+from ..owner import hide_passwords
 from . import smb_file, smb_session
 from .engine import BUSY, Outcome
 from .server import (
@@ -87,7 +87,7 @@ class SmbEngine(ServerEngine):
     def __init__(self, url: str, *, shared: bool = False, permits: int = 0, ttl: float | None = None) -> None:
         if not smb_session.is_installed:
             raise Unsupported("SMB needs smbprotocol, which is not installed. Run: pip install 'holdfast[smb]'")
-        super().__init__(without_passwords(url), "smb")
+        super().__init__(hide_passwords(url), "smb")
         if shared or permits:
             raise Unsupported(
                 f"{self.name}: an SMB server has {'no semaphores' if permits else 'no shared locks'}: a file is open "

@@ -67,6 +67,14 @@ _EXPLANATIONS: dict[int, tuple[type[HoldfastError], str, str]] = {
     ),
     0xC00000BA: (NotALockFile, "it is a directory", "Check the path."),
     0xC000007F: (ConnectionFailed, "the disk of the server is full", "Delete something there."),
+    **dict.fromkeys(
+        (0xC000009A, 0xC000011F),
+        (
+            ConnectionFailed,
+            "the server lets this client open no more files",
+            "Release locks, or raise max open files on the server.",
+        ),
+    ),
     0xC00000A2: (Unsupported, "the share is read-only", "Choose a share that this user can write to."),
 }
 
@@ -179,7 +187,9 @@ class SmbSession(Lease):
         try:
             self.tree: Any = within(timeout, open_tree, lambda _: self.close())
         except TimeoutError:
-            failed = _late(name)
+            # In a thread: it waits until the connection is there, perhaps for a name server.
+            threading.Thread(target=self.close, name="holdfast-close", daemon=True).start()
+            raise _late(name) from None
         except SMBResponseException as error:
             failed = explain(name, Refused(error.status))
         except (SMBException, OSError, ValueError) as error:

@@ -21,7 +21,7 @@ from ..collect.places import Places, look_into
 from ..collect.tasks import queue_at
 from ..errors import HoldfastError
 from ..locks.listing import Alarm, alarm_on
-from ..owner import without_passwords
+from ..owner import hide_passwords, without_passwords
 from ..status import Status
 from ..tasks import TaskQueue
 from .text import Cleaner
@@ -89,7 +89,7 @@ class Locks:
                 try:
                     found.update((one.path, one) for one in all_locks([place], self._console.recursive))
                 except (OSError, HoldfastError) as error:
-                    self.errors[without_passwords(place)] = without_passwords(str(error))
+                    self.errors[hide_passwords(place)] = without_passwords(str(error))
             inside = self._console.inside
             found = {path: one for path, one in found.items() if not path.startswith(inside)}
             self._folders = {f"{path}.queue" for path in found if "://" not in path and os.path.isdir(f"{path}.queue")}
@@ -156,7 +156,7 @@ class Shown:
 
     def __init__(self, place: str, topic: Topic) -> None:
         self.place, self.topic = place, topic
-        self.name = without_passwords(place)
+        self.name = hide_passwords(place)
         self.slug = slug_of(place)
 
 
@@ -256,7 +256,7 @@ class Console:
 
     @property
     def title(self) -> str:
-        return ", ".join(without_passwords(place) for place in self.given)
+        return ", ".join(hide_passwords(place) for place in self.given)
 
 
 def _kept(known: dict[str, Any], places: list[str], make: Any) -> dict[str, Any]:

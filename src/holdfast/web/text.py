@@ -54,7 +54,7 @@ class Cleaner:
     def _without_secrets(self, text: str) -> str:
         if self._pairs is not None:
             text = self._pairs.sub(rf"\g<1>{REDACTED}", text)
-        return without_passwords(text) if "://" in text else text
+        return without_passwords(text)
 
     def final(self, value: Any) -> Any:
         """A value as a template writes it. `Markup` contains only texts that went through this already."""
