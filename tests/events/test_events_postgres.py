@@ -460,6 +460,21 @@ def test_an_append_whose_connection_is_cut_happens_once(
     assert datas(store) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("message", [b"for no key update", b"mark = ", b"rollback"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_append_whose_next_connection_is_cut_too_happens_once(
+    message: bytes, when: str, proxy: tuple[servers.Proxy, EventStore]
+) -> None:
+    """The first connection is lost after the commit, and the second one while it looks what became of it."""
+    wire, store = proxy
+    store.append(Event("T", 0))
+    wire.cut, wire.then = (SYNC, "after"), (message, when)
+    assert store.append(Event("T", 1, {"n:1"}), AppendCondition(Query.of(tags={"n:1"}))) == 2
+    assert wire.cuts == 2
+    assert store.append(Event("T", 2)) == 3
+    assert datas(store) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("message", [b"begin", b"for no key update", b"json_populate_recordset", b"commit"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_append_of_a_task_whose_connection_is_cut_happens_once(
