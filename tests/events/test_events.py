@@ -982,7 +982,7 @@ def test_threads_share_a_sync(shop: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert at_sync.wait(30)
     for thread in others:
         thread.start()
-    until(lambda: len(store._engine.committer.queue) == len(others))
+    until(lambda: len(store._engine.committer.queue.waiting) == len(others))
     go_on.set()
     for thread in threads:
         thread.join()

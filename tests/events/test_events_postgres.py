@@ -339,7 +339,7 @@ def test_threads_share_a_transaction(store: EventStore, sql: psycopg.Connection[
         until(lambda: sql.execute(WAITING).fetchone())
         for thread in threads[1:]:
             thread.start()
-        until(lambda: len(store._engine.appender.queue) == 7)  # type: ignore[attr-defined]
+        until(lambda: len(store._engine.appender.queue.waiting) == 7)  # type: ignore[attr-defined]
         holder.commit()
     for thread in threads:
         thread.join(60)
