@@ -143,6 +143,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.cut: tuple[bytes, str] | None = None
+        self.then: tuple[bytes, str] | None = None  # the cut behind that one
         self.cuts = 0
         self._sent = bytearray()  # by clients
         self._clients: list[socket.socket] = []
@@ -176,7 +177,7 @@ class Proxy:
                     if source is client:
                         self._sent += data
                     if source is client and self.cut is not None and self.cut[0] in data:
-                        when, self.cut = self.cut[1], None
+                        when, self.cut, self.then = self.cut[1], self.then, None
                         self.cuts += 1
                         is_cut = True
                         if when == "before":

@@ -315,7 +315,7 @@ def test_an_interrupt_anywhere(step: int, segment_size: int, shop: Path) -> None
         queue = store._engine.committer.queue
         queue._has_leader = True
         other = Thread("other", lambda store=store: store.append(Event("other")))  # type: ignore[misc]
-        until(lambda queue=queue: len(queue))
+        until(lambda queue=queue: len(queue.waiting))
         queue._has_leader = False
         interrupter = Interrupter(number)
         mine: object = None
@@ -518,7 +518,7 @@ def test_a_bad_condition_fails_only_its_own_append(shop: Path, syncs: Syncs) -> 
     first = Thread("A", lambda: store.append(Event("a")))
     syncs.until_held("A")
     others = [Thread("B", lambda: store.append(Event("b"), bad)), Thread("C", lambda: store.append(Event("c")))]
-    until(lambda: len(store._engine.committer.queue) == 2)
+    until(lambda: len(store._engine.committer.queue.waiting) == 2)
     syncs.let_go("A")
     assert first.outcome() == 2 and others[0].outcome() == "ValueError" and others[1].outcome() == 3
 

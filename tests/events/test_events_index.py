@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -347,6 +348,31 @@ def test_an_index_with_a_wrong_posting_is_made_again(shop: Path) -> None:
         fresh.append([], AppendCondition(Query.of(tags={"n:7"}), after=3))
     store.rebuild_index()
     assert store.verify().ok and len(positions(store.read(Query.of(tags={"n:7"})))) == 10
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        rb"n:7.(\x0a)\x94",  # a posting: event 2708 becomes a negative number
+        rb"not (n)ull",  # no text any more, and SQLite quotes it in its message
+        rb"\d\x0b(\xb8)",  # the state: up to event 3000 becomes up to event 2872
+    ],
+)
+def test_an_index_with_a_changed_bit_is_made_again(good: bytes, shop: Path) -> None:
+    filled(shop).close()
+    (file,) = (shop / "index").glob("*.db")
+    content = bytearray(file.read_bytes())
+    (found,) = re.finditer(good, bytes(content), re.DOTALL)
+    content[found.start(1)] ^= 0x80
+    file.unlink()
+    file.write_bytes(content)
+    store = EventStore(shop, durable=False)
+    wanted = list(range(8, 3001, 300))
+    assert positions(store.read(Query.of(tags={"n:7"}))) == wanted
+    assert positions(store.read(Query.of(tags={"n:7"}), backwards=True)) == wanted[::-1]
+    with pytest.raises(ConditionFailed, match=f"event {wanted[-1]} matches"):
+        store.append([], AppendCondition(Query.of(tags={"n:7"})))
+    assert store.verify().ok
 
 
 def test_its_file_is_opened_by_sqlite_alone(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,7 +339,7 @@ def test_threads_share_a_transaction(store: EventStore, sql: psycopg.Connection[
         until(lambda: sql.execute(WAITING).fetchone())
         for thread in threads[1:]:
             thread.start()
-        until(lambda: len(store._engine.appender.queue) == 7)  # type: ignore[attr-defined]
+        until(lambda: len(store._engine.appender.queue.waiting) == 7)  # type: ignore[attr-defined]
         holder.commit()
     for thread in threads:
         thread.join(60)
@@ -457,6 +457,21 @@ def test_an_append_whose_connection_is_cut_happens_once(
         condition = AppendCondition(Query.of(tags={f"n:{number}"}))
         assert store.append(Event("T", number, {f"n:{number}"}), condition) == 1 + number
         assert wire.cuts == number
+    assert datas(store) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("message", [b"for no key update", b"mark = ", b"rollback"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_append_whose_next_connection_is_cut_too_happens_once(
+    message: bytes, when: str, proxy: tuple[servers.Proxy, EventStore]
+) -> None:
+    """The first connection is lost after the commit, and the second one while it looks what became of it."""
+    wire, store = proxy
+    store.append(Event("T", 0))
+    wire.cut, wire.then = (SYNC, "after"), (message, when)
+    assert store.append(Event("T", 1, {"n:1"}), AppendCondition(Query.of(tags={"n:1"}))) == 2
+    assert wire.cuts == 2
+    assert store.append(Event("T", 2)) == 3
     assert datas(store) == [0, 1, 2]
 
 

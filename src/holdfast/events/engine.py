@@ -35,7 +35,7 @@ from weakref import WeakSet
 import msgspec
 
 from .. import process
-from ..errors import Unsupported
+from ..errors import UnsafePath, Unsupported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from .requests import Request
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Each module has a function `connect(url, options)`, which returns an engine.
-_SCHEMES = dict.fromkeys(("postgresql", "postgres"), "postgres")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -173,7 +171,11 @@ class Engine(ABC):
 
     @abstractmethod
     def load(self, name: str) -> Document:
-        """The document with this name."""
+        """The document with this name. Raises UnsafePath, as `checkpoint` does, if it cannot be one."""
+
+    def _no_name(self, name: str) -> UnsafePath:
+        text = f"{name!r} cannot be the name of a projection or subscription: it is empty or too long"
+        return UnsafePath(text, path=self.name)
 
     @abstractmethod
     def save(self, document: Document, content: bytes) -> None:
@@ -243,14 +245,10 @@ def _open(name: StrPath, options: Options) -> Engine:
         from .log.engine import LogEngine
 
         return LogEngine(name, options)
-    from importlib import import_module
+    if found[1].lower() in ("postgresql", "postgres"):
+        from .postgres import PostgresEngine
 
-    module = f"{__package__}.{_SCHEMES.get(found[1].lower(), '?')}"
-    try:
-        return import_module(module).connect(name, options)  # type: ignore[no-any-return]
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
+        return PostgresEngine(str(name), options)
     raise Unsupported(
         f"{found[1]}://…: no event store has this scheme. Give the path of a directory, or a URL postgresql://…."
     )

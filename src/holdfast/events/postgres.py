@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .. import postgres, process, wait
-from ..errors import CorruptStore, UnsafePath, Unsupported
+from ..errors import CorruptStore, Unsupported
 from . import postgres_statements as statements
 from .draft import encode
 from .engine import Checkpoint, Document, Engine, Options, Problem, Report
@@ -68,11 +68,6 @@ SETTINGS = "; ".join(
 _decode = msgspec.json.Decoder().decode
 
 
-def connect(url: str, options: Options) -> PostgresEngine:
-    """The engine for a URL. Creates the tables if they are not there."""
-    return PostgresEngine(url, options)
-
-
 class _InProcess:
     """What one process has open. A forked child makes its own."""
 
@@ -87,6 +82,8 @@ class _InProcess:
 
 
 class PostgresEngine(Engine):
+    """The engine for a URL. Creates the tables if they are not there."""
+
     id = ""
 
     def __init__(self, url: str, options: Options) -> None:
@@ -315,8 +312,7 @@ class PostgresEngine(Engine):
 
     def _check_name(self, name: str) -> None:
         if not name or "\0" in name or len(name.encode()) > statements.MAX_LENGTH:
-            text = f"{name!r} cannot be the name of a projection or subscription: it is empty or too long"
-            raise UnsafePath(text, path=self.name)
+            raise self._no_name(name)
 
     # Looking after it.
 

@@ -173,14 +173,17 @@ class Appender(GroupCommit):
     def _was_committed(self, run: Any, work: Work) -> bool:
         """With the lock. True: there is nothing more to do."""
         (first,) = run(self.sql["is_there"], (work.known, work.mark)).fetchone()
-        work.mark = 0
-        if first is None and not work.only_look:
-            return False
-        run("rollback")
         if first is not None:
             for request in work.taken:
                 request.position += first - work.first
             work.is_done = True
+        work.mark = 0
+        if first is None and not work.only_look:
+            return False
+        with suppress(
+            psycopg.Error
+        ):  # nothing was changed. If this connection is lost, too, that is no reason to repeat
+            run("rollback")
         return True
 
     def _append_at_once(self, session: postgres.Session, work: Work, leader: Request) -> bool:

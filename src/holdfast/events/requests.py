@@ -87,9 +87,6 @@ class Queue:
         self._has_leader = False
         self._together = 1  # how many were taken the last time
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     @property
     def waiting(self) -> Sequence[Request]:
         """The requests that no leader has taken."""

@@ -255,12 +255,6 @@ class EventStore:
         """Forget a subscription and its checkpoint. False: there is none. Raises Timeout while a process is active."""
         return subscriptions.unsubscribe(self, name)
 
-    async def asubscriptions(self) -> list[SubscriptionStatus]:
-        return await in_thread(self.subscriptions)
-
-    async def aunsubscribe(self, name: str) -> bool:
-        return await in_thread(lambda: self.unsubscribe(name))
-
     # Forgetting.
 
     def forget(self, tag: str) -> int:
@@ -358,9 +352,6 @@ class EventStore:
 
     async def arebuild_index(self) -> None:
         await in_thread(self.rebuild_index)
-
-    async def abackup(self, target: base.StrPath) -> int:
-        return await in_thread(lambda: self.backup(target))
 
     async def aexport(self, target: base.StrPath | Any, query: Query = _ALL, after: int = 0) -> int:
         return await in_thread(lambda: self.export(target, query, after))

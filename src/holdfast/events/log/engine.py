@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from ... import system, wait
-from ...errors import ConditionFailed, CorruptStore, UnsafePath
+from ...errors import ConditionFailed, CorruptStore
 from ...paths import mount_at
 from ...watch import Waiting
 from ..conditions import look_ahead
@@ -134,8 +134,7 @@ class LogEngine(Engine):
         """The name of the file of a projection or a subscription."""
         file = quote(name, safe="").replace(".", "%2E")
         if not name or len(file) > 200:
-            text = f"{name!r} cannot be the name of a projection or subscription: it is empty or too long"
-            raise UnsafePath(text, path=self.name)
+            raise self._no_name(name)
         return file
 
     def load(self, name: str) -> Document:

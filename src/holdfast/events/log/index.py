@@ -2,7 +2,8 @@
 
     index/<number>.db    table posting (tag, kind, position), one b-tree; each event has a row for every tag, and one
                          with an empty tag. `kind` is the number of its type, in table kind
-                         table state, one row: up to where the log is in it, whose index it is, and in what directory
+                         table state, one row: up to where the log is in it, whose index it is, and in what directory;
+                         and a checksum of that
 
 It is derived from the log, and never believed without a look: an index of another store, in a directory that was copied
 (which another inode number tells), or whose last line is not in the log, is replaced by a new file with a greater
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
 
     from .search import Block
 
-_FORMAT = 1
+_FORMAT = 2
+ERRORS = (sqlite3.Error, UnicodeError)  # of a damaged file, whose text may be in the message of SQLite
 _TABLES = """
 create table kind (id integer primary key, name blob unique not null);
 create table posting (tag blob, kind int, position int, primary key (tag, kind, position)) without rowid;
-create table state (format int, owner text, position int, segment int, end int, last blob);
+create table state (format int, owner text, position int, segment int, end int, last blob, sum int);
 """
 # Small pages: a tag that is rare changes one page for each of its events.
 _PRAGMAS: tuple[str, ...] = ("pragma page_size = 1024", "pragma journal_mode = wal", "pragma synchronous = normal")
@@ -139,12 +141,14 @@ class Index(Database):
             if not self._is_current() and not self._open():
                 return BEGINNING
             try:
-                format_, owner, *mark = self.run("select * from state").fetchone()
+                format_, owner, *mark, sum_ = self.run("select * from state").fetchone()
                 found = Mark(*mark)
                 if format_ != _FORMAT or owner != self._me:
                     raise Foreign
+                if sum_ != _sum_of(found):
+                    raise Damaged
                 return found
-            except (sqlite3.Error, TypeError, OSError) as error:
+            except (*ERRORS, TypeError, ValueError, OSError) as error:
                 raise Damaged from error
 
     @property
@@ -172,7 +176,7 @@ class Index(Database):
                 inode = inode_of(system.stat(file))
                 self._me = self._owner()
                 self.connect(file, *_PRAGMAS[2:])
-            except (sqlite3.Error, OSError):
+            except (*ERRORS, OSError):
                 continue
             self._opened = file, inode
             return True
@@ -201,7 +205,7 @@ class Index(Database):
     def _create(self, file: str) -> None:
         tables = _TABLES.strip().split("\n")
         self._me = self._owner() if file else ""
-        state = f"insert into state values ({_FORMAT}, '{self._me}', 0, 1, 0, x'')"
+        state = f"insert into state values ({_FORMAT}, '{self._me}', 0, 1, 0, x'', {_sum_of(BEGINNING)})"
         self.connect(file, *_PRAGMAS, "begin", *tables, state, "commit", mode="rwc")
         self._opened = file, inode_of(system.stat(file)) if file else (0, 0)
 
@@ -230,14 +234,21 @@ class Index(Database):
             number = self._id(kind)
             if not number:
                 return []
-            return [row[0] for row in self._run(_FIND[backwards], (_bytes(tag), number, low, high, limit))]
+            found = [row[0] for row in self._run(_FIND[backwards], (_bytes(tag), number, low, high, limit))]
+            try:
+                is_good = found == sorted({low - 1, *found, high + 1}, reverse=backwards)[1:-1]
+            except TypeError:  # not all of them are numbers
+                is_good = False
+            if not is_good:
+                raise Damaged
+            return found
 
     def _run(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[int, ...]]:
         try:
             if self.raw is None and not self._open():
                 raise Damaged
             return self.run(statement, values).fetchall()  # type: ignore[no-any-return]
-        except sqlite3.Error as error:
+        except ERRORS as error:
             raise Damaged from error
 
     def _id(self, kind: str) -> int:
@@ -268,13 +279,14 @@ class Index(Database):
                 self.run("begin immediate")
                 try:
                     self._insert(block)
-                    self.run("update state set position = ?, segment = ?, end = ?, last = ?", after)
+                    mark = (*after, _sum_of(after))
+                    self.run("update state set position = ?, segment = ?, end = ?, last = ?, sum = ?", mark)
                     self.run("commit")
                     self.known = after.position
                 except BaseException:
                     self.close()  # which takes it back
                     raise
-            except sqlite3.Error as error:
+            except ERRORS as error:
                 raise Damaged from error
 
     def _insert(self, block: Block) -> None:
@@ -292,6 +304,10 @@ class Index(Database):
             "order by position, tag, name",
             (until,),
         )
+
+
+def _sum_of(mark: Mark) -> int:
+    return crc32(repr(tuple(mark)).encode())
 
 
 def _bytes(text: str) -> bytes:

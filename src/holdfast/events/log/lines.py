@@ -126,23 +126,14 @@ def is_foreign(line: bytes, tag: bytes) -> bool:
     return line[-18:-10] != tag and is_good(line, line[-18:-10])
 
 
-class Batch:
-    """A whole batch, as it was found: its lines, and what an index needs of each."""
-
-    __slots__ = ("heads", "size")
-
-    def __init__(self) -> None:
-        self.heads: list[_Head] = []
-        self.size = 0  # from the beginning of the text to behind the last line
-
-
-def batches(text: bytes, expected: int, tag: bytes) -> Iterator[Batch]:
+def batches(text: bytes, expected: int, tag: bytes) -> Iterator[tuple[list[_Head], int]]:
     """The whole batches at the beginning of `text`, the first of which begins with position `expected`.
 
+    Of each, what an index needs of its lines, and where it ends in the text.
     Ends before whatever is not part of one: nothing, blank lines, a line that is damaged or not there in full.
     """
     start = 0
-    batch = Batch()
+    batch: list[_Head] = []
     first = expected
     while True:
         end = text.find(b"\n", start)
@@ -157,11 +148,10 @@ def batches(text: bytes, expected: int, tag: bytes) -> Iterator[Batch]:
             return
         if head.position != expected or head.batch[0] != first or not expected <= head.batch[1]:
             return
-        batch.heads.append(head)
+        batch.append(head)
         expected += 1
         start = end + 1
         if head.position == head.batch[1]:
-            batch.size = start
-            yield batch
-            batch = Batch()
+            yield batch, start
+            batch = []
             first = expected

@@ -130,11 +130,10 @@ class Tail:
 
     def _take_in(self, text: bytes, until: int | None) -> int:
         start, size = self.end, 0
-        for batch in lines.batches(text, self.head + 1, self._tag):
-            for head in batch.heads:
+        for batch, size in lines.batches(text, self.head + 1, self._tag):  # noqa: B007  # used behind the loop
+            for head in batch:
                 self._recent.add(head.position, head.type, head.tags)
-            self.head = batch.heads[-1].position
-            size = batch.size
+            self.head = batch[-1].position
             if until is not None and self.head >= until:
                 break
         if size:

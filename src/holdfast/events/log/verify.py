@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from ...sqlite import inside_sqlite
 from ..engine import Problem, Report
 from . import lines, segments
 from .builder import Builder
-from .index import Damaged, Foreign
+from .index import ERRORS, Damaged, Foreign
 from .segments import TakenBack
 
 if TYPE_CHECKING:
@@ -125,5 +124,5 @@ def _check_index(engine: LogEngine) -> Iterator[Problem]:
             yield Problem(path, "the index does not fit the log; rebuild_index makes it again")
     except (CorruptStore, Foreign, TakenBack):
         pass  # the log has a problem, which is reported, or the index is not believed
-    except (Damaged, sqlite3.Error):
+    except (Damaged, *ERRORS):
         yield Problem(path, "the index is damaged; it is made again when it is needed")

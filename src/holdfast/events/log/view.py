@@ -21,7 +21,7 @@ from .search import Recent, Source, search
 from .segments import Segment, Tail, TakenBack
 
 _A_CHUNK = 1 << 20
-_NEAR = 1 << 16
+_NEAR = 1 << 17
 _NEAR_EVENTS = 256
 _OPEN_FILES = 16
 _A_WHILE = 0.02  # seconds
@@ -273,19 +273,22 @@ class View:
     def at(self, positions: Iterator[int]) -> Iterator[StoredEvent]:
         """The events at some positions. Where they are near each other, many are read at once."""
         buffer, begin, last = b"", 0, -_NEAR_EVENTS
+        at = stop = 0  # in the buffer: the newlines before and behind the last line
         file: Segment | None = None
         for position in positions:
-            is_near = abs(position - last) < _NEAR_EVENTS
-            at = (b"\n" + buffer).find(b'\n{"position":%d,' % position) if is_near else -1
-            if file is None or at < 0 or (stop := buffer.find(b"\n", at)) < 0:
+            is_near, is_back = abs(position - last) < _NEAR_EVENTS, position < last
+            wanted = b'\n{"position":%d,' % position
+            if is_near:
+                at = buffer.rfind(wanted, 0, at + 1) if is_back else buffer.find(wanted, stop)
+            if file is None or not is_near or at < 0 or (stop := buffer.find(b"\n", at + 1)) < 0:
                 file, start = self.place(position)
-                begin = max(0, start - _NEAR) if is_near and position < last else start
-                size = file.end_of_line(start) - begin
-                buffer = system.pread(file.fd, size + (2 * _NEAR if is_near else 0), begin)
-                at = start - begin
-                stop = at + (size - at) - 1
+                end = file.end_of_line(start)
+                begin = max(0, start - _NEAR) if is_near and is_back else start
+                until = end + _NEAR if is_near and not is_back else end
+                buffer = b"\n" + system.pread(file.fd, until - begin, begin)
+                at, stop = start - begin, end - begin
             last = position
-            yield lines.decode(self._checked(buffer[at:stop], file, begin + at, position))
+            yield lines.decode(self._checked(buffer[at + 1 : stop], file, begin + at, position))
 
     def stream(self, after: int, until: int, *, backwards: bool) -> Iterator[StoredEvent]:
         """All events behind `after` up to `until`."""
