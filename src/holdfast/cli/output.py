@@ -88,9 +88,12 @@ def write_error(text: str) -> None:
 
 def write_bytes(data: bytes, *, to_stderr: bool = False) -> None:
     """Print the output of another program unchanged."""
+    global _lost
     stream = sys.stderr if to_stderr else sys.stdout
     if stream is not None:
         _write(stream.buffer, data)
+    elif data and not to_stderr:
+        _lost = "it is closed"
 
 
 def _write(stream: TextIOWrapper | object, text: str | bytes) -> bool:
