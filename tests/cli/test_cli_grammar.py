@@ -126,6 +126,11 @@ def test_lost_output_is_an_error(line: str, tmp_path: Path) -> None:
         ("holdfast tasks show jobs nope --json", 1, "no task"),
         ("holdfast dir versions nosite --json", 3, "no directory here"),
         ("holdfast events read nostore --json", 3, "nostore"),
+        (
+            'echo \'{"type": "A"}\' | holdfast events append shop >e; holdfast events export shop nodir/f --json',
+            3,
+            "nodir/f: No",
+        ),
         ("holdfast wait --json", 2, "required"),
         ("holdfast frobnicate --json", 2, "no command"),
     ],

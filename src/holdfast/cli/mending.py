@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EPILOGS = {
     "clean": f"{arguments.STATUSES.format(no='0 also if there was nothing to remove')}\n\n"
     "examples:\n  holdfast clean /tmp/deploy.lock\n  holdfast clean /tmp\n",
-    "break": f"{arguments.STATUSES.format(no='1 not held, not a lock file, or you answered no')}\n\n"
+    "break": f"{arguments.STATUSES.format(no='1 not held, a kernel lock, or you answered no')}\n\n"
     "example:\n  holdfast break --yes /tmp/deploy.lock\n",
 }
 _KERNEL_LOCK = "A kernel lock cannot be taken away. It is free when the process that holds it has ended."
