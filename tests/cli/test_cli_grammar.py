@@ -193,6 +193,7 @@ def test_an_option_that_an_action_does_not_use_is_refused(line: str, tmp_path: P
         ("holdfast tasks schedule jobs --priority 1", 2, "need its NAME"),
         ("holdfast tasks work jobs --threads -- true", 2, "goes with --python or --app"),
         ("holdfast tasks put jobs x -j 2", 2, "need --key"),
+        ("holdfast run -q -v x -- true", 64, "not allowed with argument -q"),
         ("holdfast run --ttl 5 x -- true", 64, "for locks on servers"),
         ("holdfast run --tag v1 x -- true", 64, "add --lock-file"),
     ],

@@ -75,6 +75,8 @@ class Parser(argparse.ArgumentParser):
         several = any(action.nargs in ("*", "?", "+") for action in self._get_positional_actions())
         options = self.parse_intermixed_args(own) if several else self.parse_args(own)
         options.command = command
+        if getattr(options, "quiet", False) and getattr(options, "verbose", False):
+            self.error("argument -v/--verbose: not allowed with argument -q/--quiet")
         return options
 
     def split(self, words: list[str]) -> tuple[list[str], list[str]]:

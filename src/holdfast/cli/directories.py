@@ -67,6 +67,7 @@ def _configure(action: str, parser: arguments.Parser) -> None:
 
 def _under_lock(change: Callable[[AtomicDir, argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
     def call(options: argparse.Namespace) -> int:
+        output.print_log()
         timeout = arguments.timeout_of(options)
         keep = getattr(options, "keep", 0)
         site = AtomicDir(options.path, keep=keep, timeout=timeout, durable=options.durable)

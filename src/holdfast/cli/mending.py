@@ -95,6 +95,7 @@ def break_(options: argparse.Namespace) -> int:
     who = "its record could not be read" if found.corrupt else found.explain()
     if not options.yes:
         _ask(f"{options.path}: {who}", options.path, found)
+    output.print_log(quiet=options.quiet)
     try:
         lock.break_()
     except NotLocked:

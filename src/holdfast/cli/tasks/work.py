@@ -8,7 +8,7 @@ import sys
 from ...collect.tasks import queue_at
 from ...tasks import TaskQueue, Worker
 from ...tasks.handler import Command, Handler
-from .. import arguments
+from .. import arguments, output
 from ..failures import NO
 from .bar import Display
 from .reports import Reporter
@@ -79,6 +79,7 @@ class _Worker(Worker):
 
 def call(options: argparse.Namespace) -> int:
     _check(options)
+    output.print_log()
     reporter = Reporter()
     handler = _handler(options, reporter)
     queue = _queue(options)
