@@ -43,7 +43,7 @@ autodoc_preserve_defaults = True
 
 # Parts of these classes are public to other modules of the package, but are no use to users.
 INTERNAL = {
-    "TaskQueue": {"claimer", "new_claimer", "put_scheduled", "prune"},
+    "TaskQueue": {"claimer", "claimers", "new_claimer", "put_scheduled", "prune"},
     "Lock": {"release"},
     "LockFile": {"release"},
     "Semaphore": {"release"},
@@ -52,7 +52,8 @@ INTERNAL = {
 
 # What the modules call a type, and what users call it.
 TYPES = {
-    r"base\.(Default|DEFAULT|StrPath)": r"\1",
+    r"[~\w.]*\b(Default|DEFAULT|StrPath|HoldType|FileHold|Patience)\b": r"\1",
+    r"\bPatience = DEFAULT": "float | None = ...",
     r"\bStrPath\b": "str | PathLike",
     r"(\| )?Default \| None = DEFAULT": r"\1None = ...",
     r"HoldType|FileHold": "Hold",
@@ -61,9 +62,11 @@ TYPES = {
 }
 
 
-def rename_types(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, text: str, returns: str) -> Any:
+def rename_types(_app: Any, _what: str, name: str, _thing: Any, _options: Any, text: str, returns: str) -> Any:
     for old, new in TYPES.items():
         text, returns = (part and re.sub(old, new, part) for part in (text, returns))
+    if name.endswith(".aacquire"):  # Sphinx evaluates its type, which is a variable for type checkers only
+        returns = "Hold"
     return text, returns
 
 

@@ -478,7 +478,7 @@ def test_a_descriptor_of_a_file_that_was_removed_is_refused(path: str) -> None:
     assert done.stdout == "66\n" and "was removed meanwhile" in done.stderr and "--keep" in done.stderr
 
 
-@pytest.mark.parametrize(("words", "says"), [("fd 99", "not open"), ("fd x", "invalid int"), ("fd", "FD")])
+@pytest.mark.parametrize(("words", "says"), [("fd 99", "not open"), ("fd x", "not the number"), ("fd", "FD")])
 def test_a_wrong_descriptor_is_wrong_usage(words: str, says: str) -> None:
     done = shell(f"holdfast {words}")
     assert done.returncode == 64 and says in done.stderr

@@ -93,6 +93,11 @@ def test_an_old_name_answers_with_the_new_one(name: str, tmp_path: Path) -> None
         "holdfast tasks put jobs x",
         "holdfast tasks stats jobs",
         "holdfast dir versions site",
+        "holdfast --help",
+        "holdfast --version",
+        "holdfast tasks put --help",
+        "holdfast run --help",
+        "holdfast tasks work jobs --drain -q -- echo {}",
     ],
 )
 def test_lost_output_is_an_error(line: str, tmp_path: Path) -> None:
@@ -102,6 +107,9 @@ def test_lost_output_is_an_error(line: str, tmp_path: Path) -> None:
     assert sh(f"{before}; holdfast tasks put jobs a", tmp_path).returncode == 0
     done = sh(f"{line} >/dev/full", tmp_path)
     assert done.returncode == 3 and "No space left on device" in done.stderr and "Traceback" not in done.stderr
+    assert sh("holdfast tasks put jobs b", tmp_path).returncode == 0
+    done = sh(f"{line} >&-", tmp_path)
+    assert done.returncode == 3 and "closed" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -118,6 +126,11 @@ def test_lost_output_is_an_error(line: str, tmp_path: Path) -> None:
         ("holdfast tasks show jobs nope --json", 1, "no task"),
         ("holdfast dir versions nosite --json", 3, "no directory here"),
         ("holdfast events read nostore --json", 3, "nostore"),
+        (
+            'echo \'{"type": "A"}\' | holdfast events append shop >e; holdfast events export shop nodir/f --json',
+            3,
+            "nodir/f: No",
+        ),
         ("holdfast wait --json", 2, "required"),
         ("holdfast frobnicate --json", 2, "no command"),
     ],
@@ -160,12 +173,37 @@ def test_a_second_permit_or_share_inside_the_first_is_granted(tmp_path: Path) ->
         "holdfast tasks stats jobs --priority 5",
         "holdfast events head shop --limit 5",
         "holdfast dir versions site --keep 1",
+        "holdfast dir rollback site --keep 1",
+        "holdfast dir recover site --keep 1",
         "holdfast status x -j",
     ],
 )
 def test_an_option_that_an_action_does_not_use_is_refused(line: str, tmp_path: Path) -> None:
     done = sh(line, tmp_path)
     assert done.returncode == 2 and "unrecognized arguments" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "reason"),
+    [
+        ("holdfast fd -u -n 9 9>x", 64, "do not go with -u"),
+        ("holdfast status --stale 5 redis://127.0.0.1:1/0/x", 2, "do not go with a URL"),
+        ("holdfast wait --policy old redis://127.0.0.1:1/0/x", 2, "do not go with a URL"),
+        ("holdfast tasks schedule jobs --tz UTC", 2, "need its NAME"),
+        ("holdfast tasks schedule jobs --priority 1", 2, "need its NAME"),
+        ("holdfast tasks work jobs --threads -- true", 2, "goes with --python or --app"),
+        ("holdfast tasks put jobs x -j 2", 2, "need --key"),
+        ("holdfast run -q -v x -- true", 64, "not allowed with argument -q"),
+        ("holdfast run --ttl 5 x -- true", 64, "for locks on servers"),
+        ("holdfast run --tag v1 x -- true", 64, "add --lock-file"),
+    ],
+)
+def test_an_option_that_has_no_effect_with_the_others_is_refused(
+    line: str, status: int, reason: str, tmp_path: Path
+) -> None:
+    sh("holdfast tasks put jobs a", tmp_path)
+    done = sh(line, tmp_path)
+    assert done.returncode == status and reason in done.stderr
 
 
 def test_release_of_a_lock_that_is_not_held_is_an_error_except_for_sema(tmp_path: Path) -> None:

@@ -322,6 +322,16 @@ def test_break_says_whose_it_was_and_logs_it(path: str) -> None:
         hold.release()
 
 
+def test_break_prints_no_control_character_and_nothing_with_quiet(tmp_path: Path) -> None:
+    path = str(tmp_path / "x\x1b[31m\ny")
+    for option in ("--yes", "--quiet"):
+        assert holdfast("lockfile", "try", "-q", path, "--pid", 1).returncode == 0
+        done = holdfast("break", "-y", option, path)
+        assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr
+        assert ("took the lock away" in done.stderr) == (option == "--yes")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_a_kernel_lock_cannot_be_broken(path: str) -> None:
     for lock in (Lock(path), Semaphore(path, 1)):
         with lock as hold:
@@ -403,7 +413,7 @@ def test_a_directory_is_replaced_by_what_a_command_builds(tmp_path: Path) -> Non
     ]
     assert run("edit", site, "--", "sh", "-c", "kill -9 $$").returncode == 3
     assert run("edit", site, "--", "no-such-command-at-all").returncode == 3
-    assert run("rollback", "--keep", 1, site).returncode == 0 and os.listdir(site) == ["a"]
+    assert run("rollback", site).returncode == 0 and os.listdir(site) == ["a"]
     assert run("rollback", "--to", 9, site).returncode == 1
     assert run("versions", tmp_path / "nothing").returncode == run("rollback", tmp_path / "nothing").returncode == 3
     assert json.loads(run("replace", "--json", "--no-durable", site, "--", "true").stdout)["committed"] is True

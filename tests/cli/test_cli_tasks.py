@@ -89,7 +89,7 @@ def test_put_rate_spaces_the_starts_of_tasks_with_a_key(jobs: Path) -> None:
     queue = TaskQueue(jobs)
     assert queue.get("a").waits is None
     assert queue.get("b").waits == "delayed" and (queue.get("b").due_in or 0) > 60
-    assert "limit and rate need a key" in call("put", jobs, "c", "--rate", "10/h", status=2)
+    assert "-j and --rate need --key" in call("put", jobs, "c", "--rate", "10/h", status=2)
     assert "rate must be a number per time" in call("put", jobs, "c", "--key", "k", "--rate", "fast", status=2)
 
 
@@ -191,7 +191,7 @@ def test_a_schedule_follows_its_time_zone(jobs: Path) -> None:
         (["x", "--every", "0.1s"], "at least 1"),
         (["x", "--parse", "{", "--every", "1m"], "is not JSON"),
         (["x", "--cron", "0 3 * * *", "--tz", "Mars/Base"], "there is no time zone 'Mars/Base'"),
-        (["x", "--every", "1m", "--tz", "Europe/Berlin"], "tz needs cron"),
+        (["x", "--every", "1m", "--tz", "Europe/Berlin"], "--tz needs --cron"),
     ],
 )
 def test_a_wrong_schedule_is_explained_and_creates_no_queue(jobs: Path, words: list[str], message: str) -> None:

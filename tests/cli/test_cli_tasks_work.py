@@ -92,14 +92,11 @@ def test_work_reports_in_json(jobs: Path, queue: TaskQueue) -> None:
     assert last["event"] == "end" and (last["done"], last["failed"]) == (1, 1)
 
 
-@pytest.mark.parametrize("threads", [[], ["--threads"]])
-def test_the_output_of_each_command_is_printed_whole_and_in_one_piece(
-    jobs: Path, queue: TaskQueue, threads: list[str]
-) -> None:
+def test_the_output_of_each_command_is_printed_whole_and_in_one_piece(jobs: Path, queue: TaskQueue) -> None:
     letters = "abcdefgh"
     queue.put_all(letters)
     line = "head -c 300000 /dev/zero | tr '\\0' {}; echo; echo {}{}{} >&2"
-    done = run("work", jobs, "--drain", "-q", "-j", 4, *threads, "--", "sh", "-c", line)
+    done = run("work", jobs, "--drain", "-q", "-j", 4, "--", "sh", "-c", line)
     assert sorted(done.stdout.splitlines()) == [letter * 300_000 for letter in letters]
     assert sorted(done.stderr.splitlines()) == [letter * 3 for letter in letters]
 

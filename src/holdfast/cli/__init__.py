@@ -27,9 +27,9 @@ COMMANDS = {
     "top": ("top", "watch the locks in directories and on servers, live"),
     "break": ("mending", "take a lock away from its holder"),
     "clean": ("mending", "remove stale lock files and private files that crashes left"),
-    "doctor": ("doctor", "test what the file system of a directory, or a server, really does"),
+    "doctor": ("doctor", "test which kinds of lock are safe in a directory or on a server"),
     "lockfile": ("lockfile", "lock files that outlive the command: try, acquire, release, status, wait, clean"),
-    "sema": ("lockfile", "lockfile for scripts of the sema tool: alias sema='holdfast sema'"),
+    "sema": ("lockfile", "the same as lockfile, for scripts of the sema tool: alias sema='holdfast sema'"),
     "dir": ("directories", "replace or edit a directory as a whole, or not at all"),
     "events": ("events", "append to an event store, read and follow it"),
     "tasks": ("tasks", "put tasks into a queue, and run workers that do them"),
@@ -74,12 +74,12 @@ def _main(arguments: Sequence[str] | None) -> int:
         if len(words) > 1 and name == "help":
             return _main([*words[1:], "--help"])
         output.say(OVERVIEW.format(commands="\n".join(f"  {key:11} {does}" for key, (_, does) in COMMANDS.items())))
-        return 0 if words else 2
+        return _end("holdfast", 0 if words else 2)
     if name in ("-V", "--version"):
         from .. import __version__
 
         output.say(f"holdfast {__version__}")
-        return 0
+        return _end("holdfast", 0)
     return _call(name, words[1:])
 
 
@@ -110,8 +110,9 @@ def _call(name: str, words: list[str]) -> int:
         options = parser.parse(own, command)
         quiet, must_print = getattr(options, "quiet", False), parser.must_print
         status: int = options.call(options)
-    except SystemExit as stop:
+    except SystemExit as stop:  # --help, for instance
         status = int(stop.code or 0)
+        must_print = must_print or status == 0
     except KeyboardInterrupt:
         status = failures.INTERRUPTED
     except failures.EXPECTED as error:
@@ -119,9 +120,16 @@ def _call(name: str, words: list[str]) -> int:
             raise
         failures.report(name if name in COMMANDS else "", error, json=json, quiet=quiet)
         status = failures.status_of(error, is_run=is_run)
+    return _end(f"holdfast {name}", status, must_print=must_print)
+
+
+def _end(prog: str, status: int, *, must_print: bool = True) -> int:
+    """The exit status: an error if output was lost that the command must print."""
     if must_print and output.lost():
-        output.complain(f"holdfast {name}: standard output: {output.lost()}. The output is lost.")
-        status = failures.ERROR
+        from .failures import ERROR
+
+        output.complain(f"{prog}: standard output: {output.lost()}. The output is lost.")
+        status = ERROR
     output.finish()
     return status
 

@@ -10,6 +10,7 @@ import argparse
 import os
 
 from ..owner import without_passwords
+from . import output
 from .failures import RUN_BUSY, Misuse
 
 TYPE_CHECKING = False
@@ -33,6 +34,10 @@ class Parser(argparse.ArgumentParser):
     def _get_formatter(self) -> argparse.HelpFormatter:
         """With a width, which argparse would import shutil to find out, for every option."""
         return self.formatter_class(prog=self.prog, width=_width())  # type: ignore[call-arg]
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        """The text of --help. argparse ignores an error here."""
+        output.say(message.rstrip("\n"))
 
     def error(self, message: str) -> NoReturn:
         raise Misuse(f"{without_passwords(message)} ({self.prog} --help tells more)")
@@ -70,6 +75,8 @@ class Parser(argparse.ArgumentParser):
         several = any(action.nargs in ("*", "?", "+") for action in self._get_positional_actions())
         options = self.parse_intermixed_args(own) if several else self.parse_args(own)
         options.command = command
+        if getattr(options, "quiet", False) and getattr(options, "verbose", False):
+            self.error("argument -v/--verbose: not allowed with argument -q/--quiet")
         return options
 
     def split(self, words: list[str]) -> tuple[list[str], list[str]]:
@@ -202,7 +209,7 @@ def add_wait(parser: argparse.ArgumentParser, default: float | None = None) -> N
     """`timeout_of` returns what was given."""
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument("-n", "--no-wait", "--nonblock", action="store_true", help="do not wait")
-    text = "wait at most so long" + ("" if default is None else f" ({default:g}s)")
+    text = "wait at most this long" + ("" if default is None else f" ({default:g}s)")
     waiting.add_argument(
         "-w", "--wait", "--timeout", dest="wait", metavar="TIME", type=time, default=default, help=text
     )
@@ -217,11 +224,20 @@ def add_busy_status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-E", "--busy-code", metavar="N", type=exit_status, default=RUN_BUSY, help=text)
 
 
+_STALE_S, _POLICY = 3600.0, "proof"
+
+
 def add_staleness(parser: argparse.ArgumentParser) -> None:
     stale = "time until the lock of a holder that cannot be checked is stale (1h; 0: never)"
-    parser.add_argument("--stale", metavar="TIME", type=time, default=3600.0, help=stale)
+    parser.add_argument("--stale", metavar="TIME", type=time, default=_STALE_S, help=stale)
     policy = "a lock is stale if its holder is proved dead (proof), by age alone (old), or by both (dead-and-old)"
-    parser.add_argument("--policy", choices=("proof", "old", "dead-and-old"), default="proof", help=policy)
+    parser.add_argument("--policy", choices=(_POLICY, "old", "dead-and-old"), default=_POLICY, help=policy)
+
+
+def refuse_staleness(options: argparse.Namespace) -> None:
+    """For the lock of a URL."""
+    if options.stale != _STALE_S or options.policy != _POLICY:
+        raise ValueError("--stale and --policy do not go with a URL: the server decides. Leave them out.")
 
 
 def add_command(parser: Parser) -> None:

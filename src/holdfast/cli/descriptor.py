@@ -40,7 +40,8 @@ class _TimeIsUp(Exception):
 def configure(name: str, parser: arguments.Parser) -> None:
     parser.epilog = EPILOG
     parser.must_print = False
-    parser.add_argument("fd", metavar="FD", type=int, help="the number of an open descriptor")
+    number = arguments.integer("the number of a descriptor", 0)
+    parser.add_argument("fd", metavar="FD", type=number, help="the number of an open descriptor")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("-s", "--shared", action="store_true", help="a shared lock")
     mode.add_argument("-x", "--exclusive", action="store_true", help="an exclusive lock (the default)")
@@ -54,6 +55,8 @@ def configure(name: str, parser: arguments.Parser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     fd: int = options.fd
+    if options.unlock and (options.no_wait or options.wait is not None):
+        raise ValueError("-n and -w do not go with -u, which never waits. Leave them out.")
     try:
         device = system.fstat(fd).st_dev
     except OSError:

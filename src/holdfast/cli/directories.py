@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 ACTIONS = {
     "replace": "run a command that fills the empty directory $HOLDFAST_NEW, which then replaces DIR",
     "edit": "run a command that changes $HOLDFAST_NEW, a copy of DIR, which then replaces DIR",
-    "versions": "print the numbers of the versions there are, the current one last",
-    "rollback": "bring back an earlier version, the one before or --to N",
-    "recover": "finish or undo what a crash left, now and not with the next change",
+    "versions": "print the numbers of all versions, the current one last",
+    "rollback": "bring back an earlier version: the previous one, or --to N",
+    "recover": "finish or undo a change that a crash interrupted; the next change would do so, too",
 }
 CHANGES = ("replace", "edit")
 STATUSES = """\
@@ -48,9 +48,10 @@ def configure(name: str, parser: arguments.Parser) -> None:
 def _configure(action: str, parser: arguments.Parser) -> None:
     parser.epilog = f"{STATUSES}\n\nexample:\n  {EXAMPLES[action]}\n"
     parser.add_argument("path", metavar="DIR", help="the directory")
-    if action != "versions":
+    if action in CHANGES:
         keep = "how many previous versions to keep (0)"
         parser.add_argument("--keep", metavar="N", type=arguments.position, default=0, help=keep)
+    if action != "versions":
         parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
         arguments.add_wait(parser)
         arguments.add_quiet(parser)
@@ -66,8 +67,10 @@ def _configure(action: str, parser: arguments.Parser) -> None:
 
 def _under_lock(change: Callable[[AtomicDir, argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
     def call(options: argparse.Namespace) -> int:
+        output.print_log()
         timeout = arguments.timeout_of(options)
-        site = AtomicDir(options.path, keep=options.keep, timeout=timeout, durable=options.durable)
+        keep = getattr(options, "keep", 0)
+        site = AtomicDir(options.path, keep=keep, timeout=timeout, durable=options.durable)
         try:
             return change(site, options)
         except Timeout as error:

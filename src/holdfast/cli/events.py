@@ -22,28 +22,29 @@ if TYPE_CHECKING:
 ACTIONS = {
     "append": "append events, one JSON object per line, and print the position of each",
     "read": "print the events that match, one JSON object per line",
-    "tail": "the same, and then what comes, until it is stopped; from now on, or --after N",
+    "tail": "print the events that match and are appended from now on, or after --after N, until it is stopped",
     "head": "print the position of the last event",
-    "subscriptions": "list the subscriptions: how far they are, and the process that consumes",
+    "subscriptions": "list the subscriptions, with their checkpoints and the processes that consume them",
     "unsubscribe": "forget a subscription and its checkpoint",
-    "forget": "erase the data of all events with TAG, and print how many",
+    "forget": "erase the data of all events with TAG, and print their number",
     "verify": "check every line of the log",
-    "rebuild": "make the index again from the log",
+    "rebuild": "delete the index and make it again from the log",
     "backup": "copy the store to TARGET, a new directory, while others append",
-    "export": "write events to FILE, whole or not at all, or to the standard output (-)",
-    "import": "append what export wrote, whether it is there already or not, and print how many",
+    "export": "write events to FILE, all of them or none, or to the standard output (-)",
+    "import": "append the events that export wrote, also those that the store has already, and print their number",
     "copy": "append the events of STORE to the store TARGET, with their positions, ids, times and batches",
 }
 MORE = {
     "append": """\
-An event has a type, and data, tags, metadata and id as you like. --unless-type and --unless-tag: append only if there
-is no event of one of the types with all of the tags. With --after N: none after position N.
+The JSON object of an event must have "type", and may have "data", "tags", "metadata" and "id". --unless-type and
+--unless-tag: append only if no event has one of the types and all of the tags. With --after N, only events after
+position N count.
 """,
     "forget": """\
-The events stay, with their types and tags, and without their data and metadata. That cannot be undone. Backups, copies
+The events stay, with their types and tags, and without their data and metadata. This cannot be undone. Backups, copies
 and exports still have the data.
 """,
-    "copy": "It goes on where an earlier copy was killed, and refuses a TARGET with other events.\n",
+    "copy": "A copy that was killed can be started again. It refuses a TARGET that has other events.\n",
 }
 STATUSES = """\
 STORE is a directory, or the URL of a PostgreSQL database.
@@ -75,14 +76,15 @@ def _configure(action: str, parser: arguments.Parser) -> None:
     _add_operands(action, parser)
     if action in ("read", "tail", "export"):
         repeat = {"metavar": "TEXT", "action": "append", "default": []}
-        parser.add_argument("--type", dest="types", help="of this type, or another", **repeat)  # type: ignore[arg-type]
-        parser.add_argument("--tag", dest="tags", help="with this tag, and others", **repeat)  # type: ignore[arg-type]
+        text = "may be given more than once:"
+        parser.add_argument("--type", dest="types", help=f"the type; {text} one of them", **repeat)  # type: ignore[arg-type]
+        parser.add_argument("--tag", dest="tags", help=f"a tag; {text} all of them", **repeat)  # type: ignore[arg-type]
     if action in ("append", "read", "tail", "export"):
         parser.add_argument("--after", metavar="N", type=arguments.position, help="only events after this position")
     if action in ("read", "tail"):
         parser.add_argument("--limit", metavar="N", type=arguments.position, help="the maximum number of events")
     if action == "read":
-        parser.add_argument("--backwards", action="store_true", help="the last ones first")
+        parser.add_argument("--backwards", action="store_true", help="print the last events first")
     if action in ("append", "import", "copy", "forget", "rebuild", "unsubscribe"):
         if action in ("append", "import", "copy"):
             parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
@@ -93,17 +95,18 @@ def _configure(action: str, parser: arguments.Parser) -> None:
 
 def _add_operands(action: str, parser: arguments.Parser) -> None:
     if action in ("backup", "copy"):
-        parser.add_argument("file", metavar="TARGET", help="the directory of the new store, or its URL (copy)")
+        what = "the directory of the new store" + (", or its URL" if action == "copy" else "")
+        parser.add_argument("file", metavar="TARGET", help=what)
     elif action == "forget":
         parser.add_argument("tag", metavar="TAG", help="a tag, such as person:7")
     elif action == "unsubscribe":
         parser.add_argument("name", metavar="NAME", help="the name of the subscription")
     elif action in ("append", "export", "import"):
-        what = "where to write to" if action == "export" else "where to read from (the standard input)"
+        what = "the file to write (standard output)" if action == "export" else "the file to read (standard input)"
         parser.add_argument("file", metavar="FILE", nargs="?", help=what)
     if action == "append":
         parser.add_argument("--batch", action="store_true", help="append all lines together, or none")
-        parser.add_argument("--json-line", metavar="JSON", help="append this event, instead of reading any")
+        parser.add_argument("--json-line", metavar="JSON", help="append this event, and read no other")
         repeat = {"metavar": "TEXT", "action": "append", "default": []}
         text = "append only if there is no event"
         parser.add_argument("--unless-type", help=f"{text} of this type", **repeat)  # type: ignore[arg-type]

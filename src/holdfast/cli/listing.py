@@ -30,7 +30,7 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.epilog = f"{arguments.URLS}Without a name: all locks of the server (not on SMB).\n\n{EXAMPLES}"
     what = "directories, or URLs of servers"
     parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], type=arguments.looked_at, help=what)
-    parser.add_argument("-r", "--recursive", action="store_true", help="subdirectories, too")
+    parser.add_argument("-r", "--recursive", action="store_true", help="also subdirectories")
     parser.add_argument("--held", action="store_true", help="only locks that are held")
     arguments.add_json(parser)
     parser.set_defaults(call=call)

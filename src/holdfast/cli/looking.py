@@ -68,6 +68,7 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
 
         if options.kind is not None:
             raise ValueError("--kind does not go with a URL: its scheme names the kind. Leave it out.")
+        arguments.refuse_staleness(options)
         return servers.facts(options.path)
     kind = options.kind or kind_of(options.path) or "file"
     lock = LockFile(options.path, stale_after=options.stale or None, stale=options.policy)

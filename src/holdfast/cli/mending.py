@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EPILOGS = {
     "clean": f"{arguments.STATUSES.format(no='0 also if there was nothing to remove')}\n\n"
     "examples:\n  holdfast clean /tmp/deploy.lock\n  holdfast clean /tmp\n",
-    "break": f"{arguments.STATUSES.format(no='1 not held, not a lock file, or you said no')}\n\n"
+    "break": f"{arguments.STATUSES.format(no='1 not held, a kernel lock, or you answered no')}\n\n"
     "example:\n  holdfast break --yes /tmp/deploy.lock\n",
 }
 _KERNEL_LOCK = "A kernel lock cannot be taken away. It is free when the process that holds it has ended."
@@ -95,6 +95,7 @@ def break_(options: argparse.Namespace) -> int:
     who = "its record could not be read" if found.corrupt else found.explain()
     if not options.yes:
         _ask(f"{options.path}: {who}", options.path, found)
+    output.print_log(quiet=options.quiet)
     try:
         lock.break_()
     except NotLocked:

@@ -81,6 +81,18 @@ def say_json(value: object, *, to_stderr: bool = False) -> bool:
     return _write(sys.stderr, text + "\n") if to_stderr else say(text)
 
 
+def print_log(*, quiet: bool = False) -> None:
+    """Print the warnings that Holdfast logs like every other line, unless a program of the user configures logging."""
+    import logging
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not quiet and not logging.getLogger().handlers:
+                complain("\n".join(map(shown, self.format(record).splitlines())))
+
+    logging.getLogger("holdfast").addHandler(Lines(logging.WARNING))
+
+
 def write_error(text: str) -> None:
     """To stderr, as it is."""
     _write(sys.stderr, text)
@@ -88,9 +100,12 @@ def write_error(text: str) -> None:
 
 def write_bytes(data: bytes, *, to_stderr: bool = False) -> None:
     """Print the output of another program unchanged."""
+    global _lost
     stream = sys.stderr if to_stderr else sys.stdout
     if stream is not None:
         _write(stream.buffer, data)
+    elif data and not to_stderr:
+        _lost = "it is closed"
 
 
 def _write(stream: TextIOWrapper | object, text: str | bytes) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
 EXAMPLES = """\
-keys: s sorts by the next column, / filters, h shows only what is held, b breaks a lock file (asks first), q ends
+keys: s sorts by the next column, / filters, h hides free locks, b breaks a lock file (asks first), q ends
 
 exit status: 0; 2 wrong usage; 3 an error
 
@@ -30,9 +30,11 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.epilog = f"{arguments.URLS}Without a name: all locks of the server (not on SMB).\n\n{EXAMPLES}"
     what = "directories, or URLs of servers"
     parser.add_argument("directories", metavar="DIR", nargs="*", default=["."], type=arguments.looked_at, help=what)
-    parser.add_argument("-r", "--recursive", action="store_true", help="subdirectories, too")
-    parser.add_argument("--every", metavar="TIME", type=arguments.time, default=1.0, help="time between two looks (1s)")
-    arguments.add_json(parser, "print how it stands now, as JSON, and end")
+    parser.add_argument("-r", "--recursive", action="store_true", help="also subdirectories")
+    parser.add_argument(
+        "--every", metavar="TIME", type=arguments.time, default=1.0, help="time between two updates (1s)"
+    )
+    arguments.add_json(parser, "print the locks once, as JSON, and exit")
     parser.set_defaults(call=call)
 
 

@@ -52,6 +52,7 @@ def call(options: argparse.Namespace) -> int:
         if arguments.is_url(options.path):
             from . import servers
 
+            arguments.refuse_staleness(options)
             servers.wait(options, deadline)
         else:
             _wait_for_all(options, deadline)

@@ -48,8 +48,10 @@ def export(store: EventStore, target: Any, query: Query, after: int) -> int:
         with suppress(FileNotFoundError):
             os.chmod(private, stat.S_IMODE(system.stat(path).st_mode))
         system.rename(private, path)
-    except BaseException:
+    except BaseException as error:
         remove(private)
+        if isinstance(error, OSError) and error.filename == private:
+            error.filename = path
         raise
     return count
 

@@ -37,15 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("places", metavar="PLACE", nargs="*", default=["."], help="directories and URLs (the current directory)")
-    add("-r", "--recursive", action="store_true", help="subdirectories, too")
+    add("-r", "--recursive", action="store_true", help="also subdirectories")
     add("--address", metavar="A", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
     add("--port", metavar="N", type=int, default=PORT, help=f"the port; 0: any free one ({PORT})")
     add("--user", metavar="NAME", help="ask for this user and a password, instead of the token")
     add("--password-file", metavar="FILE", help=f"a file with the password of --user (or set {PASSWORD})")
-    add("--allow-host", metavar="NAME", action="append", default=[], help="another name of this server, as in a URL")
+    add(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="another host name that URLs of this server may have",
+    )
     add("--allow-actions", action="store_true", help="let pages retry, cancel and delete tasks, and break lock files")
     add("--audit-log", metavar="FILE", help="where actions are written (~/.local/state/holdfast/web-audit.jsonl)")
-    add("--redact", metavar="KEYS", default="", help="show no values of these keys: password,token")
+    add("--redact", metavar="KEYS", default="", help="hide the values of these keys, such as password,token")
 
 
 def run(options: argparse.Namespace) -> int:

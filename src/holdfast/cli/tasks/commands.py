@@ -36,7 +36,11 @@ _AT_ONCE = 500  # tasks that are printed together
 def configure(name: str, parser: arguments.Parser) -> None:
     if name == "ls":
         parser.add_argument(
-            "--state", dest="states", action="append", choices=STATES, help="only these; may be given more than once"
+            "--state",
+            dest="states",
+            action="append",
+            choices=STATES,
+            help="only tasks in this state; may be given more than once",
         )
         parser.add_argument("--limit", metavar="N", type=arguments.at_least_one, help="at most N tasks")
     elif name == "show":
@@ -49,10 +53,14 @@ def configure(name: str, parser: arguments.Parser) -> None:
             metavar="TIME",
             type=arguments.time,
             default=0.0,
-            help="only tasks that ended before (0)",
+            help="only tasks that ended longer ago than this (0s)",
         )
         parser.add_argument(
-            "--state", dest="states", action="append", choices=sorted(ENDED), help="only these; more than once"
+            "--state",
+            dest="states",
+            action="append",
+            choices=sorted(ENDED),
+            help="only tasks in this state; may be given more than once",
         )
     if name == "retry":
         parser.add_argument("--failed", action="store_true", help="all failed tasks")

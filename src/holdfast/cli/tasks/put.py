@@ -33,9 +33,7 @@ def configure(name: str, parser: arguments.Parser) -> None:
         parser.usage += "\n       holdfast tasks schedule QUEUE     lists the schedules"
         parser.add_argument("name", metavar="NAME", nargs="?", help="a schedule with the same name is replaced")
         parser.add_argument("payload", metavar="PAYLOAD", nargs="?", help="the payload of its tasks")
-        parser.add_argument(
-            "--every", metavar="TIME", type=arguments.time, help="add a task again and again after this time"
-        )
+        parser.add_argument("--every", metavar="TIME", type=arguments.time, help="the time between two tasks")
         parser.add_argument("--cron", metavar="FIELDS", help="'minute hour day month weekday', as one word")
         parser.add_argument("--tz", metavar="ZONE", help="the time zone of --cron, such as Europe/Berlin (UTC)")
         _add_options(parser)
@@ -51,11 +49,17 @@ def _configure_put(parser: arguments.Parser) -> None:
     words = "a task for each; - reads one per line from the standard input"
     parser.add_argument("payloads", metavar="PAYLOAD", nargs="*", help=words)
     parser.add_argument("--id", help="the id of the task; if it exists already, no task is added")
-    parser.add_argument("--after", metavar="ID", action="append", default=[], help="wait until this task is done")
     parser.add_argument(
-        "--delay", metavar="TIME", type=arguments.time, default=0.0, help="wait so long before it starts"
+        "--after",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="start when this task is done; may be given more than once",
     )
-    full = "add no task while N tasks are pending. Without -w, put does not wait for room"
+    parser.add_argument(
+        "--delay", metavar="TIME", type=arguments.time, default=0.0, help="time before the task may start"
+    )
+    full = "add no task while N or more tasks are pending. Without -w, do not wait"
     parser.add_argument("--max-pending", metavar="N", type=arguments.at_least_one, help=full)
     arguments.add_wait(parser, default=0.0)
     parser.add_argument("--no-durable", dest="durable", action="store_false", help="do not wait for the disk")
@@ -63,17 +67,21 @@ def _configure_put(parser: arguments.Parser) -> None:
 
 def _add_options(parser: arguments.Parser) -> None:
     """What every task may have."""
-    parser.add_argument("--parse", action="store_true", help="the payloads are JSON, not text")
+    parser.add_argument("--parse", action="store_true", help="each payload is JSON, not text")
     parser.add_argument("--priority", metavar="N", type=int, default=0, help="higher priorities run first (0)")
-    parser.add_argument("--attempts", metavar="N", type=arguments.at_least_one, default=3, help="try so often (3)")
-    parser.add_argument("--time-limit", metavar="TIME", type=arguments.time, help="kill an attempt after so long")
-    parser.add_argument("--key", help="tasks with the same key run one at a time")
+    parser.add_argument(
+        "--attempts", metavar="N", type=arguments.at_least_one, default=3, help="the maximum number of attempts (3)"
+    )
+    parser.add_argument("--time-limit", metavar="TIME", type=arguments.time, help="kill an attempt that takes longer")
+    parser.add_argument("--key", help="tasks with the same key run one at a time (-j N: N at a time)")
     jobs = "with --key: at most N tasks run at a time (1)"
     parser.add_argument("-j", "--jobs", metavar="N", type=arguments.at_least_one, help=jobs)
     parser.add_argument("--rate", metavar="N/T", help="with --key: at most N tasks start in T: 10/m, 1/30s")
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
+    if options.key is None and (options.jobs is not None or options.rate is not None):
+        raise ValueError("-j and --rate need --key: they limit the tasks that have the same key")
     renamed = {"limit": "jobs", "timeout": "time_limit"}
     given = {name: getattr(options, renamed.get(name, name)) for name in OPTIONS}
     return {name: value for name, value in given.items() if value is not None}
@@ -206,10 +214,15 @@ def _payload(text: str, options: argparse.Namespace) -> object:
 
 def schedule(options: argparse.Namespace) -> int:
     if options.name is None:
+        given = (options.every, options.cron, options.tz, options.parse or None)
+        if given != (None,) * 4 or _options_of(options) != {"priority": 0, "attempts": 3}:
+            raise ValueError("which schedule? These options need its NAME")
         return _list(options)
     payload = None if options.payload is None else _payload(options.payload, options)
     if (options.every is None) == (options.cron is None):
         raise ValueError("when? Give either --every TIME or --cron 'minute hour day month weekday'")
+    if options.tz is not None and options.cron is None:
+        raise ValueError("--tz needs --cron: --every has no time zone")
     times = {"cron": options.cron, "every": options.every, "tz": options.tz}
     made = Schedule(options.name, payload, **times, options=_options_of(options), since=0.0)
     made.check()  # before a queue is made

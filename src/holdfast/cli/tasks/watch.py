@@ -29,7 +29,9 @@ examples:
 
 def configure(name: str, parser: arguments.Parser) -> None:
     parser.epilog = (parser.epilog or "") + "\n" + EXAMPLES
-    parser.add_argument("--every", metavar="TIME", type=arguments.time, default=1.0, help="time between two looks (1s)")
+    parser.add_argument(
+        "--every", metavar="TIME", type=arguments.time, default=1.0, help="time between two updates (1s)"
+    )
     parser.add_argument("--once", action="store_true", help="print one snapshot and exit")
     arguments.add_json(parser, "print JSON: one object in a line for every change, or for an error")
     parser.set_defaults(call=call)

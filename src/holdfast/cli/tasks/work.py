@@ -8,7 +8,7 @@ import sys
 from ...collect.tasks import queue_at
 from ...tasks import TaskQueue, Worker
 from ...tasks.handler import Command, Handler
-from .. import arguments
+from .. import arguments, output
 from ..failures import NO
 from .bar import Display
 from .reports import Reporter
@@ -41,11 +41,18 @@ def configure(name: str, parser: arguments.Parser) -> None:
     parser.epilog = f"{MORE.partition('examples')[0]}{parser.epilog}\n\nexamples{MORE.partition('examples')[2]}"
     parser.takes_command = True
     parser.add_argument(
-        "-j", "--jobs", metavar="N", type=arguments.at_least_one, default=1, help="how many tasks at a time (1)"
+        "-j",
+        "--jobs",
+        metavar="N",
+        type=arguments.at_least_one,
+        default=1,
+        help="the maximum number of tasks that run at a time (1)",
     )
     parser.add_argument("--drain", action="store_true", help="exit when no task is pending or running")
     parser.add_argument("--create", action="store_true", help="create the queue if it does not exist")
-    parser.add_argument("--threads", action="store_true", help="use threads of one process, not one process each")
+    parser.add_argument(
+        "--threads", action="store_true", help="run --python or --app in threads of one process, not in a process each"
+    )
     parser.add_argument("--python", metavar="M:F", help="call this function with each task")
     parser.add_argument("--app", metavar="M:Q", help="run the functions that this TaskQueue has registered")
     parser.add_argument(
@@ -72,6 +79,7 @@ class _Worker(Worker):
 
 def call(options: argparse.Namespace) -> int:
     _check(options)
+    output.print_log()
     reporter = Reporter()
     handler = _handler(options, reporter)
     queue = _queue(options)
@@ -98,6 +106,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("give only one of: a command, --python, --app")
     if not any(given):
         raise ValueError("which command? Put it after --, or give --python MODULE:FUNCTION or --app MODULE:QUEUE")
+    if options.command and options.threads:
+        raise ValueError("--threads goes with --python or --app: a command is always a process of its own")
     if options.app is None and options.path is None:
         raise ValueError("which queue? Give its directory or URL")
     if options.app is not None:
