@@ -125,7 +125,7 @@ complete -c holdfast -n '_shtab_holdfast_using break' -s y -l yes -d 'do not ask
 complete -c holdfast -n '_shtab_holdfast_using break' -l json -d 'print JSON, also for an error'
 complete -c holdfast -n '_shtab_holdfast_using break' -s q -l quiet -d 'print nothing but errors'
 complete -c holdfast -n '_shtab_holdfast_using break; and test $_shtab_holdfast_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the lock file'
-complete -c holdfast -n '_shtab_holdfast_using; and test $_shtab_holdfast_npos -eq 0' -a clean -d 'Remove stale locks and what crashes left.'
+complete -c holdfast -n '_shtab_holdfast_using; and test $_shtab_holdfast_npos -eq 0' -a clean -d 'Remove stale lock files and private files that crashes left.'
 complete -c holdfast -n '_shtab_holdfast_using clean' -s h -l help -d 'show this help message and exit'
 complete -c holdfast -n '_shtab_holdfast_using clean' -l stale -x -d 'time until the lock of a holder that cannot be checked is stale (1h; 0: never)'
 complete -c holdfast -n '_shtab_holdfast_using clean' -l policy -xka "proof old dead-and-old" -d 'a lock is stale if its holder is proved dead (proof), by age alone (old), or by both (dead-and-old)'
