@@ -56,7 +56,7 @@ class Judgement:
     @property
     def is_dead(self) -> bool:
         """Is the holder proved dead, or is there no process with its pid in this pid namespace?"""
-        if self.alive is not None or self.record is None:
+        if self.alive is not None or self.record is None or not self.record.pid:  # a task lock may name no pid
             return self.alive is False
         return owner.is_visible(self.record.host, self.record.start) and not system.process_exists(self.record.pid)
 
@@ -68,9 +68,9 @@ class Judgement:
             return facts | dict.fromkeys(("pid", "host", "command", "since", "timestamp", "tag", "token"))
         here = owner.is_visible(found.host, found.start)
         return facts | {
-            "pid": found.pid,
+            "pid": found.pid or None,
             "host": None if here else found.host,
-            "command": owner.command_of(found.pid) if here else None,
+            "command": owner.command_of(found.pid) if here and found.pid else None,
             "since": _acquired_at(found),
             "timestamp": int(found.timestamp),
             "tag": found.tag,
@@ -80,7 +80,7 @@ class Judgement:
     def __str__(self) -> str:
         if self.record is None:
             return "a holder whose record is empty or damaged"
-        text = f"pid {self.record.pid}"
+        text = f"pid {self.record.pid}" if self.record.pid else "a process of unknown pid"
         if not owner.is_visible(self.record.host, self.record.start):
             text += f" on {self.record.host}"
         if self.record.tag:
