@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Policy = Literal["proof", "old", "dead-and-old", "dead-or-old"]
 
+_FIRST_TOKEN = 10**18  # in 2001. A smaller number is the token of another tool
 POLICIES = ("proof", "old", "dead-and-old", "dead-or-old")
 
 
@@ -90,7 +91,8 @@ class Judgement:
 
 def _acquired_at(found: Record) -> float:
     """A heartbeat renews the timestamp, and not our token, which is the time of the acquisition in nanoseconds."""
-    is_ours = found.owner is not None or found.call is not None
+    is_time = found.token is not None and found.token > _FIRST_TOKEN
+    is_ours = is_time and (found.owner is not None or found.call is not None)
     return min(found.timestamp, found.token / 1e9) if is_ours and found.token else float(found.timestamp)
 
 
