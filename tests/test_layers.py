@@ -160,6 +160,19 @@ def test_system_calls_are_made_through_system(module: str) -> None:
     assert direct == []
 
 
+def test_one_function_tells_whether_a_path_still_names_an_inode() -> None:
+    """`files.named`. Others compare the inodes of open files only."""
+    found = [
+        f"{module}: {ast.unparse(node)}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if ast.unparse(side).startswith("inode_of(") and "fstat(" not in ast.unparse(side)
+    ]
+    assert found == ["files: inode_of(st) == inode"]
+
+
 def test_the_docstring_of_system_lists_exactly_the_names_that_exist() -> None:
     table = [line[4:54] for line in (system.__doc__ or "").splitlines() if line.startswith("    ")]
     listed = {name for line in table for name in line.replace(",", " ").split()}

@@ -115,6 +115,20 @@ def test_a_task_lock_is_not_acquired_or_cleaned(words: tuple[str, ...], age: int
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.parametrize("words", [("lockfile", "release"), ("sema", "release")])
+def test_a_task_lock_without_a_pid_is_not_that_of_a_dead_process(words: tuple[str, ...], tmp_path: Path) -> None:
+    """The record of other workers has no pid. So only force removes it."""
+    path = tmp_path / "t.lock"
+    path.write_text(json.dumps(LIVE_WORKER | {"started_at": ago(0)}))
+    before = snapshot(tmp_path)
+    done = holdfast(*words, path)
+    assert done.returncode == 1 and snapshot(tmp_path) == before
+    shown = holdfast("status", path).stdout
+    assert "PID" not in shown and "Process running" not in shown and "Tag: w1" in shown
+    assert json.loads(holdfast("status", "--json", path).stdout)["pid"] is None
+    assert holdfast(*words, "-f", path).returncode == 0 and not path.exists()
+
+
 def test_a_living_workers_task_lock_can_be_broken_by_hand(tmp_path: Path) -> None:
     locks = TaskLocks(tmp_path, "w1")
     for words in (("lockfile", "release", "-f"), ("break", "-y")):

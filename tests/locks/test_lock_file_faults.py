@@ -407,10 +407,19 @@ def test_a_holder_in_another_pid_namespace_is_not_taken_for_a_process_here(path:
         assert found is not None and found.alive is None and not found.is_dead
 
 
-def test_a_token_of_another_tool_is_not_a_time(path: str) -> None:
-    Path(path).write_bytes(b"pid=%d\ntimestamp=%d\ntoken=7\n" % (os.getpid(), LONG_AGO))
+@pytest.mark.parametrize("more", [b"", b"owner=alice\n", b"host=web1\nowner=alice\ncall=7\n"])
+def test_a_token_of_another_tool_is_not_a_time(more: bytes, path: str) -> None:
+    Path(path).write_bytes(b"pid=%d\ntimestamp=%d\ntoken=7\n%b" % (os.getpid(), LONG_AGO, more))
     status = LockFile(path).status()
     assert status.timestamp == status.since == LONG_AGO
+
+
+@pytest.mark.parametrize("token", [2**63 - 1, 2**63 - 2])
+def test_a_token_of_another_tool_leaves_room_for_ours(token: int, path: str) -> None:
+    Path(path).write_bytes(b"pid=1\ntimestamp=1\ntoken=%d\n" % token)
+    for _ in range(2):
+        with LockFile(path, fence=True, stale="old") as hold:
+            assert hold.token < 2**62
 
 
 def test_status_shows_the_timestamp_of_the_file_with_a_heartbeat(path: str) -> None:

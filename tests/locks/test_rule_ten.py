@@ -147,6 +147,15 @@ def test_the_last_permit_of_a_semaphore_excludes_every_other_kind(other: str, pa
     second.release()
 
 
+@pytest.mark.skipif(FLOCK is None, reason="flock(1) is not installed")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_flock_is_granted_beside_shared_locks_and_semaphores_only(kind: str, path: str) -> None:
+    with held(kind, path) as hold:
+        done = subprocess.run([str(FLOCK), "-n", "-s", path, "true"], check=False)
+        assert (done.returncode == 0) == (kind in ("shared", "semaphore"))
+        hold.check()
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_lock_file_that_waits_behind_a_lock_is_acquired_when_that_is_released(shared: bool, path: str) -> None:
     """The holder leaves its empty file to the next waiter, which may be one of the other kind."""

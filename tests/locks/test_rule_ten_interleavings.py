@@ -66,12 +66,15 @@ KINDS: dict[str, Callable[[str], Any]] = {
 PAIRS = [(one, other) for i, one in enumerate(KINDS) for other in list(KINDS)[i + 1 :]]
 
 
-def meeting(one: str, other: str) -> Any:
-    """Two processes try the path as two kinds, twice each."""
+def meeting(one: str, other: str, old: bool = False) -> Any:
+    """Two processes try the path as two kinds, twice each. `old`: it names an empty file that counts as stale."""
 
     def scenario(run: Run) -> None:
         oracle = Oracle(run)
         run.path = str(run.directory / "x.lock")
+        if old:
+            (run.directory / "x.lock").touch()
+            os.utime(run.path, (0, 0))
 
         def use(kind: str) -> None:
             for _ in range(2):
@@ -102,6 +105,16 @@ def test_two_kinds_never_have_a_holder_each_though_one_is_killed(
     one: str, other: str, preemptions: int, tmp_path: Path
 ) -> None:
     assert explore(meeting(one, other), tmp_path, preemptions=preemptions, kills=1)["runs"] > 10
+
+
+REMOVERS = [(one, other) for one in ("lock", "shared", "kept", "semaphore", "flock") for other in ("file", "task")]
+
+
+@pytest.mark.parametrize(("one", "other"), REMOVERS, ids=lambda kind: kind)
+def test_a_stale_file_is_not_removed_in_place_of_one_that_another_kind_has_made_since(
+    one: str, other: str, tmp_path: Path
+) -> None:
+    assert explore(meeting(one, other, old=True), tmp_path, preemptions=2)["runs"] > 10
 
 
 # A queue with foreign content.

@@ -198,6 +198,23 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.parametrize("name", [".lock", "a" * 240 + ".lock", "directory.lock", "semaphore.lock", "sema.lock"])
+def test_a_file_that_is_no_task_lock_hides_no_other(name: str, tmp_path: Path) -> None:
+    locks = TaskLocks(tmp_path, "w")
+    (tmp_path / "old.lock").write_text("{")
+    os.utime(tmp_path / "old.lock", (0, 0))
+    content = {"semaphore.lock": "permits=2\n", "sema.lock": "pid=1\ntimestamp=1\n"}
+    if name.startswith("directory"):
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text(content.get(name, ""))
+    hold = locks.claim("zebra")
+    assert hold is not None and list(locks.claimed()) == ["old", "zebra"]
+    assert locks.clean() == ["old"]
+    assert sorted(os.listdir(tmp_path)) == sorted([name, "zebra.lock"])
+    hold.release()
+
+
 def test_ids_are_names_and_not_paths(tmp_path: Path) -> None:
     room = tmp_path / "locks"
     room.mkdir()

@@ -237,9 +237,11 @@ class FileEngine(local.LocalEngine):
         if not take_removal_byte(fd, tries):
             return REMOVING
         found = self.judge(fd)
+        is_ours = wanted(found) and excludes_other_kinds(fd, self.name, found)
+        # Only now: a `Lock` removes its file without the removal byte, but never without the kernel lock.
         if not entry.means(fd, system.fstat(fd)):
             return found
-        if not wanted(found) or not excludes_other_kinds(fd, self.name, found):
+        if not is_ours:
             return BUSY
         try:
             # Another tool, which does not wait for the removal byte, may be quicker.

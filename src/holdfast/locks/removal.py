@@ -1,7 +1,7 @@
 """Opening a lock file that exists, and the locks that make its removal safe.
 
-A process that removes a lock file opens it, takes its removal byte, checks that the name still means this file, judges
-the record again, takes the kernel lock, and then unlinks the name. "Read, judge, unlink" alone loses a lock:
+A process that removes a lock file opens it, takes its removal byte, judges the record again, takes the kernel lock,
+checks that the name still means this file, and then unlinks the name. "Read, judge, unlink" alone loses a lock:
 
     A reads x: stale
                         B reads x: stale
@@ -11,7 +11,8 @@ the record again, takes the kernel lock, and then unlinks the name. "Read, judge
                         B creates x: two holders
 
 `Lock`, `Semaphore` and flock(1) hold the kernel lock of a file that they use. Of lock files only a living holder does.
-So a file that another kind of lock uses counts as held, however old it is.
+So a file that another kind of lock uses counts as held, however old it is. These kinds remove their files under the
+kernel lock, without the removal byte. So the name is checked when this process has both.
 
 What remains: a tool that ignores the removal byte can unlink the stale file and create its own between the last check
 and the unlink. Then the unlink removes the lock of that tool.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Policy = Literal["proof", "old", "dead-and-old", "dead-or-old"]
 
+_FIRST_TOKEN = 10**18  # in 2001. A smaller number is the token of another tool
 POLICIES = ("proof", "old", "dead-and-old", "dead-or-old")
 
 
@@ -56,7 +57,7 @@ class Judgement:
     @property
     def is_dead(self) -> bool:
         """Is the holder proved dead, or is there no process with its pid in this pid namespace?"""
-        if self.alive is not None or self.record is None:
+        if self.alive is not None or self.record is None or not self.record.pid:  # a task lock may name no pid
             return self.alive is False
         return owner.is_visible(self.record.host, self.record.start) and not system.process_exists(self.record.pid)
 
@@ -68,9 +69,9 @@ class Judgement:
             return facts | dict.fromkeys(("pid", "host", "command", "since", "timestamp", "tag", "token"))
         here = owner.is_visible(found.host, found.start)
         return facts | {
-            "pid": found.pid,
+            "pid": found.pid or None,
             "host": None if here else found.host,
-            "command": owner.command_of(found.pid) if here else None,
+            "command": owner.command_of(found.pid) if here and found.pid else None,
             "since": _acquired_at(found),
             "timestamp": int(found.timestamp),
             "tag": found.tag,
@@ -80,7 +81,7 @@ class Judgement:
     def __str__(self) -> str:
         if self.record is None:
             return "a holder whose record is empty or damaged"
-        text = f"pid {self.record.pid}"
+        text = f"pid {self.record.pid}" if self.record.pid else "a process of unknown pid"
         if not owner.is_visible(self.record.host, self.record.start):
             text += f" on {self.record.host}"
         if self.record.tag:
@@ -90,7 +91,8 @@ class Judgement:
 
 def _acquired_at(found: Record) -> float:
     """A heartbeat renews the timestamp, and not our token, which is the time of the acquisition in nanoseconds."""
-    is_ours = found.owner is not None or found.call is not None
+    is_time = found.token is not None and found.token > _FIRST_TOKEN
+    is_ours = is_time and (found.owner is not None or found.call is not None)
     return min(found.timestamp, found.token / 1e9) if is_ours and found.token else float(found.timestamp)
 
 

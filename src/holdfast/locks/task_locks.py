@@ -12,7 +12,7 @@ import re
 from threading import Lock as Mutex
 
 from .. import system
-from ..errors import NotLocked, UnsafePath
+from ..errors import NotALockFile, NotLocked, UnsafePath
 from .file_hold import FileHold
 from .lock_file import LockFile
 from .publish import lock_of_private
@@ -20,11 +20,13 @@ from .task_record import TaskFormat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from collections.abc import Callable, Iterator
+    from typing import Any, TypeVar
 
     from ..status import Status
     from . import base
+
+    Result = TypeVar("Result")
 
 _SUFFIX = ".lock"
 _MAX_NAME_BYTES = 210  # the private names of a lock file are longer
@@ -112,12 +114,19 @@ class TaskLocks:
 
     def claimed(self) -> dict[str, Status]:
         """Return the status of every claimed task, by task id."""
-        found = {task_id: self.status(task_id) for task_id in self._task_ids()}
-        return {task_id: status for task_id, status in found.items() if status.held}
+        return {task_id: status for task_id, status in self._each(TaskLock.status) if status.held}
 
     def clean(self) -> list[str]:
         """Remove stale locks, and private files that dead workers left. Returns the ids of their tasks."""
-        return [task_id for task_id in self._task_ids() if self._lock(task_id).clean()]
+        return [task_id for task_id, cleaned in self._each(TaskLock.clean) if cleaned]
+
+    def _each(self, do: Callable[[TaskLock], Result]) -> Iterator[tuple[str, Result]]:
+        """Do something with every task lock in the directory. A lock of another kind, or a foreign link, is no task."""
+        for task_id in self._task_ids():
+            try:
+                yield task_id, do(self._lock(task_id))
+            except (NotALockFile, UnsafePath):
+                pass
 
     def _task_ids(self) -> list[str]:
         names = system.listdir(self.directory)

@@ -25,7 +25,9 @@ _last: dict[str, int] = {}
 
 
 def note(path: str, token: int) -> None:
-    """From now on `new` returns only greater tokens."""
+    """From now on `new` returns only greater tokens. A token that the clock reaches after 2100 is not one of ours."""
+    if token > _MAX_TOKEN // 2:
+        return
     with process.registry.mutex:
         _last[path] = max(token, _last.get(path, 0))
 

@@ -24,7 +24,7 @@ from zlib import crc32
 
 from ... import system
 from ...errors import Timeout
-from ...files import OwnedFd, inode_of
+from ...files import OwnedFd, inode_of, named
 from ...locks.lock import Lock
 from ...paths import mount_at
 from ...sqlite import Database, inside_sqlite
@@ -161,11 +161,9 @@ class Index(Database):
         file, inode = self._opened
         if not file:
             return True
-        try:
-            if inode_of(system.stat(file)) == inode:
+        with suppress(OSError):
+            if named(file, inode) is not None:
                 return True
-        except OSError:
-            pass
         self.close()
         return False
 

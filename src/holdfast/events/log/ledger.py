@@ -29,7 +29,7 @@ from time import monotonic, sleep
 from zlib import crc32
 
 from ... import owner, process, system
-from ...files import OwnedFd, create_file, inode_of, private_name, try_lock
+from ...files import OwnedFd, create_file, inode_of, named, private_name, try_lock
 
 _MAGIC = int.from_bytes(b"hfledger", "little")
 _INODE, _BOOT, _WRITTEN, _SYNCED, _RELEASED, _EPOCH, _SEGMENT, _SLEEPERS, _END, _CHECK, _STORE = range(1, 12)
@@ -97,12 +97,8 @@ class Ledger:
     @property
     def in_place(self) -> bool:
         """Is it the one that others find?"""
-        try:
-            st = system.stat(self.path)
-        except FileNotFoundError:
-            return False
-        # Cut short, to look at it would kill us.
-        return inode_of(st) == self.inode and st.st_size >= _SIZE
+        st = named(self.path, self.inode)
+        return st is not None and st.st_size >= _SIZE  # cut short, to look at it would kill us
 
     def was_synced(self, store: bytes) -> int:
         """What was on disk at some time, also before the last boot."""
