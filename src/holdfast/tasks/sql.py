@@ -158,9 +158,10 @@ class Store(Reader):
         idle: if there is no task, the worker is about to call `wait`, and wants to be woken
         """
 
-        def work(tx: Transaction) -> tuple[list[Attempt], int, float | None]:
+        def work(tx: Transaction) -> tuple[list[Attempt], int, float | None, bool]:
             refused = self.settle_in(tx, endings).count(False)
-            self.finish(tx)  # a key whose task ended may have a task for this worker
+            if self.is_local:
+                self.finish(tx)  # a key whose task ended may have a task for this worker
             if worker.is_idle:
                 tx.run(self.sql["forget"], (worker.name,))
             attempts = self._claim_in(tx, worker.name, count, reserve)
@@ -173,18 +174,20 @@ class Store(Reader):
                 until = self.time_to_wake(tx.run)
                 tx.run(self.sql["ask"], (worker.name, until))
                 tx.due = False
-            return attempts, refused, until
+            return attempts, refused, until, bool(tx.keys)
 
         self.prepare_claim()
         for _ in range(1 if self.is_local else 3):
             # A claim that a power failure of this machine undoes is no loss.
-            attempts, refused, until = self.transact(work, sync=bool(endings) or not self.is_local)
+            attempts, refused, until, has_keys = self.transact(work, sync=bool(endings) or not self.is_local)
             endings = ()
             worker.refused += refused
             worker.is_idle = until is not None
             worker.until = NEVER if until is None else until
             # Where transactions run at the same time, one may have added a task before the worker was seen to be idle.
-            if self.is_local or not worker.is_idle or not self.read(self.has_task):
+            # There, tasks are admitted at the end only: a transaction that locks a key, and then another one, may meet
+            # one that does the same the other way round.
+            if attempts or self.is_local or not (has_keys or (worker.is_idle and self.read(self.has_task))):
                 break
         return attempts
 
@@ -192,6 +195,8 @@ class Store(Reader):
         due = tx.run(self.sql["due"], (tx.now, PAGE))
         ready = tx.run(self.sql["ready"], (count,))
         if self._promote(tx, due.fetchall()):
+            if self.is_local:
+                self.finish(tx)
             ready = tx.run(self.sql["ready"], (count,))
         rows = ready.fetchall()
         now = time()
