@@ -765,6 +765,12 @@ def of_run(store: Store, ending: str, **more: Any) -> Ending:
     return Ending("run", found.token, ending, **more)
 
 
+def op_end(store: Store) -> None:
+    (found,) = store.get(["run"])
+    assert found is not None and found.worker is not None
+    store.end(lambda: [str(found.worker)], lambda running: [Ending(one.id, one.token, "failed") for one in running])
+
+
 OPERATIONS: dict[str, Callable[[Store], object]] = {
     "add": op_add,
     "add tasks that wait for others": op_add_after,
@@ -779,14 +785,16 @@ OPERATIONS: dict[str, Callable[[Store], object]] = {
     "retry": lambda store: store.retry(Selection(states=["failed"])),
     "delete": lambda store: store.delete(Selection(states=["failed"])),
     "prune": lambda store: store.prune({"failed": time() + 1}, 10),
+    "end the tasks of a worker": op_end,
     "schedule": lambda store: store.set_schedule("s", "{}"),
+    "unschedule": lambda store: store.set_schedule("old", None),
     "add a moment": lambda store: store.add_moment("old", 5.0, NewTask('"m"', id="old@5")),
     "pause": lambda store: store.set_paused(True),
 }
 
 
 def prepare(store: Store) -> Registration:
-    """A failed task, a running one with one that waits for it, ready ones, and three with a key: one is admitted."""
+    """A failed task, a running one with one that waits for it, ready ones, three with a key, and two with a rate."""
     worker = store.register()
     store.add([NewTask('"f"', id="failed", attempts=1)])
     failed = claim_one(store, worker)
@@ -795,6 +803,7 @@ def prepare(store: Store) -> Registration:
     claim_one(store, worker)
     store.add([NewTask('"later"', id="later", after=("run",)), NewTask('"parked"', id="parked", key="key")])
     store.add([NewTask('"a"', id="a"), NewTask('"b"', id="b"), NewTask('"key"', id="key", key="other")])
+    store.add(tasks(2, key="rate", limit=0, interval=0.001))
     store.set_schedule("old", '{"o": 1}')
     return worker
 
