@@ -87,7 +87,8 @@ def test_put_rate_spaces_the_starts_of_tasks_with_a_key(jobs: Path) -> None:
     for id in "ab":
         call("put", jobs, id, "--id", id, "--key", "k", "--rate", "10/h")
     queue = TaskQueue(jobs)
-    assert queue.get("a").waits is None
+    claim = queue.claim()
+    assert claim is not None and claim.id == "a"
     assert queue.get("b").waits == "delayed" and (queue.get("b").due_in or 0) > 60
     assert "-j and --rate need --key" in call("put", jobs, "c", "--rate", "10/h", status=2)
     assert "rate must be a number per time" in call("put", jobs, "c", "--key", "k", "--rate", "fast", status=2)

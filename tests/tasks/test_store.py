@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 from time import monotonic, time
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from support import PATIENCE, until
 
 from holdfast.tasks import sqlite
+from holdfast.tasks.model import MAX_ID_BYTES
 from holdfast.tasks.policy import Retries, given_back
 from holdfast.tasks.queue import open_store
 from holdfast.tasks.reading import Transaction
@@ -159,6 +161,14 @@ def test_no_more_tasks_are_added_than_there_is_room_for(store: Store) -> None:
     assert len(store.add(tasks(3), max_waiting=5)) == 1
     assert store.add([NewTask('"x"', id="a")], max_waiting=5) == [("a", False)]
     assert store.add(tasks(1), max_waiting=5) == []
+
+
+def test_the_longest_id_and_key_are_stored(store: Store) -> None:
+    random = Random(1)  # a database would compress a text that repeats itself
+    longest = "".join(chr(random.randrange(0x10000, 0x20000)) for _ in range(MAX_ID_BYTES // 4))
+    store.add([NewTask("1", id=longest, key=longest, interval=1.0), NewTask("2", key=longest)])
+    store.set_schedule(longest, "{}")
+    assert claim_one(store, store.register()).id == longest
 
 
 def test_racing_processes_add_a_task_once(store: Store) -> None:
@@ -395,6 +405,57 @@ def test_all_tasks_with_a_rate_come_in_the_end(store: Store) -> None:
         store.settle([done(attempt)])
 
 
+def pass_delay(store: Store, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the engine shows a later moment from now on."""
+    real = store.now
+    monkeypatch.setattr(store, "now", lambda: real() + seconds)
+
+
+def test_tasks_with_a_rate_do_not_start_together_after_a_time_without_claims(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [id for id, _ in store.add(tasks(5, key="k", limit=0, interval=1000))]
+    worker = store.register()
+    store.set_paused(True)
+    for _ in range(3):
+        pass_delay(store, 2000, monkeypatch)
+        assert store.claim(worker, 5) == []
+    store.set_paused(False)
+    assert [attempt.id for attempt in store.claim(worker, 5)] == ids[:1]
+    pass_delay(store, 5000, monkeypatch)
+    assert [attempt.id for attempt in store.claim(worker, 5)] == ids[1:2]
+
+
+def test_cancelled_tasks_do_not_delay_others_with_their_rate(store: Store) -> None:
+    ids = [id for id, _ in store.add(tasks(50, key="k", limit=0, interval=1000))]
+    worker = store.register()
+    (attempt,) = store.claim(worker, 1)
+    for id in ids[1:-1]:
+        assert store.cancel(Selection(ids=[id])) == 1
+    (last,) = store.get(ids[-1:])
+    assert last is not None and last.due_in is not None and last.due_in <= 1000
+    store.settle([done(attempt)])
+
+
+def test_all_tasks_with_a_rate_are_cancelled(store: Store) -> None:
+    store.add(tasks(700, key="k", limit=0, interval=1000))
+    store.add(tasks(600, key="k", limit=0, interval=1000, priority=1))
+    assert store.cancel(Selection()) == 1300
+
+
+@pytest.mark.parametrize("ends", ["retried", "killed"])
+def test_an_attempt_that_failed_counts_towards_the_rate(store: Store, ends: str) -> None:
+    (id, _), _ = store.add(tasks(2, key="k", limit=0, interval=1000))
+    worker = store.register()
+    (attempt,) = store.claim(worker, 1)
+    assert attempt.id == id
+    retries = Retries()
+    ending = retries.orphaned(attempt) if ends == "killed" else retries.failed(attempt, "error", 0.0)
+    assert store.settle([ending]) == [True]
+    assert store.claim(worker, 5) == []
+    assert store.count() | {"delayed": 1, "parked": 1} == store.count()
+
+
 def test_a_task_starts_when_the_tasks_before_it_are_done(store: Store) -> None:
     store.add([NewTask('"a"', id="a"), NewTask('"b"', id="b")])
     store.add([NewTask('"c"', id="c", after=("a", "b")), NewTask('"d"', id="d", after=("c",))])
@@ -518,6 +579,18 @@ def test_a_short_lived_process_prunes_behind_many_tasks_that_are_kept(store: Sto
     store.settle([done(attempt)])
     assert store.prune({"done": time() + 100}, 7) == 1
     assert store.get([attempt.id]) == [None]
+
+
+def test_a_task_that_ended_again_does_not_keep_later_tasks_from_being_pruned(store: Store) -> None:
+    ids = [id for id, _ in store.add(tasks(4))]
+    worker = store.register()
+    store.settle([done(attempt) for attempt in store.claim(worker, 3)])
+    moment = time()
+    assert store.retry(Selection(ids=ids[:1])) == 1
+    (attempt,) = [one for one in store.claim(worker, 4) if one.id == ids[0]]
+    store.settle([done(attempt)])
+    assert store.prune({"done": moment}, 500) == 2
+    assert [task is not None for task in store.get(ids)] == [True, False, False, True]
 
 
 def test_a_paused_queue_gives_no_task(store: Store) -> None:
@@ -692,6 +765,12 @@ def of_run(store: Store, ending: str, **more: Any) -> Ending:
     return Ending("run", found.token, ending, **more)
 
 
+def op_end(store: Store) -> None:
+    (found,) = store.get(["run"])
+    assert found is not None and found.worker is not None
+    store.end(lambda: [str(found.worker)], lambda running: [Ending(one.id, one.token, "failed") for one in running])
+
+
 OPERATIONS: dict[str, Callable[[Store], object]] = {
     "add": op_add,
     "add tasks that wait for others": op_add_after,
@@ -706,14 +785,16 @@ OPERATIONS: dict[str, Callable[[Store], object]] = {
     "retry": lambda store: store.retry(Selection(states=["failed"])),
     "delete": lambda store: store.delete(Selection(states=["failed"])),
     "prune": lambda store: store.prune({"failed": time() + 1}, 10),
+    "end the tasks of a worker": op_end,
     "schedule": lambda store: store.set_schedule("s", "{}"),
+    "unschedule": lambda store: store.set_schedule("old", None),
     "add a moment": lambda store: store.add_moment("old", 5.0, NewTask('"m"', id="old@5")),
     "pause": lambda store: store.set_paused(True),
 }
 
 
 def prepare(store: Store) -> Registration:
-    """A failed task, a running one with one that waits for it, ready ones, and three with a key: one is admitted."""
+    """A failed task, a running one with one that waits for it, ready ones, three with a key, and two with a rate."""
     worker = store.register()
     store.add([NewTask('"f"', id="failed", attempts=1)])
     failed = claim_one(store, worker)
@@ -722,6 +803,7 @@ def prepare(store: Store) -> Registration:
     claim_one(store, worker)
     store.add([NewTask('"later"', id="later", after=("run",)), NewTask('"parked"', id="parked", key="key")])
     store.add([NewTask('"a"', id="a"), NewTask('"b"', id="b"), NewTask('"key"', id="key", key="other")])
+    store.add(tasks(2, key="rate", limit=0, interval=0.001))
     store.set_schedule("old", '{"o": 1}')
     return worker
 

@@ -118,6 +118,15 @@ def test_any_text_can_be_an_id_and_a_key(queue: TaskQueue, id: str) -> None:
         (None, {"limit": 2}, ValueError),
         (None, {"key": "k", "rate": "fast"}, ValueError),
         (None, {"key": "k", "rate": "0/m"}, ValueError),
+        (None, {"key": "k", "rate": "10/0m"}, ValueError),
+        (None, {"key": "k", "rate": f"10/{'9' * 400}d"}, ValueError),
+        (None, {"key": "k", "rate": f"{'9' * 400}/m"}, ValueError),
+        (None, {"key": "\U0001f512" * 1000}, ValueError),
+        (None, {"id": "\U0001f512" * 1000}, ValueError),
+        (None, {"key": 7}, TypeError),
+        (None, {"function": ["f"]}, TypeError),
+        (None, {"function": "\0"}, ValueError),
+        (None, {"after": 7}, TypeError),
         (None, {"after": [7]}, TypeError),
         (None, {"after": "nobody"}, ValueError),
         (None, {"colour": "red"}, TypeError),
@@ -146,9 +155,10 @@ def test_the_error_for_what_json_cannot_express_names_it(queue: TaskQueue) -> No
     claim.complete()
 
 
-def test_a_payload_that_is_nested_too_deeply_is_refused(queue: TaskQueue) -> None:
+@pytest.mark.parametrize("depth", [300, 100_000])
+def test_a_payload_that_is_nested_too_deeply_is_refused(queue: TaskQueue, depth: int) -> None:
     deep: list[Any] = []
-    for _ in range(300):
+    for _ in range(depth):
         deep = [deep]
     with pytest.raises(ValueError, match="nested"):
         queue.put(deep)
@@ -177,6 +187,9 @@ def test_a_payload_comes_back_as_it_was(queue: TaskQueue, payload: object) -> No
         {"keep": "7 days"},
         {"keep": -1},
         {"keep_failed": "x"},
+        {"durable": "no"},
+        {"mode": "rw"},
+        {"mode": -1},
     ],
 )
 def test_wrong_settings_are_refused(jobs: Path, wrong: dict[str, Any]) -> None:

@@ -709,7 +709,7 @@ def test_a_handler_may_settle_its_task_itself(queue: TaskQueue, caplog: pytest.L
 
 
 def test_wrong_handlers_are_refused(queue: TaskQueue) -> None:
-    for wrong in (5, "echo {}", None):
+    for wrong in (5, "echo {}", None, [], ["echo", 5]):
         with pytest.raises(TypeError, match="a handler is"):
             Worker(queue, wrong)  # type: ignore[arg-type]
 

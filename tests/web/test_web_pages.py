@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -380,6 +380,15 @@ def test_a_queue_and_a_store_on_postgresql(console: Start, postgres: str, tmp_pa
     assert samples(server.get("/metrics").text)[f"holdfast_tasks {queue.name} ready"] == 1
     queue.close()
     store.close()
+
+
+def test_all_pending_tasks_are_cancelled_also_those_that_wait_for_their_key(console: Start, tmp_path: Path) -> None:
+    with closing(TaskQueue(tmp_path / "jobs", durable=False)) as queue:
+        queue.put_all(range(5), key="k")
+        queue.put_all(range(5), key="r", rate="1/h")
+        server = console(tmp_path / "jobs", "--allow-actions", "--audit-log", tmp_path / "audit")
+        assert server.post(f"{slug(server, 'queue')}/act", "action=cancel&state=pending").status == 303
+        assert queue.stats()["cancelled"] == 10
 
 
 @pytest.mark.parametrize("kind", ["redis", "etcd", "postgres"])

@@ -29,7 +29,7 @@ class TaskFunction:
         with suppress(ValueError):  # some functions in C have none
             self._signature = inspect.signature(function)
         functools.update_wrapper(self, function)
-        new_task(None, **options)  # wrong options are reported here, and not at the first put
+        new_task(None, function=self.name, **options)  # wrong options are reported here, and not at the first put
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self.function(*arguments, **named)

@@ -41,7 +41,8 @@ class Command:
     """
 
     def __init__(self, words: Sequence[str], report: Callable[[bytes, bytes], None] | None = None) -> None:
-        if isinstance(words, str) or not isinstance(words, Sequence) or not words:
+        is_list = isinstance(words, Sequence) and not isinstance(words, str)
+        if not is_list or not words or not all(isinstance(word, str) for word in words):
             raise TypeError(f"a handler is a function, a coroutine function or a list of words, not {words!r}")
         self._words = list(words)
         self._report = report

@@ -13,6 +13,7 @@ from .store import ENDED, NewTask
 MAX_PRIORITY = 10**9
 MAX_SECONDS = 9e9  # what the kernel can count in nanoseconds
 MAX_ID_LENGTH = 1000
+MAX_ID_BYTES = 2500  # in UTF-8. PostgreSQL has no index of longer ones
 MAX_DEPTH = 200  # of nested JSON, so that every Python can read it
 STATES = ("pending", "running", *ENDED)
 
@@ -31,11 +32,14 @@ _pieces = _make_pieces and _make_pieces(
 
 def to_json(value: object, what: str = "payload") -> str:
     """JSON text. Raises TypeError or ValueError if JSON cannot express the value."""
+    too_deep = f"the {what} is nested more than {MAX_DEPTH} levels deep"
     try:
         text = "".join(_pieces(value, 0)) if _pieces else _encoder.encode(value)
     except (RecursionError, TypeError, ValueError):
         try:
             text = _encoder.encode(value)  # the error of this one names a circle, too
+        except RecursionError:
+            raise ValueError(too_deep) from None
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the {what} of a task must be what JSON can express: {error}") from None
@@ -47,7 +51,7 @@ def to_json(value: object, what: str = "payload") -> str:
         text = json.dumps(value, allow_nan=False)
         raw = text.encode()
     if depth_of(raw) > MAX_DEPTH:
-        raise ValueError(f"the {what} is nested more than {MAX_DEPTH} levels deep")
+        raise ValueError(too_deep)
     return text
 
 
@@ -76,6 +80,8 @@ def new_task(
         raise TypeError(f"a task has no option {name!r}. See help(TaskQueue.put)")
     if id is not None:
         check_id(id)
+    if function is not None:
+        _check_text("the name of a function", function)
     if key is None and not after and (priority, delay, attempts, timeout, limit, rate) == _DEFAULTS:
         return NewTask(to_json(payload), id, function)
     _check_integer("priority", priority, -MAX_PRIORITY)
@@ -83,8 +89,8 @@ def new_task(
     check_seconds("delay", delay)
     if timeout is not None:
         check_seconds("timeout", timeout, positive=True)
-    if key is not None and (not isinstance(key, str) or not key or _UNSTORABLE.search(key)):
-        raise ValueError(f"key must be a text that is not empty, not {key!r}")
+    if key is not None:
+        _check_text("a key", key)
     if limit is not None:
         _check_integer("limit", limit, 1)
     if key is None and (limit is not None or rate is not None):
@@ -109,12 +115,17 @@ def new_task(
 
 
 def check_id(id: str) -> None:
-    if not isinstance(id, str):
-        raise TypeError(f"an id must be a text, not {id!r}")
-    if not id or len(id) > MAX_ID_LENGTH or _UNSTORABLE.search(id):
-        raise ValueError(f"an id must be a text of 1 to {MAX_ID_LENGTH} characters, not {id!r}")
+    _check_text("an id", id)
     if id[0] == "_" and id[1:].isdigit():
         raise ValueError(f"{id!r}: ids of an underscore and a number are chosen by the queue")
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, not {value!r}")
+    if not value or len(value) > MAX_ID_LENGTH or _UNSTORABLE.search(value) or len(value.encode()) > MAX_ID_BYTES:
+        limits = f"1 to {MAX_ID_LENGTH} characters, at most {MAX_ID_BYTES} bytes in UTF-8"
+        raise ValueError(f"{name} must be a text of {limits}, not {value!r}")
 
 
 def check_seconds(name: str, value: float | None, *, positive: bool = False, least: float = 0) -> None:
@@ -128,9 +139,11 @@ def check_seconds(name: str, value: float | None, *, positive: bool = False, lea
 def _interval_of(rate: str) -> float:
     """Seconds between two starts: "10/m" is 6."""
     match = _RATE.fullmatch(rate) if isinstance(rate, str) else None
-    if match is None or float(match[1]) <= 0:
+    number = float(match[1]) if match else 0.0
+    interval = float(match[2] or 1) * _SPANS[match[3]] / number if match and number else 0.0
+    if not 0 < interval < MAX_SECONDS:
         raise ValueError(f"rate must be a number per time, such as '10/m' or '1/30s', not {rate!r}")
-    return int(match[2] or 1) * _SPANS[match[3]] / float(match[1])
+    return interval
 
 
 def seconds_of(name: str, span: float | str | None) -> float | None:

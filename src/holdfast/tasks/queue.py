@@ -63,6 +63,10 @@ class TaskQueue:
     ) -> None:
         if max_pending is not None and (not isinstance(max_pending, int) or max_pending < 1):
             raise ValueError(f"max_pending must be an integer of at least 1 or None, not {max_pending!r}")
+        if not isinstance(durable, bool):
+            raise TypeError(f"durable must be True or False, not {durable!r}")
+        if not isinstance(mode, int) or not 0 <= mode <= 0o777:
+            raise ValueError(f"mode must be the permissions of a file, such as 0o664, not {mode!r}")
         check_seconds("retry_after", retry_after)
         check_seconds("max_retry_after", max_retry_after)
         self.retries = Retries(retry_after, max_retry_after)

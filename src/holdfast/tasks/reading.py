@@ -24,7 +24,7 @@ PAGE = 500  # tasks that one step of a long operation reads
 class Transaction:
     """One transaction: its statements, and what it changed that others must learn of."""
 
-    __slots__ = ("due", "ended", "keys", "now", "only_looked", "ready", "run")
+    __slots__ = ("due", "ended", "keys", "now", "only_looked", "ready", "run", "starts")
 
     def __init__(self, run: Run, now: float) -> None:
         self.run = run
@@ -34,6 +34,7 @@ class Transaction:
         self.ended = False  # a task may have ended
         self.only_looked = False  # it has changed nothing that is shown
         self.keys: set[str] = set()  # whose parked tasks may have become ready
+        self.starts: dict[str, float] = {}  # by key: a task begins, and the next one may so many seconds later
 
     def waiting_state(self, key: str | None, due: float | None = None) -> int:
         """The state of a task that waits for its due moment, for its key, or for a worker."""

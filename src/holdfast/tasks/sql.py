@@ -7,7 +7,6 @@ alive, and wakes those that wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
 from time import time
 from typing import Any
 
@@ -159,9 +158,10 @@ class Store(Reader):
         idle: if there is no task, the worker is about to call `wait`, and wants to be woken
         """
 
-        def work(tx: Transaction) -> tuple[list[Attempt], int, float | None]:
+        def work(tx: Transaction) -> tuple[list[Attempt], int, float | None, bool]:
             refused = self.settle_in(tx, endings).count(False)
-            self.finish(tx)  # a key whose task ended may have a task for this worker
+            if self.is_local:
+                self.finish(tx)  # a key whose task ended may have a task for this worker
             if worker.is_idle:
                 tx.run(self.sql["forget"], (worker.name,))
             attempts = self._claim_in(tx, worker.name, count, reserve)
@@ -174,18 +174,20 @@ class Store(Reader):
                 until = self.time_to_wake(tx.run)
                 tx.run(self.sql["ask"], (worker.name, until))
                 tx.due = False
-            return attempts, refused, until
+            return attempts, refused, until, bool(tx.keys)
 
         self.prepare_claim()
         for _ in range(1 if self.is_local else 3):
             # A claim that a power failure of this machine undoes is no loss.
-            attempts, refused, until = self.transact(work, sync=bool(endings) or not self.is_local)
+            attempts, refused, until, has_keys = self.transact(work, sync=bool(endings) or not self.is_local)
             endings = ()
             worker.refused += refused
             worker.is_idle = until is not None
             worker.until = NEVER if until is None else until
             # Where transactions run at the same time, one may have added a task before the worker was seen to be idle.
-            if self.is_local or not worker.is_idle or not self.read(self.has_task):
+            # There, tasks are admitted at the end only: a transaction that locks a key, and then another one, may meet
+            # one that does the same the other way round.
+            if attempts or self.is_local or not (has_keys or (worker.is_idle and self.read(self.has_task))):
                 break
         return attempts
 
@@ -193,6 +195,8 @@ class Store(Reader):
         due = tx.run(self.sql["due"], (tx.now, PAGE))
         ready = tx.run(self.sql["ready"], (count,))
         if self._promote(tx, due.fetchall()):
+            if self.is_local:
+                self.finish(tx)
             ready = tx.run(self.sql["ready"], (count,))
         rows = ready.fetchall()
         now = time()
@@ -202,6 +206,9 @@ class Store(Reader):
             attempt.token = max(attempt.token, self.least_token) + 1
             attempt.tried += 1
             begun.append((attempt.token, worker, place if reserve else 0, now, row[0]))
+            if attempt.key is not None and (interval := row[-1]):
+                tx.keys.add(attempt.key)
+                tx.starts[attempt.key] = interval
         self.update_all(tx, "begin", begun)
         return attempts
 
@@ -211,7 +218,6 @@ class Store(Reader):
         for seq, key, admitted in rows:
             if admitted:  # it waited for its rate, and keeps its place
                 tx.run(self.sql["state"], (tx.waiting_state(None), None, seq))
-                tx.keys.add(key)  # another task with this key may get its moment now
             else:
                 tx.run(self.sql["back"], (tx.waiting_state(key), place, seq))
         return bool(rows)
@@ -230,6 +236,8 @@ class Store(Reader):
         """The last step of a transaction: admit parked tasks of the keys that it touched."""
         for key in sorted(tx.keys):
             self.lock(tx, f"key {key}")
+            if key in tx.starts:
+                tx.run(self.sql["set_next_at"], (key, tx.now + tx.starts.pop(key)))
             while self._admit_next(tx, key):
                 pass
         tx.keys.clear()
@@ -239,14 +247,14 @@ class Store(Reader):
         if row is None:
             return False
         seq, limit, interval = row
-        admitted, last_due = tx.run(self.sql["admitted"], (key,)).fetchone()
-        if (limit and admitted >= limit) or (interval and last_due > tx.now):
+        admitted, not_begun = tx.run(self.sql["admitted"], (key,)).fetchone()
+        # Of the tasks with a rate, one waits to begin. So they do not pile up while no worker takes them.
+        if (limit and admitted >= limit) or (interval and not_begun):
             return False
         starts = tx.now
         if interval:
             found = tx.run(self.sql["next_at"], (key,)).fetchone()
             starts = max(tx.now, found[0]) if found else tx.now
-            tx.run(self.sql["set_next_at"], (key, starts + interval))
         state = tx.waiting_state(None, starts)
         tx.run(self.sql["admit"], (state, starts if state == DELAYED else None, seq))
         return True
@@ -349,7 +357,8 @@ class Store(Reader):
             self._release_dependents(tx, seq, id_of(seq, row["id"]), CANCELLED)
 
         # In the order of a task's life, so that a task that becomes ready meanwhile is not missed.
-        return self._change(which, [BLOCKED, DELAYED, PARKED, READY, RUNNING], change)
+        # Parked tasks come before the delayed one with their key, and again, if others were due meanwhile.
+        return self._change(which, [BLOCKED, *2 * [PARKED, DELAYED], READY, RUNNING], change)
 
     def retry(self, which: Selection) -> int:
         """Make ended tasks wait again, with all their attempts. Return how many."""
@@ -407,8 +416,7 @@ class Store(Reader):
         return changed
 
     def prune(self, older_than: dict[str, float], limit: int) -> int:
-        """Delete tasks that ended in a state before its moment: of each state up to `limit`, the oldest numbers first.
-        Stop where one ended later."""
+        """Delete tasks that ended in a state before its moment: of each state some of the `limit` oldest numbers."""
         moments = {NUMBERS[state]: moment for state, moment in older_than.items()}
 
         def work(tx: Transaction) -> int:
@@ -417,7 +425,7 @@ class Store(Reader):
             for state, moment in moments.items():
                 # A moment in the future: the clock was wrong then. It is not in the way of others.
                 rows = tx.run(self.sql["prunable"].format(state=state), (time() + _A_DAY_S, limit)).fetchall()
-                deleted += [seq for seq, _ in takewhile(lambda row: row[0] != newest and row[1] < moment, rows)]  # noqa: B023
+                deleted += [seq for seq, ended_at in rows if seq != newest and ended_at < moment]
             tx.only_looked = not deleted
             for seq in deleted:
                 tx.run(self.sql["delete"], (seq,))

@@ -4,7 +4,7 @@ Tables, with the prefix of the queue before their names:
 
     task       one row per task, in all its states
     edge       task `task` waits for task `blocker` (`after`)
-    key_rate   the earliest moment at which the next task with a key may start
+    key_rate   the earliest moment at which the next task with a key may start. Each start moves it
     schedule   its text, and the last moment that was added
     idle       a worker that waits for a task, and the moment at which it wakes
     meta       version, clock, counters
@@ -99,7 +99,7 @@ STATEMENTS = {
         on conflict (id) where id is not null do nothing""",
     "newest": "select coalesce(max(seq), 0) from {p}task",
     "by": "select seq, state from {p}task where {by} {share}",
-    "ready": f"""select {_ATTEMPT} from {{p}}task
+    "ready": f"""select {_ATTEMPT}, key_interval from {{p}}task
         where state = 0 and not exists (select 1 from {{p}}meta where name = 'paused')
         order by priority desc, ord, seq limit ? {{skip}}""",
     "due": "select seq, key_name, admitted from {p}task where state = 2 and due <= ? order by due limit ? {skip}",
@@ -115,7 +115,8 @@ STATEMENTS = {
     "back": "update {p}task set state = ?, due = null, ord = ? where seq = ?",
     "parked": """select seq, key_limit, key_interval from {p}task where state = 3 and key_name = ?
         order by priority desc, ord, seq limit 1 {skip}""",
-    "admitted": "select count(*), coalesce(max(due), 0) from {p}task where admitted = 1 and key_name = ?",
+    "admitted": """select count(*), count(case when key_interval > 0 and state <> 1 then 1 end) from {p}task
+        where admitted = 1 and key_name = ?""",
     "admit": "update {p}task set state = ?, due = ?, admitted = 1 where seq = ?",
     "next_at": "select next_at from {p}key_rate where key_name = ?",
     "set_next_at": """insert into {p}key_rate (key_name, next_at) values (?, ?)

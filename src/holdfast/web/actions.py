@@ -23,15 +23,17 @@ from ..errors import HoldfastError
 from ..files import OwnedFd
 from ..owner import without_passwords
 from ..status import Status
-from ..tasks.store import ENDED, OPEN, Selection
+from ..tasks.store import ENDED, Selection
 from .console import Console
 from .text import query
 from .views import FILTERS, Context, NotFound, Params, filter_of, queue_of
 
+# A cancelled task with a key makes a parked one ready. So the parked ones are cancelled before.
+_CANCEL_ORDER = ("blocked", "parked", "delayed", "ready", "running")
 # The states in which a task can be changed so, and what happens.
 _TASKS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "retry": (ENDED, "Retry", "They wait again, with all their attempts."),
-    "cancel": (OPEN, "Cancel", "They will not run. Running tasks are killed by their workers."),
+    "cancel": (_CANCEL_ORDER, "Cancel", "They will not run. Running tasks are killed by their workers."),
     "purge": (ENDED, "Delete", "They are deleted with their results. This cannot be undone."),
 }
 _QUEUE = {
@@ -205,5 +207,5 @@ def _identity(status: Status) -> str:
 
 def _filters(wanted: Filter, states: tuple[str, ...]) -> list[Filter]:
     """A filter for each state of the filter in which the action is possible."""
-    some = [state for state in wanted.states if state in states]
+    some = [state for state in states if state in wanted.states]
     return [Filter(state, wanted.function, wanted.key, wanted.text, wanted.in_data) for state in some]
