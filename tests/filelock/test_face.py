@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import stat
+import sys
 import threading
 import time
 
@@ -221,6 +222,25 @@ def test_singletons_are_one_object_per_path(path, tmp_path, monkeypatch):
         FileLock(path, timeout=3, is_singleton=True)
     with one, FileLock(path, is_singleton=True):
         assert one.lock_counter == 2
+
+
+def test_a_singleton_that_is_found_again_while_it_is_dropped_stays_held(path):
+    found = []
+
+    def find(frame, event, _):
+        if event == "call" and frame.f_code is BaseFileLock.__del__.__code__ and not found:
+            found.append(FileLock(path, is_singleton=True))
+            found[0].acquire()
+
+    sys.setprofile(find)
+    try:
+        FileLock(path, is_singleton=True)
+    finally:
+        sys.setprofile(None)
+    assert found[0].is_locked and not is_free(FileLock, path)
+    found.clear()
+    gc.collect()
+    assert is_free(FileLock, path)
 
 
 def test_positional_arguments(path):

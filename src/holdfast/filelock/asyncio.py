@@ -175,7 +175,7 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
         BaseFileLock.release(self, force)
 
     def _release_dropped(self) -> None:
-        """No event loop would run `release`."""
+        BaseFileLock.release(self, force=True)  # nothing would run a coroutine
 
     def __enter__(self) -> NoReturn:
         raise NotImplementedError("Use `async with`: acquire and release of this lock are coroutines.")

@@ -343,9 +343,6 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             log(WARNING, "%s", error)
         log(DEBUG, "Lock %s released on %s", id(self), state.lock_file)
 
-    def _release_dropped(self) -> None:
-        self.release(force=True)  # perhaps that of a subclass
-
     def __enter__(self: Self) -> Self:
         self.acquire()
         return self
@@ -374,13 +371,12 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         return inside  # type: ignore[return-value]
 
     def __del__(self) -> None:
-        if self._registry is not process.registry:
-            return
-        try:
-            self._release_dropped()
-        except Exception:
-            pass
-        for state in list(self._held):
-            hold, state.hold = state.hold, None
-            if hold is not None:
-                hold._drop()
+        # Another thread may still get a singleton here, and hold it. It goes a moment later, and its holds with it.
+        if self._registry is process.registry and not self._is_singleton:
+            try:
+                self._release_dropped()
+            except Exception:  # a finalizer must not raise
+                pass
+
+    def _release_dropped(self) -> None:
+        self.release(force=True)  # perhaps that of a subclass
