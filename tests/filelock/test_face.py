@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import stat
+import sys
 import threading
 import time
 
@@ -176,6 +177,22 @@ def test_a_dropped_lock_is_released_without_a_warning(path):
     assert is_free(FileLock, path)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_dropped_lock_calls_the_release_of_its_class(path, fails):
+    calls = []
+
+    class Mine(FileLock):
+        def release(self, force=False):
+            calls.append(force)
+            if fails:
+                raise ZeroDivisionError
+            super().release(force)
+
+    Mine(path).acquire()
+    gc.collect()
+    assert calls == [True] and is_free(FileLock, path)
+
+
 @KINDS
 def test_a_forked_child_holds_nothing(path, kind):
     lock = kind(path)
@@ -205,6 +222,25 @@ def test_singletons_are_one_object_per_path(path, tmp_path, monkeypatch):
         FileLock(path, timeout=3, is_singleton=True)
     with one, FileLock(path, is_singleton=True):
         assert one.lock_counter == 2
+
+
+def test_a_singleton_that_is_found_again_while_it_is_dropped_stays_held(path):
+    found = []
+
+    def find(frame, event, _):
+        if event == "call" and frame.f_code is BaseFileLock.__del__.__code__ and not found:
+            found.append(FileLock(path, is_singleton=True))
+            found[0].acquire()
+
+    sys.setprofile(find)
+    try:
+        FileLock(path, is_singleton=True)
+    finally:
+        sys.setprofile(None)
+    assert found[0].is_locked and not is_free(FileLock, path)
+    found.clear()
+    gc.collect()
+    assert is_free(FileLock, path)
 
 
 def test_positional_arguments(path):
@@ -333,6 +369,10 @@ def test_a_subclass_with_options_of_its_own_can_be_a_singleton(path):
     assert Mine(path, 3, is_singleton=True, label="a") is one
 
 
+def test_what_acquire_returns_can_be_annotated_with_its_lock():
+    assert "UnixFileLock" in str(ours.AcquireReturnProxy[ours.UnixFileLock])
+
+
 def test_a_decorated_function_holds_the_lock(path):
     lock = FileLock(path)
 
@@ -344,12 +384,45 @@ def test_a_decorated_function_holds_the_lock(path):
     assert work.__name__ == "work"
 
 
-def test_log_lines_have_the_logger_of_filelock(path, caplog):
+def log_lines(caplog, lock):
+    records = [record for record in caplog.records if record.name == "filelock"]
+    assert {record.levelno for record in records} == {logging.DEBUG}
+    lines = [record.getMessage().replace(str(id(lock)), "N").replace(lock.lock_file, "F") for record in records]
+    caplog.clear()
+    return lines
+
+
+@KINDS
+def test_log_lines_are_those_of_filelock(path, caplog, kind):
     caplog.set_level(logging.DEBUG, "filelock")
-    with FileLock(path):
-        pass
-    texts = [record.getMessage().partition(" lock ")[0] for record in caplog.records if record.name == "filelock"]
-    assert texts[0] == "Attempting to acquire" and len(texts) == 4
+    lock = kind(path)
+    with lock, lock:
+        assert log_lines(caplog, lock) == [
+            "Attempting to acquire lock N on F",
+            "Lock N acquired on F",
+            "Lock N acquired on F",
+        ]
+        other = kind(path)
+        for options, last in (
+            ({"blocking": False}, "Failed to immediately acquire lock N on F"),
+            ({"timeout": 0.01}, "Timeout on acquiring lock N on F"),
+            ({"timeout": 30, "cancel_check": lambda: True}, "Cancellation requested for lock N on F"),
+        ):
+            with pytest.raises(Timeout):
+                other.acquire(**options)
+            lines = log_lines(caplog, other)
+            assert (lines[0], lines[-1]) == ("Attempting to acquire lock N on F", last)
+            assert lines[1:-1] == ["Lock N not acquired on F, waiting 0.05 seconds ..."] * (len(lines) - 2)
+    assert log_lines(caplog, lock) == ["Attempting to release lock N on F", "Lock N released on F"]
+
+
+def test_the_line_of_an_acquire_comes_after_the_hook(path, caplog):
+    caplog.set_level(logging.DEBUG, "filelock")
+    lines = []
+    lock = FileLock(path, on_acquired=lambda fd: lines.extend(log_lines(caplog, lock)))
+    with lock:
+        assert lines == ["Attempting to acquire lock N on F"]
+        assert log_lines(caplog, lock) == ["Lock N acquired on F"]
 
 
 def test_a_file_that_was_deleted_while_it_was_locked_is_logged(path, caplog):
@@ -379,6 +452,18 @@ def test_soft_locks_name_their_holder(path):
             assert peer.do("(SoftFileLock(path).pid, SoftFileLock(path).is_lock_held_by_us)") == [os.getpid(), False]
         SoftFileLock(path).break_lock()
         assert not os.path.exists(path)
+
+
+def test_a_held_soft_lock_keeps_its_file_when_the_directory_changes(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    lock = SoftFileLock("x.lock")
+    with lock:
+        monkeypatch.chdir(tmp_path / "other")
+        assert (lock.pid, lock.is_lock_held_by_us) == (os.getpid(), True)
+        lock.break_lock()
+        assert not (tmp_path / "x.lock").exists()
+    assert lock.pid is None
 
 
 def test_a_lifetime_takes_the_lock_from_a_live_holder(path):

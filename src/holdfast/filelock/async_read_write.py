@@ -88,7 +88,7 @@ class AsyncReadWriteLock:
         self._check_usable()
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("AsyncReadWriteLock is for tasks: call it in a coroutine that asyncio runs as a task")
+            raise RuntimeError("an AsyncReadWriteLock is acquired inside an asyncio task only: no task runs here")
         level = self._levels.get(task)
         if level is None:
             hold = await self._take(mode, seconds)

@@ -164,7 +164,6 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
                 self._log_wait(state, timeout)
                 hold = await core.await_(found, timeout, cancel_check)
             self._set_held(state, hold)
-            self._call_on_acquired(state)
         except BaseException as error:
             if hold is None and isinstance(error, errors.HoldfastError):
                 self._raise_as_filelock(error, state, timeout)
@@ -174,6 +173,9 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
     async def release(self, force: bool = False) -> None:  # type: ignore[override]
         """`BaseFileLock.release` for a task."""
         BaseFileLock.release(self, force)
+
+    def _release_dropped(self) -> None:
+        BaseFileLock.release(self, force=True)  # nothing would run a coroutine
 
     def __enter__(self) -> NoReturn:
         raise NotImplementedError("Use `async with`: acquire and release of this lock are coroutines.")

@@ -115,6 +115,8 @@ class _Reader(ast.NodeVisitor):
             self._add(node, "unsupported", f"{name} is a private name of filelock")
         elif name in ("ReadWriteLock", "AsyncReadWriteLock"):
             self._add(node, "note", f"{name} {_READ_WRITE_NOTE}")
+        elif name in ("__version__", "version"):
+            self._add(node, "note", f"{name} is the version of Holdfast")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.value, ast.Name) and node.value.id in self._modules:

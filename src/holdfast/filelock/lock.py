@@ -11,6 +11,7 @@ import os
 from _thread import get_ident
 from functools import wraps
 from time import monotonic
+from types import GenericAlias
 
 from .. import errors, process, wait
 from ..paths import absolute
@@ -35,6 +36,7 @@ class AcquireReturnProxy:
     """What `acquire` returns. A `with` block of it releases the lock at its end."""
 
     __slots__ = ("lock",)
+    __class_getitem__: Any = classmethod(GenericAlias)
 
     def __init__(self, lock: Any) -> None:
         self.lock = lock
@@ -137,11 +139,12 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             warn("use poll_interval instead of poll_intervall", DeprecationWarning, stacklevel=2)
             poll_interval = poll_intervall
         state, seconds = self._begin(timeout, poll_interval, blocking)
-        if not self._add_level(state):
-            if self._is_thread_local:
-                self._acquire_alone(state, seconds, cancel_check)
-            else:
-                self._acquire_in_turn(state, seconds, cancel_check)
+        if self._add_level(state):
+            log(DEBUG, "Lock %s acquired on %s", id(self), state.lock_file)
+        elif self._is_thread_local:
+            self._acquire_alone(state, seconds, cancel_check)
+        else:
+            self._acquire_in_turn(state, seconds, cancel_check)
         return AcquireReturnProxy(self)
 
     def _begin(
@@ -206,7 +209,6 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
                 self._log_wait(state, timeout)
                 hold = core.wait(found, timeout, cancel_check)
             self._set_held(state, hold)
-            self._call_on_acquired(state)
         except BaseException as error:
             if hold is None and isinstance(error, errors.HoldfastError):
                 self._raise_as_filelock(error, state, timeout)
@@ -220,9 +222,9 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         raise RuntimeError(text)
 
     def _core(self, state: State) -> Core:
-        """The lock of Holdfast for the path as it is meant now."""
+        """The lock of Holdfast for the path as it is meant now. While it is held, the path means the same file."""
         core = state.core
-        if core is not None and state.is_fixed:
+        if core is not None and (state.is_fixed or state.hold is not None):
             return core
         path = os.fsdecode(state.lock_file)
         state.is_fixed = os.path.isabs(path)
@@ -272,11 +274,13 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             log(DEBUG, message, id(self), state.lock_file, state.poll_interval)
 
     def _set_held(self, state: State, hold: QuietHold) -> None:
-        """Note that the lock is held."""
+        """Note that the lock is held, and call the hook."""
         with state.mutex:
             state.counter = 1
             state.hold = hold
             self._held.add(state)
+        if self._on_acquired is not None:
+            self._on_acquired(hold.fileno())
         log(DEBUG, "Lock %s acquired on %s", id(self), state.lock_file)
 
     def _undo_acquire(self, state: State, hold: QuietHold | None) -> None:
@@ -297,11 +301,6 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             log(DEBUG, f"{why} lock %s on %s", id(self), state.lock_file)
         holder = self._holder_elsewhere(state.core) if state.core is not None else None
         raise timed_out(state.lock_file, error.status, holder) from (error if str(error) else None)
-
-    def _call_on_acquired(self, state: State) -> None:
-        hook, hold = self._on_acquired, state.hold
-        if hook is not None and hold is not None:
-            hook(hold.fileno())
 
     # Releasing.
 
@@ -372,9 +371,12 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
         return inside  # type: ignore[return-value]
 
     def __del__(self) -> None:
-        if self._registry is not process.registry:
-            return
-        for state in list(self._held):
-            hold, state.hold = state.hold, None
-            if hold is not None:
-                hold._drop()
+        # Another thread may still get a singleton here, and hold it. It goes a moment later, and its holds with it.
+        if self._registry is process.registry and not self._is_singleton:
+            try:
+                self._release_dropped()
+            except Exception:  # a finalizer must not raise
+                pass
+
+    def _release_dropped(self) -> None:
+        self.release(force=True)  # perhaps that of a subclass
