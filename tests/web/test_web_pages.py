@@ -220,6 +220,13 @@ def test_a_page_that_was_empty_shows_what_is_made_later(console: Start, in_memor
         assert time.monotonic() - began < live._SAFETY_S / 2, "by an event, and not by the look once a minute"
 
 
+def test_a_page_that_waited_for_a_server_once_is_rendered_again_soon() -> None:
+    """A server that restarts lets a page wait for half a minute, and not for four times as long afterwards."""
+    assert live.pauses(0.01) == (live._MIN_GAP_S, live._SAFETY_S)
+    assert live.pauses(0.5) == (2.0, 600.0)
+    assert live.pauses(30.0) == (5.0, 600.0)
+
+
 def test_a_directory_that_gets_watched_is_looked_at_once_more(tmp_path: Path) -> None:
     """A file may have been made there after the look, and before the watch."""
 
