@@ -175,6 +175,8 @@ def test_a_form_of_another_site_is_refused(console: Start, tmp_path: Path) -> No
         {"origin": f"http://127.0.0.1:{server.port + 1}"},
         {"sec_fetch_site": "cross-site"},
         {"sec_fetch_site": "none"},
+        {"sec_fetch_site": "cross-site", "origin": f"http://{server.host}"},
+        {"sec_fetch_site": "same-site", "origin": f"http://{server.host}"},
         {},
     ]
     for headers in refused:
