@@ -267,6 +267,29 @@ def test_a_filter_applies_while_it_is_typed_and_stays_in_the_address(
     shows(page, "No task matches")
 
 
+def test_an_update_takes_away_neither_the_focus_nor_what_is_typed(console: Start, tab: Tabs, in_memory: Path) -> None:
+    queue = TaskQueue(in_memory / "jobs")
+    queue.put(1, id="late", delay=3600)
+    queue.schedule("nightly", every=3600)
+    server = console(in_memory)
+    page = tab(server).open(slug(server, "queue"))
+    page.focus("tr[data-key=task-late] a")
+    queue.put(2, id="first", key="key")
+    page.wait_for_selector("tr[data-key=task-first]")
+    assert page.evaluate("document.activeElement.textContent") == "late", "a row was inserted before this one"
+    page.focus("input[name=key]")
+    page.keyboard.type("ke")
+    page.wait_for_selector("tr[data-key=task-late]", state="detached")
+    queue.cancel("late")  # what is above the field disappears
+    queue.unschedule("nightly")
+    page.wait_for_selector("tr[data-key=schedule-nightly]", state="detached")
+    hides(page, "Of the pending ones")
+    page.keyboard.type("y")
+    page.wait_for_selector("tr[data-key=task-first]")
+    assert page.input_value("input[name=key]") == "key"
+    assert page.evaluate("document.activeElement.name") == "key"
+
+
 def test_pages_can_be_used_with_the_keyboard_only(console: Start, tab: Tabs, in_memory: Path) -> None:
     queue = TaskQueue(in_memory / "jobs")
     queue.put_all(range(3))
