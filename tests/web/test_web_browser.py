@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import time
@@ -265,6 +267,29 @@ def test_a_filter_applies_while_it_is_typed_and_stays_in_the_address(
     shows(page, "No task matches")
 
 
+def test_an_update_takes_away_neither_the_focus_nor_what_is_typed(console: Start, tab: Tabs, in_memory: Path) -> None:
+    queue = TaskQueue(in_memory / "jobs")
+    queue.put(1, id="late", delay=3600)
+    queue.schedule("nightly", every=3600)
+    server = console(in_memory)
+    page = tab(server).open(slug(server, "queue"))
+    page.focus("tr[data-key=task-late] a")
+    queue.put(2, id="first", key="key")
+    page.wait_for_selector("tr[data-key=task-first]")
+    assert page.evaluate("document.activeElement.textContent") == "late", "a row was inserted before this one"
+    page.focus("input[name=key]")
+    page.keyboard.type("ke")
+    page.wait_for_selector("tr[data-key=task-late]", state="detached")
+    queue.cancel("late")  # what is above the field disappears
+    queue.unschedule("nightly")
+    page.wait_for_selector("tr[data-key=schedule-nightly]", state="detached")
+    hides(page, "Of the pending ones")
+    page.keyboard.type("y")
+    page.wait_for_selector("tr[data-key=task-first]")
+    assert page.input_value("input[name=key]") == "key"
+    assert page.evaluate("document.activeElement.name") == "key"
+
+
 def test_pages_can_be_used_with_the_keyboard_only(console: Start, tab: Tabs, in_memory: Path) -> None:
     queue = TaskQueue(in_memory / "jobs")
     queue.put_all(range(3))
@@ -360,16 +385,32 @@ CONTRAST = """() => {
 def test_html_and_javascript_in_data_are_text(
     console: Start, tab: Tabs, in_memory: Path, start_peer: PeerStart
 ) -> None:
-    queue = TaskQueue(in_memory / "jobs", retry_after=0)
+    name = XSS.replace("/", "")
+    queue = TaskQueue(in_memory / f"jobs {name}", retry_after=0)
+    queue.put(XSS, id="printed", attempts=1)
+    command = [sys.executable, "-m", "holdfast", "tasks", "work", queue.name, "--drain", "--"]
+    subprocess.run([*command, "sh", "-c", 'echo "$1"; exit 1', "-", "{}"], capture_output=True, check=False)
+    queue.put(XSS, id="raised", attempts=1)
+    claim = queue.claim()
+    assert claim is not None
+    try:
+        raise ValueError(XSS)
+    except ValueError as error:
+        claim.fail(error)
+    queue.put(1, id="returned")
+    claim = queue.claim()
+    assert claim is not None
+    claim.complete({XSS: [XSS]})
     queue.put({XSS: XSS}, id=XSS, attempts=1, key=XSS)
     claim = queue.claim()
     assert claim is not None
     claim.progress(1, 2, XSS)
     claim.fail(ValueError(XSS))
     queue.schedule(XSS, XSS, every=60)
-    store = EventStore(str(in_memory / "shop"))
+    store = EventStore(str(in_memory / f"shop {name}"))
     store.append(Event(XSS, {"a": XSS}, tags=[XSS, "b"], metadata={XSS: XSS}))
-    lock = str(in_memory / (XSS.replace("/", "") + ".lock"))
+    store.project(XSS, lambda state, event: state + 1, 0)
+    lock = str(in_memory / f"{name}.lock")
     with LockFile(lock, tag=XSS[:60]).acquire():
         server = console(in_memory, "--allow-actions", "--audit-log", in_memory / "audit")
         one = tab(server)
@@ -384,6 +425,11 @@ def test_html_and_javascript_in_data_are_text(
         one.open(jobs).click("tr[data-key^=task-] a")
         shows(page, XSS, ".name")
         _is_text_only(page)
+        for id, part in (("printed", "Output"), ("raised", "Traceback"), ("returned", "Result")):
+            page = one.open(f"{jobs}/task?id={id}")
+            shows(page, "<img src=x", f"section:has(h2:text-is('{part}')) pre")
+            _is_text_only(page)
+        one.open(jobs).click("tr[data-key^=task-] a")
         page.click("text=Retry…")
         shows(page, XSS, ".confirm")
         _is_text_only(page)

@@ -7,6 +7,7 @@ import html
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,6 +132,16 @@ def test_a_lock_file_whose_name_is_not_utf_8_can_be_broken(console: Start, tmp_p
     ]
 
 
+def test_a_kernel_lock_cannot_be_broken(console: Start, tmp_path: Path) -> None:
+    path = str(tmp_path / "x.lock")
+    server = console(tmp_path, "--allow-actions", "--audit-log", tmp_path / "audit")
+    with Lock(path).acquire() as hold:
+        assert "Break" not in server.get(f"/lock?name={path}").text
+        assert server.get(f"/confirm?action=break&name={path}").status == 404
+        assert server.post(f"/act?name={path}", "action=break&holder=").status == 409
+        hold.check()
+
+
 @pytest.mark.parametrize(
     "path",
     ["/queue/x", "/queue/x/task?id=1", "/store/x", "/store/x/event?position=1", "/lock?name=x", "/lock", "/nothing"],
@@ -218,6 +229,32 @@ def test_a_page_that_was_empty_shows_what_is_made_later(console: Start, in_memor
             EventStore(str(later)).append(Event("A"))
         stream.until("later")
         assert time.monotonic() - began < live._SAFETY_S / 2, "by an event, and not by the look once a minute"
+
+
+def test_open_pages_show_a_queue_and_a_store_that_were_deleted_and_made_again(console: Start, in_memory: Path) -> None:
+    """Also if both are there again before the server has looked."""
+    queue, store = TaskQueue(in_memory / "jobs"), EventStore(str(in_memory / "shop"))
+    queue.put(1, id="before")
+    store.append(Event("Before"))
+    server = console(in_memory)
+    with Stream(server, slug(server, "queue")) as tasks, Stream(server, slug(server, "store")) as events:
+        tasks.until("task-before")
+        events.until("Before")
+        server.process.send_signal(signal.SIGSTOP)
+        shutil.rmtree(in_memory / "jobs")
+        shutil.rmtree(in_memory / "shop")
+        TaskQueue(in_memory / "jobs").put(2, id="after")
+        EventStore(str(in_memory / "shop")).append(Event("After"))
+        server.process.send_signal(signal.SIGCONT)
+        assert "task-before" not in tasks.until("task-after")
+        assert "Before" not in events.until("After")
+
+
+def test_a_page_that_waited_for_a_server_once_is_rendered_again_soon() -> None:
+    """A server that restarts lets a page wait for half a minute, and not for four times as long afterwards."""
+    assert live.pauses(0.01) == (live._MIN_GAP_S, live._SAFETY_S)
+    assert live.pauses(0.5) == (2.0, 600.0)
+    assert live.pauses(30.0) == (5.0, 600.0)
 
 
 def test_a_directory_that_gets_watched_is_looked_at_once_more(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from support import PATIENCE
 from holdfast import LockFile
 from holdfast.events import Event, EventStore
 from holdfast.tasks import TaskQueue
+from holdfast.web.text import Cleaner
 
 Start = Callable[..., ConsoleServer]
 PAGES = ["/", "/locks", "/queues", "/stores", "/metrics", "/static/app.js", "/confirm?action=break&name=x", "/nothing"]
@@ -174,6 +175,8 @@ def test_a_form_of_another_site_is_refused(console: Start, tmp_path: Path) -> No
         {"origin": f"http://127.0.0.1:{server.port + 1}"},
         {"sec_fetch_site": "cross-site"},
         {"sec_fetch_site": "none"},
+        {"sec_fetch_site": "cross-site", "origin": f"http://{server.host}"},
+        {"sec_fetch_site": "same-site", "origin": f"http://{server.host}"},
         {},
     ]
     for headers in refused:
@@ -258,6 +261,29 @@ def test_values_of_secret_keys_are_redacted_in_every_view(console: Start, tmp_pa
         "a search does not tell what is in payloads and errors"
     )
     hold.release()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("bad {'password': ['SECRET', 'SECRET'], 'user': 'ada'}", "bad {'password': [redacted], 'user': 'ada'}"),
+        ("token={'a': [{'b': \"it's SECRET]\"}]} user=ada", "token=[redacted] user=ada"),
+        ('"token": [\n  "SECRET"\n], "user": "ada"', '"token": [redacted], "user": "ada"'),
+        ("{'password': b'SECRET', 'user': 'ada'}", "{'password': [redacted], 'user': 'ada'}"),
+        ("Login(password=SecretStr('SECRET'), user='ada')", "Login(password=[redacted], user='ada')"),
+        ("[('token', 'SECRET'), ('user', 'ada')]", "[('token', [redacted]), ('user', 'ada')]"),
+        ("Token: Bearer SECRET\nuser: ada", "Token: [redacted]\nuser: ada"),
+        ('password="""SECRET" SECRET""" ada', "password=[redacted] ada"),
+        (r"{\"token\": \"a \\\"SECRET\\\"\", \"user\": 1}", r"{\"token\": [redacted], \"user\": 1}"),
+        (r"{\\\"token\\\": \\\"SECRET\\\", \\\"user\\\": 1}", r"{\\\"token\\\": [redacted], \\\"user\\\": 1}"),
+        ("password='SECRET and so on, cut", "password=[redacted]"),
+        ("token=[SECRET, cut", "token=[redacted]"),
+        ("token=, user=ada", "token=, user=ada"),
+    ],
+)
+def test_a_secret_in_a_text_is_redacted_to_its_end(text: str, shown: str) -> None:
+    clean = Cleaner(["password", " token", ""])
+    assert clean(text) == clean(clean(text)) == shown
 
 
 def test_passwords_of_urls_are_shown_nowhere(console: Start, tmp_path: Path) -> None:

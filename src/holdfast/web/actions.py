@@ -26,7 +26,7 @@ from ..status import Status
 from ..tasks.store import ENDED, Selection
 from .console import Console
 from .text import query
-from .views import FILTERS, Context, NotFound, Params, filter_of, queue_of
+from .views import FILTERS, Context, NotFound, Params, can_break, filter_of, queue_of
 
 # A cancelled task with a key makes a parked one ready. So the parked ones are cancelled before.
 _CANCEL_ORDER = ("blocked", "parked", "delayed", "ready", "running")
@@ -100,8 +100,8 @@ class Actions:
 
     def _confirm_break(self, params: Params) -> tuple[str, Context]:
         status = self._console.lock(params.get("name", ""))
-        if status is None or not status.held:
-            raise NotFound(f"{params.get('name', '')} is not held, or not any more.")
+        if status is None or not can_break(status):
+            raise NotFound(f"{params.get('name', '')} is not a lock file that is held, or not any more.")
         back = f"/lock?{urlencode({'name': status.path}, errors='surrogateescape')}"
         what = (
             f"It is {status.explain()}. The next process acquires it. If the holder is still alive, it does not notice "
@@ -185,7 +185,7 @@ class Actions:
     def _break(self, params: Params) -> tuple[int, str]:
         path = params.get("name", "")
         status = self._console.lock(path)
-        if status is None or not status.held or status.kind not in ("file", "task") or "://" in path:
+        if status is None or not can_break(status):
             raise ValueError(f"{path} is not a lock file that is held. Nothing was done.")
         if _identity(status) != params.get("holder"):
             raise ValueError(f"{path} has another holder by now. Nothing was done.")

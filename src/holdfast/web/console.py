@@ -11,7 +11,10 @@ import os
 import re
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from time import monotonic, time
 from typing import Any
 
@@ -20,6 +23,7 @@ from ..collect.locks import all_locks
 from ..collect.places import Places, look_into
 from ..collect.tasks import queue_at
 from ..errors import HoldfastError
+from ..files import inode_of
 from ..locks.listing import Alarm, alarm_on
 from ..owner import hide_passwords, without_passwords
 from ..status import Status
@@ -158,6 +162,20 @@ class Shown:
         self.place, self.topic = place, topic
         self.name = hide_passwords(place)
         self.slug = slug_of(place)
+        self._opened: Any = None
+        self._identity: object = None
+        self._mutex = threading.Lock()
+
+    def _open(self, open: Callable[[str], Any], file: str, identity_of: Callable[[os.stat_result], object]) -> Any:
+        """The object; a new one if the directory was deleted and made again. Then this file in it is another one."""
+        with self._mutex:
+            identity = self._identity
+            if "://" not in self.place:
+                with suppress(FileNotFoundError):  # deleted: the object says so
+                    identity = identity_of(os.stat(f"{self.place}/{file}"))
+            if self._opened is None or identity != self._identity:
+                self._opened, self._identity = open(self.place), identity
+            return self._opened
 
 
 class Queue(Shown):
@@ -166,15 +184,11 @@ class Queue(Shown):
     def __init__(self, place: str) -> None:
         paths, alarms = ([], [self._alarm]) if "://" in place else ([place, f"{place}/workers"], [])
         super().__init__(place, Topic(place, paths, alarms=alarms))
-        self._queue: TaskQueue | None = None
-        self._mutex = threading.Lock()
 
     @property
     def queue(self) -> TaskQueue:
-        with self._mutex:
-            if self._queue is None:
-                self._queue = queue_at(self.place)
-            return self._queue
+        found: TaskQueue = self._open(queue_at, "queue.db", inode_of)  # it is kept open
+        return found
 
     def _alarm(self) -> Any:
         store: Any = self.queue.store  # on PostgreSQL
@@ -191,17 +205,13 @@ class Store(Shown):
             below = ("", "/events", "/projections", "/subscriptions")
             topic = Topic(place, [place + name for name in below])
         super().__init__(place, topic)
-        self._store: EventStore | None = None
-        self._mutex = threading.Lock()
 
     @property
     def store(self) -> EventStore:
         from ..events import EventStore
 
-        with self._mutex:
-            if self._store is None:
-                self._store = EventStore(self.place)
-            return self._store
+        found: EventStore = self._open(EventStore, "store.json", attrgetter("st_ino", "st_ctime_ns"))
+        return found
 
     async def _news(self) -> None:
         """PostgreSQL notifies the listening session of every append."""

@@ -20,10 +20,11 @@ from typing import NamedTuple
 from .watching import Polling, Topic, Watcher
 
 _SOON_S = 0.3
-_MIN_GAP_S = 0.15  # between two renderings of a page
+_MIN_GAP_S, _MAX_GAP_S = 0.15, 5.0  # between two renderings of a page
 _SHARE = 4  # a page that takes long to render is rendered less often: a fifth of the time
 _ALIVE_S = 30.0  # a comment is sent, so that a lost connection is noticed
 _SAFETY_S, _SAFETY_SHARE = 60.0, 3000  # a look without an event. No event reports that a lock became too old
+_MAX_SAFETY_S = 600.0  # a page took so long because a server did not answer, perhaps
 
 Topics = Callable[[], list[Topic]]  # of a page. It may have more of them when it is rendered again
 
@@ -41,6 +42,12 @@ class Content(NamedTuple):
     def event(self) -> bytes:
         lines = "".join(f"data: {line}\n" for line in self.html.splitlines())
         return f"id: {self.id}\nevent: page\n{lines}\n".encode(errors="replace")
+
+
+def pauses(took: float) -> tuple[float, float]:
+    """The seconds until a page may be rendered again, and until it is rendered again without news."""
+    gap = min(_MAX_GAP_S, max(_MIN_GAP_S, _SHARE * took))
+    return gap, min(_MAX_SAFETY_S, max(_SAFETY_S, _SAFETY_SHARE * took))
 
 
 class Channel:
@@ -89,8 +96,9 @@ class Channel:
             is_new = content.id != (self.content and self.content.id)
             if is_new:
                 self._show(content)
-            pause = _SOON_S if is_new or look_again else max(_SAFETY_S, _SAFETY_SHARE * took)
-            await asyncio.sleep(max(_MIN_GAP_S, _SHARE * took))
+            gap, safety = pauses(took)
+            pause = _SOON_S if is_new or look_again else safety
+            await asyncio.sleep(gap)
             look_again = self._use_topics() or await self._watcher.wait(self._used, versions, pause)
 
     def _show(self, content: Content) -> None:

@@ -108,6 +108,8 @@ def is_foreign(method: str, headers: Headers) -> bool:
         is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
         return site not in (None, "same-origin", "none") and not is_link
     origin = headers.get("origin")
+    if site in ("cross-site", "same-site"):
+        return True
     if origin is not None:
         try:
             return urlsplit(origin).netloc != headers.get("host")

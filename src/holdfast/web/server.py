@@ -41,8 +41,7 @@ class Server(uvicorn.Server):
 
 def serve(options: argparse.Namespace, listener: socket.socket, token: str, user: str, password: str) -> int:
     """Serve until a signal comes."""
-    keys = [key for key in options.redact.split(",") if key]
-    console = Console(options.places, options.recursive, keys)
+    console = Console(options.places, options.recursive, options.redact.split(","))
     audit = Audit(options.audit_log or audit_path()) if options.allow_actions else None
     app = App(console, Actions(console, audit))
     address, port = listener.getsockname()[:2]

@@ -15,11 +15,12 @@ from ..collect.search import MAX_COUNT, Throughput
 from ..owner import without_passwords
 
 REDACTED = "[redacted]"
-# A key, and its value in quotes or up to the next space or separator: password=x, "password": "x", --password x
-_PAIR = (
-    r"""(?<!\w)(--?(?:{0})\s+|(?:{0})\\?["']?\s*[:=]\s*)(?!\\?["']?\[redacted\])"""
-    r"""(\\"(?:[^"\\]|\\[^"])*\\"|"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s,;&"'()\]}}]+)"""
-)
+# A key and what comes between it and its value: password=x, "password": "x", ('password', 'x'), --password x
+_KEY = r"""(?<!\w)(?:--?(?:{0})\s+|(?:{0})(?:\\*["']?\s*[:=]|\\*["']\s*,)\s*)(?!\\*["']?\[redacted\])"""
+_SCHEME = r"(?:(?:bearer|basic|digest)\s+)?"
+_OPENED = re.compile(rf"""{_SCHEME}(?:[bru]{{0,2}}(?=\\*["'])|[\w.]*(?=[\[({{]))""", re.I)  # b'x', ['x'], Secret('x')
+_PLAIN = re.compile(rf"""{_SCHEME}[^\s,;&"'()\]}}]*""", re.I)
+_MARK = re.compile(r"""\"{3}|'{3}|\\*["']|[\[({]|[\])}]""")
 _BAR, _HEIGHT = 10, 72  # of the chart, in its own units
 
 
@@ -27,9 +28,9 @@ class Cleaner:
     """Removes secrets: the passwords of URLs, and the values of the given keys, also in texts such as `token=abc`."""
 
     def __init__(self, keys: Collection[str] = ()) -> None:
-        self.keys = frozenset(key.lower() for key in keys)
+        self.keys = frozenset(key.strip().lower() for key in keys) - {""}
         names = "|".join(map(re.escape, sorted(self.keys)))
-        self._pairs = re.compile(_PAIR.format(names), re.I) if names else None
+        self._key = re.compile(_KEY.format(names), re.I) if names else None
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -52,9 +53,13 @@ class Cleaner:
         return self._without_secrets(text)
 
     def _without_secrets(self, text: str) -> str:
-        if self._pairs is not None:
-            text = self._pairs.sub(rf"\g<1>{REDACTED}", text)
-        return without_passwords(text)
+        parts, at = [], 0
+        while self._key is not None and (found := self._key.search(text, at)):
+            end = _end_of_value(text, found.end())
+            parts += [text[at : found.end()], REDACTED if end > found.end() else ""]
+            at = end
+        text = "".join(parts) + text[at:]
+        return without_passwords(text) if "://" in text else text
 
     def final(self, value: Any) -> Any:
         """A value as a template writes it. `Markup` contains only texts that went through this already."""
@@ -66,6 +71,38 @@ class Cleaner:
     def line(self, value: Any, width: int = 120) -> str:
         """A value in a line: a text as it is, everything else as JSON."""
         return shortened(self(value) if isinstance(value, str) else self.json(value), width)
+
+
+def _end_of_value(text: str, at: int) -> int:
+    """A value in quotes or brackets ends with its last one, or with the text; else with the next space or separator."""
+    opened = _OPENED.match(text, at)
+    if opened is None:
+        plain = _PLAIN.match(text, at)
+        return plain.end() if plain else at
+    depth, at = 0, opened.end()
+    while mark := _MARK.search(text, at):
+        at = mark.end()
+        if mark[0] in "[({":
+            depth += 1
+        elif mark[0] in "])}":
+            depth -= 1
+        else:
+            at = _end_of_quote(text, mark[0], at)
+        if depth == 0:
+            return at
+    return len(text)
+
+
+def _end_of_quote(text: str, mark: str, at: int) -> int:
+    """In a quote of a quote, each mark has backslashes: one, three, seven. A mark in its text has more."""
+    if mark in ("'''", '"""'):
+        end = text.find(mark, at)
+        return end + 3 if end >= 0 else len(text)
+    escapes = len(mark) - 1
+    for found in re.compile(rf"\\*{mark[-1]}").finditer(text, at):
+        if (len(found[0]) - 1) % (2 * escapes + 2) == escapes:
+            return found.end()
+    return len(text)
 
 
 def query(values: dict[str, Any]) -> Markup:

@@ -167,8 +167,13 @@ def lock(console: Console, params: Params) -> tuple[str, Context]:
         "losses": sum(change.is_loss for change in history),
         "since": console.locks.seen_since,
         "stale_at": None if status.stale_in is None else round(time() + status.stale_in),
-        "can_break": status.held and status.kind in ("file", "task") and "://" not in path,
+        "can_break": can_break(status),
     }
+
+
+def can_break(status: Status) -> bool:
+    """A kernel lock, and a lock on a server, end with their holder only."""
+    return status.held and status.kind in ("file", "task") and "://" not in status.path
 
 
 # Queues.

@@ -62,12 +62,22 @@ function morph(old, fresh) {
   morphChildren(old, fresh);
 }
 
+// Remove a node, or put one that may be needed to the end. Returns the next one.
+function skip(node) {
+  const next = node.nextSibling;
+  if (keyOf(node)) node.parentNode.append(node); else node.remove();
+  return next;
+}
+
 function morphChildren(old, fresh) {
   const keyed = new Map([...old.children].filter(keyOf).map((node) => [keyOf(node), node]));
   let at = old.firstChild;
   for (const wanted of [...fresh.childNodes]) {
+    while (at && at.nodeType === 3 && wanted.nodeType !== 3) at = skip(at);
     const known = keyOf(wanted) && keyed.get(keyOf(wanted));
     if (known && fits(known, wanted)) {
+      keyed.delete(keyOf(wanted));
+      if (known.contains(document.activeElement)) while (at && at !== known) at = skip(at);  // it would lose the focus
       if (known === at) at = at.nextSibling; else old.insertBefore(known, at);
       morph(known, wanted);
     } else if (at && fits(at, wanted) && !keyOf(wanted)) {
