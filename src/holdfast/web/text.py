@@ -59,7 +59,7 @@ class Cleaner:
             parts += [text[at : found.end()], REDACTED if end > found.end() else ""]
             at = end
         text = "".join(parts) + text[at:]
-        return without_passwords(text) if "://" in text else text
+        return without_passwords(text)
 
     def final(self, value: Any) -> Any:
         """A value as a template writes it. `Markup` contains only texts that went through this already."""
