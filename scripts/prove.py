@@ -24,6 +24,7 @@ from typing import Any
 from parts import JOBS, ROOT, Case, Part, clock, files, run
 
 PAGE = ROOT / "docs" / "proof.md"
+HEADING = "## What `make prove` went through"  # from here on the page is written anew
 PASSED = ROOT / ".pytest_cache" / "proved.json"
 EXPLORED = "HOLDFAST_EXPLORED"
 OPTIMISED = "The package keeps its promises under `python -O`"
@@ -161,7 +162,8 @@ def rows(parts: list[Part], seen: dict[str, Counter[str]]) -> dict[str, list[str
         found.setdefault(promise_of(test), []).append(row)
     if optimised:
         took = clock(optimised["seconds"])
-        found[OPTIMISED] = [f"| [all tests that are not slow](../tests) | {optimised['cases']:,} passed | | {took} |"]
+        cases = f"{optimised['cases']:,} passed"
+        found[OPTIMISED] = [f"| [all tests that are not slow](../tests/optimised.py) | {cases} | | {took} |"]
     return found
 
 
@@ -172,10 +174,9 @@ def page(parts: list[Part], seen: dict[str, Counter[str]]) -> str:
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     lines = [
-        "# What was proved, and how far",
+        HEADING,
         "",
-        "Written by `make prove` (scripts/prove.py). Every line was a test that passed; do not edit this page. "
-        "Which promise is shown by which test: [promises](promises.md).",
+        "Written by `make prove` (scripts/prove.py). Every line was a test that passed; do not edit this part.",
         "",
         f"- Commit {commit.stdout.strip()}, {datetime.date.today():%d %B %Y}, {clock(seconds)} minutes of "
         f"tests, {JOBS} processes at a time.",
@@ -188,7 +189,7 @@ def page(parts: list[Part], seen: dict[str, Counter[str]]) -> str:
     tables = rows(parts, seen)
     for promise in [*dict.fromkeys(PROMISES.values()), OPTIMISED]:
         if promise in tables:
-            lines += ["", f"## {promise}", "", "| proof | cases | gone through | minutes |", "|---|---|---|---|"]
+            lines += ["", f"### {promise}", "", "| proof | cases | gone through | minutes |", "|---|---|---|---|"]
             lines += sorted(tables[promise])
     return "\n".join(lines) + "\n"
 
@@ -230,7 +231,7 @@ def main(wanted: str) -> int:
     if wanted:
         print(text)
     else:
-        PAGE.write_text(text)
+        PAGE.write_text(PAGE.read_text().partition(HEADING)[0] + text)
         print(f"All proved in {clock(time.monotonic() - began)} minutes. Written: docs/proof.md")
     return 0
 

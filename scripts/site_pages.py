@@ -10,7 +10,7 @@ PAGES = {
         "docs/from-task-queues",
         "docs/from-eventsourcing",
     ],
-    "Understand": ["docs/concepts", "docs/guarantees", "docs/promises", "docs/proof", "docs/scale", "docs/benchmarks"],
+    "Understand": ["docs/concepts", "docs/guarantees", "docs/proof", "docs/scale", "docs/benchmarks"],
     "Look up": [
         "docs/reference/command",
         "docs/reference/holdfast",

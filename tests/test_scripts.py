@@ -101,6 +101,7 @@ def test_elsewhere():
     monkeypatch.setattr(prove.Part, "start", None)  # nothing has changed, so nothing runs again
     assert prove.main("") == 0
     assert page.read_text() == written
+    assert written.startswith("as it was") and written.count(prove.HEADING) == 1  # the promises stay
     assert "2 passed; 1 not run here: only on the moon" in written
     assert "1,200 schedules" in written and "3 kills" in written
     assert platform.node() not in written.split()

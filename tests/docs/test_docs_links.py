@@ -69,8 +69,8 @@ def is_shown(row: str) -> bool:
 
 
 def test_every_promise_links_to_a_test_or_a_benchmark() -> None:
-    assert len(rows("docs/promises.md")) > 10
-    assert not [row for row in rows("docs/promises.md") if not is_shown(row)]
+    assert len(rows("docs/proof.md")) > 10
+    assert not [row for row in rows("docs/proof.md") if not is_shown(row)]
     assert not is_shown("| it is fast | very | |")
 
 
