@@ -197,6 +197,16 @@ def test_each_event_counts_once_in_the_database_of_the_consumer(place: Any, in_m
     assert number > 20
 
 
+def test_a_copied_checkpoint_that_a_killed_consumer_left_behind_is_brought_up_to_date(place: Any) -> None:
+    store = filled(place, 3)
+    database = sqlite3.connect(":memory:")
+    assert positions(store.subscribe("totals", connection=database, timeout=0)) == [1, 2, 3]
+    store._engine.checkpoint("totals").save(1)  # as if it had been killed between its commit and the copy
+    assert lag_of(store, "totals") == 2
+    assert positions(store.subscribe("totals", connection=database, timeout=0)) == []
+    assert lag_of(store, "totals") == 0
+
+
 def test_each_event_counts_once_in_the_transaction_of_a_postgres_consumer(place: Any, postgres: str) -> None:
     """Two consumers of a name, killed again and again. The database need not be that of the store."""
     store = filled(place, 150)

@@ -215,9 +215,11 @@ class Subscription(Iterator[StoredEvent], AsyncIterator[StoredEvent]):
         left = None if deadline is None else max(0.0, deadline - monotonic())
         lock = self._checkpoint.lock
         self._hold = yield from lock._steps(None, left, asynchronous=asynchronous, explains=False)
-        position = yield from _run(self._load)
+        position = copied = yield from _run(self._load)
         if self._own is not None:
-            position = yield from self._own.begin(position)
+            position = yield from self._own.begin(copied)
+        if position != copied:  # the last consumer was killed before it saved the copy: save it at the end
+            self._copied = monotonic()
         self._position = self._read = position
 
     def _load(self) -> int:

@@ -116,10 +116,9 @@ class OpenFile(OwnedFd, local.LocalGrant):
         return still_named
 
     def _seem_old(self, st: os.stat_result | None) -> None:
-        """Give the file an old modification time, if no process has used it since `st`.
+        """Make the file old, if it is unused since `st`: the next waiter may be a `LockFile`, for which it is then stale.
 
-        The next waiter may be a `LockFile`, for which an empty file is stale when it is old. Called when the lock is
-        free: it takes longer than the rest of a release. The next holder may have the file already.
+        Called when the lock is free: it takes longer than the rest of a release. The next holder may have it already.
         """
         try:
             now = system.fstat(self.fd)
