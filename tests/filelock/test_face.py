@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -18,7 +19,7 @@ from support import Peer, in_child
 import holdfast
 from holdfast import Unsupported
 from holdfast import filelock as ours
-from holdfast.filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from holdfast.filelock import AsyncFileLock, AsyncSoftFileLock, BaseFileLock, FileLock, SoftFileLock, Timeout
 from holdfast.filelock.unsupported import MISSING
 
 KINDS = pytest.mark.parametrize("kind", [FileLock, SoftFileLock])
@@ -117,6 +118,28 @@ def test_cancel_check_ends_a_wait(path, kind):
         stop.set()
         with pytest.raises(Timeout):
             waiter.result()
+
+
+@KINDS
+def test_a_timeout_of_0_asks_cancel_check_once(path, kind):
+    for answer in (False, True):
+        asked = []
+        with kind(path), pytest.raises(Timeout):
+            kind(path).acquire(timeout=0, cancel_check=lambda: asked.append(1) or answer)  # noqa: B023
+        assert asked == [1]
+
+
+@pytest.mark.parametrize("kind", [AsyncFileLock, AsyncSoftFileLock])
+def test_a_task_with_a_timeout_of_0_asks_cancel_check_once(path, kind):
+    asked = []
+
+    async def main():
+        async with kind(path):
+            with pytest.raises(Timeout):
+                await kind(path).acquire(timeout=0, cancel_check=lambda: asked.append(1))
+
+    asyncio.run(main())
+    assert asked == [1]
 
 
 def test_states_belong_to_threads(path):
@@ -405,6 +428,9 @@ def test_log_lines_are_those_of_filelock(path, caplog, kind):
         other = kind(path)
         for options, last in (
             ({"blocking": False}, "Failed to immediately acquire lock N on F"),
+            ({"blocking": False, "cancel_check": lambda: 1 / 0}, "Failed to immediately acquire lock N on F"),
+            ({"timeout": 0}, "Timeout on acquiring lock N on F"),
+            ({"timeout": 0, "cancel_check": lambda: True}, "Cancellation requested for lock N on F"),
             ({"timeout": 0.01}, "Timeout on acquiring lock N on F"),
             ({"timeout": 30, "cancel_check": lambda: True}, "Cancellation requested for lock N on F"),
         ):

@@ -2,6 +2,9 @@
 
 They come from its source distribution. `replaced/gate_plugin.py` leaves out cases that use private names of filelock,
 classes that are missing here, or a patched standard library. `exclusions.txt` lists further cases, with the reason.
+
+A class that is imported from a private module (`from filelock._api import BaseFileLock`) counts as a private name, also
+where the class itself is public and supported: those cases do not run.
 """
 
 from __future__ import annotations

@@ -130,9 +130,9 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
         cancel_check: CancelCheck = None,
     ) -> AsyncAcquireReturnProxy:
         """`BaseFileLock.acquire` for a task. Other tasks run meanwhile."""
-        state, seconds = self._begin(timeout, poll_interval, blocking)
+        state, seconds, stop = self._begin(timeout, poll_interval, blocking, cancel_check)
         if not self._add_level(state):
-            await self._acquire_in_turn_as_task(state, seconds, cancel_check)
+            await self._acquire_in_turn_as_task(state, seconds, stop)
         return AsyncAcquireReturnProxy(self)
 
     async def _acquire_in_turn_as_task(self, state: State, timeout: float | None, cancel_check: CancelCheck) -> None:
@@ -161,12 +161,13 @@ class BaseAsyncFileLock(BaseFileLock, metaclass=AsyncFileLockMeta):
             else:
                 if timeout is None:
                     self._check_deadlock(core, asynchronous=True)
-                self._log_wait(state, timeout)
+                if timeout != 0:
+                    self._log_wait(state)
                 hold = await core.await_(found, timeout, cancel_check)
             self._set_held(state, hold)
         except BaseException as error:
             if hold is None and isinstance(error, errors.HoldfastError):
-                self._raise_as_filelock(error, state, timeout)
+                self._raise_as_filelock(error, state, timeout, cancel_check)
             self._undo_acquire(state, hold)  # an error of the hook, or an interrupt
             raise
 

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def not_blocking() -> bool:
+    """Stands for the cancel_check of an acquire that does not block: filelock never asks one."""
+    return True
+
+
 class AcquireReturnProxy:
     """What `acquire` returns. A `with` block of it releases the lock at its end."""
 
@@ -138,19 +143,19 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
 
             warn("use poll_interval instead of poll_intervall", DeprecationWarning, stacklevel=2)
             poll_interval = poll_intervall
-        state, seconds = self._begin(timeout, poll_interval, blocking)
+        state, seconds, stop = self._begin(timeout, poll_interval, blocking, cancel_check)
         if self._add_level(state):
             log(DEBUG, "Lock %s acquired on %s", id(self), state.lock_file)
         elif self._is_thread_local:
-            self._acquire_alone(state, seconds, cancel_check)
+            self._acquire_alone(state, seconds, stop)
         else:
-            self._acquire_in_turn(state, seconds, cancel_check)
+            self._acquire_in_turn(state, seconds, stop)
         return AcquireReturnProxy(self)
 
     def _begin(
-        self, timeout: float | None, poll_interval: float | None, blocking: bool | None
-    ) -> tuple[State, float | None]:
-        """Check the arguments of an acquire. Returns the state of the caller, and the seconds to wait."""
+        self, timeout: float | None, poll_interval: float | None, blocking: bool | None, cancel_check: CancelCheck
+    ) -> tuple[State, float | None, CancelCheck]:
+        """Check the arguments of an acquire. Returns the state of the caller, the seconds to wait, and what ends it."""
         self._check_process()
         state = self._state
         if blocking is None:
@@ -159,7 +164,8 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             options.check_blocking(blocking)
         if poll_interval is not None:
             options.check_poll_interval(poll_interval)
-        return state, options.seconds_to_wait(state.timeout if timeout is None else timeout, blocking)
+        seconds = options.seconds_to_wait(state.timeout if timeout is None else timeout, blocking)
+        return state, seconds, cancel_check if blocking else not_blocking
 
     def _check_process(self) -> None:
         if self._registry is not process.current_registry():
@@ -206,12 +212,13 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             else:
                 if timeout is None:
                     self._check_deadlock(core, asynchronous=False)
-                self._log_wait(state, timeout)
+                if timeout != 0:
+                    self._log_wait(state)
                 hold = core.wait(found, timeout, cancel_check)
             self._set_held(state, hold)
         except BaseException as error:
             if hold is None and isinstance(error, errors.HoldfastError):
-                self._raise_as_filelock(error, state, timeout)
+                self._raise_as_filelock(error, state, timeout, cancel_check)
             self._undo_acquire(state, hold)  # an error of the hook, or an interrupt
             raise
         finally:
@@ -266,12 +273,9 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
             text = f"Deadlock: lock '{self.lock_file}' is already held by a different {who}."
             raise RuntimeError(f"{text} Use is_singleton=True to enable reentrant locking across instances.")
 
-    def _log_wait(self, state: State, timeout: float | None) -> None:
-        if timeout == 0:
-            log(DEBUG, "Failed to immediately acquire lock %s on %s", id(self), state.lock_file)
-        else:
-            message = "Lock %s not acquired on %s, waiting %s seconds ..."
-            log(DEBUG, message, id(self), state.lock_file, state.poll_interval)
+    def _log_wait(self, state: State) -> None:
+        message = "Lock %s not acquired on %s, waiting %s seconds ..."
+        log(DEBUG, message, id(self), state.lock_file, state.poll_interval)
 
     def _set_held(self, state: State, hold: QuietHold) -> None:
         """Note that the lock is held, and call the hook."""
@@ -293,12 +297,19 @@ class BaseFileLock(Configured, metaclass=options.FileLockMeta):
                     self._held.discard(state)
             hold._drop()
 
-    def _raise_as_filelock(self, error: errors.HoldfastError, state: State, timeout: float | None) -> NoReturn:
+    def _raise_as_filelock(
+        self, error: errors.HoldfastError, state: State, timeout: float | None, cancel_check: CancelCheck
+    ) -> NoReturn:
         if not isinstance(error, errors.Timeout):
             raise_as_os_error(error, os.fsdecode(state.lock_file))
-        if timeout != 0:
-            why = "Timeout on acquiring" if error.status is not None else "Cancellation requested for"
-            log(DEBUG, f"{why} lock %s on %s", id(self), state.lock_file)
+        is_cancelled = error.status is None
+        if cancel_check is not_blocking:
+            why = "Failed to immediately acquire"
+        else:
+            if timeout == 0:  # nothing has asked yet
+                is_cancelled = cancel_check is not None and cancel_check()
+            why = "Cancellation requested for" if is_cancelled else "Timeout on acquiring"
+        log(DEBUG, f"{why} lock %s on %s", id(self), state.lock_file)
         holder = self._holder_elsewhere(state.core) if state.core is not None else None
         raise timed_out(state.lock_file, error.status, holder) from (error if str(error) else None)
 
