@@ -116,7 +116,7 @@ class OpenFile(OwnedFd, local.LocalGrant):
         return still_named
 
     def _seem_old(self, st: os.stat_result | None) -> None:
-        """Make the file old, if it is unused since `st`: the next waiter may be a `LockFile`, for which it is then stale.
+        """Make an unused file old: the next waiter may be a `LockFile`, for which an old empty file is stale.
 
         Called when the lock is free: it takes longer than the rest of a release. The next holder may have it already.
         """
