@@ -119,13 +119,14 @@ class UmaDb:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"http://{address}"
         program = Path(sys.executable).with_name("umadb")
         self.process = subprocess.Popen(
             [program, "--listen", address, "--db-path", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         for _ in range(100):
             try:
-                self._client = umadb.Client(f"http://{address}")
+                self._client = umadb.Client(self.address)
                 self._client.head()
                 break
             except Exception:

@@ -32,6 +32,7 @@ BY_NAME = ("events-many", "tasks-many-postgres", "engines-scale")
 SHORTENED = (
     "directory",
     "engines-handoff",
+    "events-conditional",
     "events-million",
     "events-peers",
     "events-postgres",

@@ -391,6 +391,22 @@ QUESTIONS = (
     ),
     Question(
         EVENTS,
+        "events-conditional",
+        "How fast are conditional appends beside other event stores?",
+        "In a directory, each on disk before it returns; UmaDB is a server. The ratio of a peer says how many times as "
+        "fast we are.",
+        {
+            "1 process": "in a directory, 1 process",
+            "8 processes": "in a directory, 8 processes",
+        },
+        {"`append` under a condition": "EventStore"},
+        {"write, fdatasync, 1 process": "write + fdatasync, 1 process"},
+        {"eventsourcing, SQLite": "eventsourcing, SQLite", "UmaDB": "UmaDB"},
+        less_is_better=False,
+        versus=True,
+    ),
+    Question(
+        EVENTS,
         "events-takeover",
         "How soon does the next consumer go on after a SIGKILL?",
         "From the kill of the active consumer of a subscription until the next one has the event; the median.",

@@ -20,6 +20,7 @@ import contention
 import directories
 import engines
 import events
+import events_conditional
 import events_many
 import events_peers
 import events_postgres
@@ -65,6 +66,7 @@ SECTIONS: dict[str, Section] = {
     "events": lambda quick, places: iter([events.durable(quick, places[0])]),
     "events-lock": store_lock.section,
     "events-processes": events.processes,
+    "events-conditional": lambda quick, places: events_conditional.section(quick, places[0]),
     "events-writers": lambda quick, places: iter([events_writers.section(quick, places[0])]),
     "events-sizes": lambda quick, places: iter([events_many.sizes(quick, places[0])]),
     "events-peers": lambda quick, places: iter([events_peers.side_by_side(quick, places[0])]),
