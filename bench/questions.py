@@ -116,9 +116,13 @@ QUESTIONS = (
         LOCKS,
         "flock-loop",
         "How long is the wait beside a program that locks in a loop?",
-        "A C program locks and unlocks the file, with pauses of 10 µs. The columns say how long it holds the lock. "
-        "The ratio is the wait over that of the floor.",
-        {f"{held} µs": f"holds for {held} µs, with gaps of 10 µs" for held in (20, 200, 1000)},
+        "A C program locks and unlocks the file. The columns say how long it holds the lock, and for how long it "
+        "does not. The ratio is the wait over that of the floor.",
+        {
+            f"{held} and {gap} µs": f"holds for {held} µs, with gaps of {gap} µs"
+            for gap in (10, 150)
+            for held in (20, 200, 1000)
+        },
         {
             "`Lock`": "Lock, no timeout",
             "`Lock(timeout=10)`": "Lock, timeout=10",
