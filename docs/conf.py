@@ -52,8 +52,8 @@ INTERNAL = {
 
 # What the modules call a type, and what users call it.
 TYPES = {
-    r"[~\w.]*\b(Default|DEFAULT|StrPath|HoldType|FileHold|Patience)\b": r"\1",
-    r"\bPatience = DEFAULT": "float | None = ...",
+    r"[~\w.]*\b(Default|DEFAULT|StrPath|HoldType|FileHold|TimeoutOption)\b": r"\1",
+    r"\bTimeoutOption = DEFAULT": "float | None = ...",
     r"\bStrPath\b": "str | PathLike",
     r"(\| )?Default \| None = DEFAULT": r"\1None = ...",
     r"HoldType|FileHold": "Hold",

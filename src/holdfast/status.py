@@ -242,7 +242,7 @@ def of_kernel_lock(path: str, *, keep: bool) -> Status:
         holders = _holders(fd, st, locks)
         if not holders and not _is_free(fd, ranged):
             holders = _holders(fd, st, locks, exists=True)
-        # 0: its last holder left it for a waiter, which has the lock since and was quicker (`OpenFile.release`).
+        # 0: a sharer that left the file for the next waiter has marked it, and others hold it (`PathLock.free_name`).
         since = (st.st_mtime or None) if holders and not keep else None
         return replace(free, held=bool(holders), holders=holders, since=since)
 

@@ -54,7 +54,7 @@ def test_the_reference_of_the_api_shows_all_public_names_and_no_private_one(modu
     text = text_of(site / "docs" / "reference" / f"{module}.html") + text_of(site / "docs" / "exceptions.html")
     assert not {name for name in public if not re.search(rf"\b{name}\b", text)}
     assert not re.findall(r"(?:^|[\s.(])(_[a-zA-Z]\w*)", text)
-    assert not re.findall(r"~\w|Patience|HoldType|\bDEFAULT\b|[Cc]laimer", text)
+    assert not re.findall(r"~\w|TimeoutOption|HoldType|\bDEFAULT\b|[Cc]laimer", text)
 
 
 def test_a_claim_shows_what_users_call(site: Path) -> None:

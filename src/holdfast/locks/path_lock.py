@@ -100,8 +100,6 @@ class OpenFile(OwnedFd, local.LocalGrant):
                     system.unlock_slots(self.fd)
                 set_lock = self.set_lock  # Python calls a local variable faster
                 set_lock(self.fd, system.UN)
-                if left_for_next and engine.permits is None:
-                    self._seem_old(st)
             finally:
                 if engine.keeps_open:
                     engine.put_away(self, still_named)
@@ -114,18 +112,6 @@ class OpenFile(OwnedFd, local.LocalGrant):
         if left_for_next and not system.access(engine.location.queue, 0):
             engine.remove_if_unused()
         return still_named
-
-    def _seem_old(self, st: os.stat_result | None) -> None:
-        """Make an unused file old: the next waiter may be a `LockFile`, for which an old empty file is stale.
-
-        Called when the lock is free: it takes longer than the rest of a release. The next holder may have it already.
-        """
-        try:
-            now = system.fstat(self.fd)
-            if st and now.st_mtime == st.st_mtime and not now.st_size:
-                system.utime(self.fd, (0, 0))
-        except OSError:
-            pass  # another user's file
 
 
 class PathLock(local.LocalEngine):
@@ -346,6 +332,11 @@ class PathLock(local.LocalEngine):
             return False  # it got content meanwhile, and is not ours to remove
         held_briefly = self.shared or time() - file.acquired_at <= _BRIEF_HOLD_S
         if (file.came_through_queue or not held_briefly) and system.access(self.location.queue, 0):
+            if self.permits is None:
+                try:  # the next waiter may be a `LockFile`, for which an empty file is stale when it is old
+                    system.utime(file.fd, (0, 0))
+                except OSError:
+                    pass  # another user's file
             return True
         if self.shared:
             system.mark_removal(file.fd)
