@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -111,26 +112,33 @@ class EventsourcingDcb:
 
 
 class UmaDb:
-    """A server of its own; durable."""
+    """A server of its own; durable. It is asked by a client of its own, which starts threads: fork before that."""
 
     def __init__(self, path: str) -> None:
-        import umadb
-
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        self.address = f"http://{address}"
+            at = free.getsockname()
+        self.address = f"http://127.0.0.1:{at[1]}"
         program = Path(sys.executable).with_name("umadb")
+        if not program.exists():
+            raise ImportError("no umadb")
         self.process = subprocess.Popen(
-            [program, "--listen", address, "--db-path", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [program, "--listen", f"127.0.0.1:{at[1]}", "--db-path", path],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
-        for _ in range(100):
+        for _ in range(200):
             try:
-                self._client = umadb.Client(self.address)
-                self._client.head()
+                socket.create_connection(at).close()
                 break
-            except Exception:
+            except OSError:
                 time.sleep(0.05)
+
+    @cached_property
+    def _client(self) -> Any:
+        import umadb
+
+        return umadb.Client(self.address)
 
     def append(self, events: list[Event]) -> None:
         import umadb
