@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from uuid import uuid4
 
-from events_contest import line_of, raw_appender
+from events_contest import line_of, rate, raw_appender
 from events_peers import UmaDb
 from measure import Place, Row, Table, paired_ratio, run_children
 
@@ -68,22 +67,13 @@ CONTESTANTS: dict[str, Callable[[str], Append]] = {
 }
 
 
-def _rate(append: Append, seconds: float, child: int = 0) -> float:
-    append(f"{child}.warm")
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        append(f"{child}.{count}")
-        count += 1
-    return count / (time.perf_counter() - began)
-
-
 def _round(name: str, path: str, processes: int, seconds: float) -> float:
     """Seconds per append, of all processes together."""
     server = UmaDb(path) if name == "UmaDB" else None
     place = path if server is None else server.address
     try:
         run_children(1, lambda _: CONTESTANTS[name](place)("first") and None)
-        rates = run_children(processes, lambda child: _rate(CONTESTANTS[name](place), seconds, child), limit=90)
+        rates = run_children(processes, lambda child: rate(CONTESTANTS[name](place), seconds, child), limit=90)
         return 1 / sum(rates)
     finally:
         if server is not None:
@@ -96,7 +86,7 @@ def section(quick: bool, place: Place) -> Iterator[Table]:
     for processes in PROCESSES:
         samples: dict[str, list[float]] = {FLOOR: [], **{name: [] for name in CONTESTANTS}}
         for turn in range(2 if quick else 5):
-            samples[FLOOR].append(1 / _rate(lambda _: raw(0), seconds / 2))
+            samples[FLOOR].append(1 / rate(lambda _: raw(0), seconds / 2))
             for name in random.sample(list(CONTESTANTS), len(CONTESTANTS)):
                 path = Path(place.directory, f"{processes}-{turn}-{len(name)}")
                 samples[name].append(_round(name, str(path), processes, seconds))

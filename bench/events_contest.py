@@ -54,6 +54,16 @@ class Contest:
         return Row(name, median(times) * 1e6, "µs", paired_ratio(self.samples[floor], times), raw=times)
 
 
+def rate(append: Callable[[str], object], seconds: float, child: int = 0) -> float:
+    """Appends a second by one process. The names of the events differ between children."""
+    append(f"{child}.warm")
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        append(f"{child}.{count}")
+        count += 1
+    return count / (time.perf_counter() - began)
+
+
 def at_least(row: Row, limit: float) -> Row:
     assert row.ratio is not None
     row.check(f">= {limit:g} x", row.ratio >= limit)

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+from events_contest import rate
 from measure import Place, Row, Table, paired_ratio, run_children
 
 from holdfast.events import AppendCondition, Event, EventStore, Query
@@ -88,16 +89,7 @@ def _round(server: Any, name: str, processes: int, seconds: float) -> float:
         run_children(1, lambda _: CONTESTANTS[name](url)("first") and None)
         admin.execute("checkpoint")
 
-        def work(child: int) -> float:
-            append = CONTESTANTS[name](url)
-            append(f"{child}.warm")
-            count, began = 0, time.perf_counter()
-            while time.perf_counter() - began < seconds:
-                append(f"{child}.{count}")
-                count += 1
-            return count / (time.perf_counter() - began)
-
-        return 1 / sum(run_children(processes, work))
+        return 1 / sum(run_children(processes, lambda child: rate(CONTESTANTS[name](url), seconds, child)))
 
 
 def section(quick: bool, _: list[Place]) -> Iterator[Table]:

@@ -208,7 +208,7 @@ class Registry:
         self.mutex = RLock()
 
     def note_turn(self, path: str, began: float) -> None:
-        """Give the caller a `Turn`, when the lock is free again. `began`: when the released lock was granted."""
+        """Note a `Turn` of the caller, which has just released the lock. began: when the lock was granted to it."""
         if len(self.turns) > 1000:
             self.turns.clear()
         self.turns[path] = Turn(began)

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator
-    from typing import BinaryIO
+    from typing import Any, BinaryIO
 
     from ..events import EventStore, Query, Report, StoredEvent
 
@@ -75,10 +75,10 @@ def _configure(action: str, parser: arguments.Parser) -> None:
     parser.add_argument("path", metavar="STORE", help="the directory of the store, or its URL")
     _add_operands(action, parser)
     if action in ("read", "tail", "export"):
-        repeat = {"metavar": "TEXT", "action": "append", "default": []}
+        repeat: dict[str, Any] = {"metavar": "TEXT", "action": "append", "default": []}
         text = "may be given more than once:"
-        parser.add_argument("--type", dest="types", help=f"the type; {text} one of them", **repeat)  # type: ignore[arg-type]
-        parser.add_argument("--tag", dest="tags", help=f"a tag; {text} all of them", **repeat)  # type: ignore[arg-type]
+        parser.add_argument("--type", dest="types", help=f"the type; {text} one of them", **repeat)
+        parser.add_argument("--tag", dest="tags", help=f"a tag; {text} all of them", **repeat)
     if action in ("append", "read", "tail", "export"):
         parser.add_argument("--after", metavar="N", type=arguments.position, help="only events after this position")
     if action in ("read", "tail"):

@@ -34,7 +34,7 @@ class Transaction:
         self.ended = False  # a task may have ended
         self.only_looked = False  # it has changed nothing that is shown
         self.keys: set[str] = set()  # whose parked tasks may have become ready
-        self.starts: dict[str, float] = {}  # by key: a task begins, and the next one may so many seconds later
+        self.starts: dict[str, float] = {}  # by key of a task that starts: seconds until the next start
 
     def waiting_state(self, key: str | None, due: float | None = None) -> int:
         """The state of a task that waits for its due moment, for its key, or for a worker."""
